@@ -1,0 +1,406 @@
+"""The recipe: everything a run depends on, as frozen, strict, typed values read from TOML.
+
+A recipe describes peers, the task they share, how they sample, how they learn, and the arms to
+compare. Unknown keys are errors that name the nearest known one; every key can also be set from the
+command line (``--set training.rounds=10``, ``--set peers.small.learning_rate=1e-4``,
+``--set 'peers.*.device=cpu'``).
+
+Errors that a user can cause and mend are subclasses of :class:`FtisError`; the command line prints
+their message in one line and exits with 1::
+
+    FtisError
+     ├─ RecipeError       a key, a value or a combination in the recipe (config.py)
+     ├─ TaskError         problems that cannot be read or split (tasks.py)
+     ├─ RewardError       a reward function that is missing or returns nonsense (rewards.py)
+     ├─ CodecError        bytes that are not a valid message (codec.py)
+     ├─ ModelError        a model or tokenizer that cannot be loaded or does not fit (policy.py)
+     ├─ ExchangeError     a round that could not be closed (exchange.py)
+     ├─ CheckpointError   state that cannot be saved or resumed (checkpoint.py)
+     └─ RunError          a run directory or a peer process that failed (experiment.py)
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+DEFAULT_SYSTEM_PROMPT = (
+    "Solve the problem step by step. Write your reasoning between <think> and </think>, then only the "
+    "final answer between <answer> and </answer>."
+)
+
+
+class FtisError(Exception):
+    """Root of every error that names its own remedy."""
+
+
+class RecipeError(FtisError):
+    """A key, a value or a combination in the recipe is wrong."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+# TOML arrays arrive as lists; strict mode would insist on tuples.
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class TaskConfig(_Section):
+    """Problems to train on and to validate with, or (under ``[[ood]]``) only to evaluate."""
+
+    name: str
+    """``gsm8k``, ``math500``, ``jsonl``, ``clock``, or ``reasoning_gym:<dataset>``."""
+    path: str | None = None
+    """A local file or directory, or a data set id on the Hub. Each task has its usual Hub id as default."""
+    train_file: str | None = None
+    """For ``jsonl``: the training file inside ``path`` (default ``train.jsonl``)."""
+    validation_file: str | None = None
+    """For ``jsonl``: the validation file inside ``path``; without one, problems are held out of training."""
+    question_field: str | None = None
+    answer_field: str | None = None
+    train_size: Positive | None = None
+    """Use a seeded subset of this many training problems (procedural tasks: generate this many)."""
+    validation_size: Positive | None = None
+    """Use (or hold out, or generate) a seeded subset of this many validation problems."""
+    seed: int = 0
+    """Seeds the splits and subsets; independent of the run's seed so that seeds share their splits."""
+    options: dict[str, Any] = {}
+    """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
+
+
+class PromptConfig(_Section):
+    """How a problem becomes the text a model continues."""
+
+    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    template: str = "{question}"
+    """The user's turn; ``{question}`` is replaced."""
+    chat_template: Literal["auto", "never"] = "auto"
+    """``auto`` uses the tokenizer's chat template where it has one. Without one, or with ``never``, the
+    prompt is the system prompt, a blank line and the user's turn as plain text."""
+    think_tag: Name = "think"
+    answer_tag: Name = "answer"
+
+    @model_validator(mode="after")
+    def _has_question(self) -> Self:
+        if "{question}" not in self.template:
+            raise ValueError(f"prompt.template {self.template!r} lacks {{question}}: add it where the problem goes")
+        return self
+
+
+class RewardConfig(_Section):
+    function: str = "ftis.rewards.format_and_answer"
+    """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``."""
+    answer: Literal["auto", "number", "math", "exact"] = "auto"
+    """How the built-in reward compares answers; ``auto`` is the task's own way."""
+
+
+class SamplingConfig(_Section):
+    num_generations: Annotated[int, Field(ge=2)] = 12
+    """G, completions per prompt."""
+    max_completion_length: Positive = 768
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample among the k most probable tokens only; 0 is off."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    sampler: Literal["auto", "builtin", "transformers"] = "auto"
+    batch_size: Annotated[int, Field(ge=0)] = 0
+    """Completions sampled at a time; 0 is all of a round at once."""
+
+
+class TrainingConfig(_Section):
+    rounds: Positive = 50
+    prompts_per_round: Positive = 24
+    """B, prompts of all peers together. A peer alone samples all of them."""
+    mode: Literal["vertical", "horizontal"] = "vertical"
+    num_iterations: Positive = 1
+    """Passes over a round's rollouts."""
+    steps_per_generation: Positive = 1
+    """Optimiser steps in one pass: the round's rollouts are split into this many equal parts."""
+    scale_rewards: Literal["group", "none"] = "group"
+    eval_every: Annotated[int, Field(ge=0)] = 5
+    """Evaluate every so many rounds, besides before and after training; 0 is never in between."""
+    save_every: Positive = 10
+    """Checkpoint every so many rounds, and at the end."""
+    save_total_limit: Annotated[int, Field(ge=2)] = 2
+    record_rollouts: bool = True
+
+
+class ObjectiveConfig(_Section):
+    """Names one of the six objectives; the rest, where given, replaces that objective's own setting."""
+
+    name: Literal["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"] = "F-TIS"
+    importance_sampling_clip_max: Annotated[float, Field(gt=0)] = 2.0
+    kl_threshold: float = 50.0
+    kl_estimator: Literal["k1", "k3"] = "k1"
+    kl_reduction: Literal["sum", "mean"] = "sum"
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    epsilon_high: Annotated[float, Field(gt=0)] | None = None
+
+
+class PeerConfig(_Section):
+    """One participant: its model, what of it is trained, and its optimiser."""
+
+    name: Name
+    model: str
+    """A Hugging Face directory, a Hub id, or ``starter:<name>``."""
+    train: Literal["full", "lora", "subset"] = "full"
+    lora_r: Positive = 128
+    lora_alpha: Positive = 256
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lora_target_modules: Strings = ("q_proj", "v_proj")
+    trainable_parameters: Strings = ()
+    """For ``train = "subset"``: regular expressions searched in parameter names."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
+    tokens_per_microbatch: Positive = 16384
+    gradient_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _subset_is_named(self) -> Self:
+        if (self.train == "subset") != bool(self.trainable_parameters):
+            raise ValueError(
+                f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
+                f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
+            )
+        return self
+
+
+class ArmConfig(_Section):
+    """One way of training to compare: the recipe with some keys replaced."""
+
+    name: Name
+    collaborate: bool = True
+    """``false``: every peer trains alone on ``prompts_per_round`` prompts of its own."""
+    set: dict[str, Any] = {}
+    """Dotted keys and their values in this arm."""
+
+
+class Recipe(_Section):
+    """A whole run. See docs/recipes.md for every key."""
+
+    name: Name
+    seed: int = 0
+    output_dir: str = "runs"
+    """The run directory is ``<output_dir>/<name>-seed<seed>``."""
+    processes: Literal["auto", "inline", "parallel"] = "auto"
+    """One process per peer, or all in one. ``auto``: parallel where every peer can have a device or core of
+    its own. The numbers are the same."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of each peer; 0 divides the cores among the peers, whichever way they run."""
+    report_to: Strings = ()
+    """Any of ``tensorboard``, ``wandb``, ``trackio``."""
+    task: TaskConfig
+    ood: Annotated[tuple[TaskConfig, ...], Field(strict=False)] = ()
+    prompt: PromptConfig = PromptConfig()
+    reward: RewardConfig = RewardConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    training: TrainingConfig = TrainingConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    peers: Annotated[tuple[PeerConfig, ...], Field(strict=False, min_length=1)]
+    arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for kind, names in (("peers", [p.name for p in self.peers]), ("arms", [a.name for a in self.arms])):
+            twice = {n for n in names if names.count(n) > 1}
+            if twice:
+                raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
+        unknown = set(self.report_to) - {"tensorboard", "wandb", "trackio"}
+        if unknown:
+            raise ValueError(f"report_to: {sorted(unknown)[0]!r} is not one of tensorboard, wandb, trackio")
+        m, training = len(self.peers), self.training
+        if training.mode == "vertical" and training.prompts_per_round % m:
+            raise ValueError(
+                f"training.prompts_per_round = {training.prompts_per_round} cannot be shared equally by {m} peers; "
+                f"take a multiple of {m}"
+            )
+        if training.mode == "horizontal" and self.sampling.num_generations % m:
+            raise ValueError(
+                f"sampling.num_generations = {self.sampling.num_generations} cannot be shared equally by {m} peers "
+                f"in horizontal mode; take a multiple of {m}"
+            )
+        return self
+
+    def peer(self, name: str) -> PeerConfig:
+        for peer in self.peers:
+            if peer.name == name:
+                return peer
+        raise RecipeError(f"no peer {name!r} in the recipe{_nearest(name, [p.name for p in self.peers])}")
+
+    def arm(self, arm: ArmConfig) -> Recipe:
+        """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
+        document = self.model_dump()
+        for key, value in arm.set.items():
+            set_key(document, key, value)
+        document["arms"] = [{"name": arm.name, "collaborate": arm.collaborate, "set": {}}]
+        return parse(document, where=f"arm {arm.name!r}")
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe from a TOML file and apply ``key=value`` overrides.
+
+    Raises:
+        RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"no recipe at {path}: check the path (recipes/ holds the ready-made ones)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise RecipeError(f"{path} cannot be read as TOML: {error}") from None
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise RecipeError(f"--set {override!r}: write key=value, as in --set training.rounds=10")
+        set_key(document, key.strip(), _toml_value(text.strip()))
+    recipe = parse(document, where=str(path))
+    for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
+        recipe.arm(arm)
+    return recipe
+
+
+def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """A recipe from a plain mapping (TOML or JSON); ``where`` names it in errors."""
+    try:
+        return Recipe.model_validate(_with_lists_as_given(document))
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {_explain(error)}") from None
+
+
+def set_key(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
+    _set_path(document, key.split("."), value, key)
+
+
+def run_directory(recipe: Recipe) -> Path:
+    return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
+
+
+def agreement(recipe: Recipe, task_digest: str, tokenizer_fingerprint: str) -> dict[str, Any]:
+    """What must be the same on every peer because it changes what a rollout means.
+
+    Peers may differ in the rest: model, what of it is trained, optimiser, objective, device.
+    """
+    training = recipe.training
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "task": recipe.task.name,
+        "task_digest": task_digest,
+        "tokenizer": tokenizer_fingerprint,
+        "prompt": recipe.prompt.model_dump(),
+        "reward": recipe.reward.model_dump(),
+        "mode": training.mode,
+        "prompts_per_round": training.prompts_per_round,
+        "num_generations": recipe.sampling.num_generations,
+        "max_completion_length": recipe.sampling.max_completion_length,
+        "temperature": recipe.sampling.temperature,
+        "peers": [peer.name for peer in recipe.peers],
+    }
+
+
+def run_id(facts: Mapping[str, Any]) -> str:
+    """Digest of the agreed facts: 32 hex digits of the sha256 of their canonical JSON."""
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
+    head, rest = path[0], path[1:]
+    if isinstance(node, (list, tuple)):
+        for child in _members(node, head, key):
+            if not rest:
+                raise RecipeError(f"{key}: names a whole entry; name one of its keys, as in {key}.name")
+            _set_path(child, rest, value, key)
+    elif isinstance(node, dict):
+        if rest:
+            child = node.setdefault(head, {})
+            _set_path(child, rest, value, key)
+        else:
+            node[head] = value
+    else:
+        raise RecipeError(f"{key}: {head!r} lies inside a plain value; check the key")
+
+
+def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
+    entries = list(entries)
+    if selector == "*":
+        return entries
+    by_name = [e for e in entries if isinstance(e, dict) and e.get("name") == selector]
+    if by_name:
+        return by_name
+    if selector.isdigit() and int(selector) < len(entries):
+        return [entries[int(selector)]]
+    names = [str(e.get("name")) for e in entries if isinstance(e, dict)]
+    raise RecipeError(f"{key}: no entry {selector!r}{_nearest(selector, names)}")
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string, as people type it
+
+
+def _with_lists_as_given(document: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise RecipeError(f"a recipe is a table of keys, got {type(document).__name__}")
+    return dict(document)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing wrong, in one line, with the nearest key where one was mistyped."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = len(error.errors()) - 1
+    tail = f" (and {more} more)" if more else ""
+    if first["type"] == "extra_forbidden":
+        known = _known_keys([p for p in first["loc"][:-1] if isinstance(p, str)])
+        return f"unknown key {place!r}{_nearest(str(first['loc'][-1]), known)}{tail}"
+    if first["type"] == "missing":
+        return f"missing key {place!r}: add it{tail}"
+    if first["type"] == "value_error":
+        return f"{first['ctx']['error']}{tail}"
+    return f"{place} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{tail}"
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    sections: dict[str, type[_Section]] = {
+        "task": TaskConfig,
+        "ood": TaskConfig,
+        "prompt": PromptConfig,
+        "reward": RewardConfig,
+        "sampling": SamplingConfig,
+        "training": TrainingConfig,
+        "objective": ObjectiveConfig,
+        "peers": PeerConfig,
+        "arms": ArmConfig,
+    }
+    section = sections.get(path[0], Recipe) if path else Recipe
+    return list(section.model_fields)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

@@ -1,0 +1,164 @@
+"""The values that travel through a round, and what each axis of them means.
+
+    Prompt ──sample──▶ Rollout × G = Group ──score──▶ ScoredGroup ──collate──▶ Batch
+
+Axis suffixes used throughout: ``_P`` prompts, ``_N`` rollouts, ``_T`` completion tokens. A name like
+``gen_logp_NT`` is an array whose rows are rollouts and whose columns are completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem of a task's split. ``item`` is its index there and names it on the wire."""
+
+    item: int
+    question: str
+    answer: str
+    columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Further columns of the data set, handed to reward functions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One completion with the log-probabilities of the distribution it was sampled from.
+
+    Attributes:
+        completion_ids: int32 [T], T ≥ 1; ends with an end-of-sequence id unless cut at the maximum length.
+        gen_logp: float32 [T], log π_gen of each token, in nats, ≤ 0.
+    """
+
+    completion_ids: Ints
+    gen_logp: Floats
+
+    def __post_init__(self) -> None:
+        if self.completion_ids.ndim != 1 or self.completion_ids.shape != self.gen_logp.shape:
+            raise ValueError(
+                f"a rollout needs one log-probability per token, got shapes "
+                f"{self.completion_ids.shape} and {self.gen_logp.shape}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.completion_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """What one peer sampled for one prompt in one round: G rollouts, or its G/m of them in horizontal mode."""
+
+    peer: str
+    round: int
+    item: int
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """A group with the rewards that *this* peer computed for it (never a sender's claim)."""
+
+    group: Group
+    completions: tuple[str, ...]
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A round's rollouts as one peer learns from them; index n runs over rollouts.
+
+    Attributes:
+        prompt_ids: per rollout, int32 [prompt length], under the learner's own template.
+        rollouts: the completions.
+        completions: their text.
+        reward_N: float64 [N].
+        group_N: int64 [N]; equal numbers share a prompt and round, and hence an advantage baseline.
+        source_N: int64 [N]; index into ``sources`` of the peer that sampled it.
+        item_N, round_N: int64 [N]; the prompt and the round it was sampled in.
+        sources: names of the peers, sorted.
+    """
+
+    prompt_ids: tuple[Ints, ...]
+    rollouts: tuple[Rollout, ...]
+    completions: tuple[str, ...]
+    reward_N: npt.NDArray[np.float64]
+    group_N: npt.NDArray[np.int64]
+    source_N: npt.NDArray[np.int64]
+    item_N: npt.NDArray[np.int64]
+    round_N: npt.NDArray[np.int64]
+    sources: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+
+def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints]) -> Batch:
+    """Flatten scored groups into a batch, joining those of one prompt and round into one group.
+
+    The order depends only on what the groups are, not on how they arrived: by round, item and peer.
+
+    Args:
+        groups: own and admitted foreign groups.
+        prompt_ids: the learner's token ids for each item that occurs.
+    """
+    ordered = sorted(groups, key=lambda s: (s.group.round, s.group.item, s.group.peer))
+    sources = tuple(sorted({s.group.peer for s in ordered}))
+    group_numbers: dict[tuple[int, int], int] = {}
+    rows: list[tuple[ScoredGroup, int]] = [(s, i) for s in ordered for i in range(len(s.group.rollouts))]
+    for scored in ordered:
+        group_numbers.setdefault((scored.group.round, scored.group.item), len(group_numbers))
+
+    def column(values: Sequence[int]) -> npt.NDArray[np.int64]:
+        return np.array(values, dtype=np.int64)
+
+    return Batch(
+        prompt_ids=tuple(prompt_ids[s.group.item] for s, _ in rows),
+        rollouts=tuple(s.group.rollouts[i] for s, i in rows),
+        completions=tuple(s.completions[i] for s, i in rows),
+        reward_N=np.array([s.rewards[i] for s, i in rows], dtype=np.float64),
+        group_N=column([group_numbers[s.group.round, s.group.item] for s, _ in rows]),
+        source_N=column([sources.index(s.group.peer) for s, _ in rows]),
+        item_N=column([s.group.item for s, _ in rows]),
+        round_N=column([s.group.round for s, _ in rows]),
+        sources=sources,
+    )
+
+
+def pad(rows: Sequence[npt.NDArray[Any]], fill: float | int = 0) -> npt.NDArray[Any]:
+    """Stack rows of unequal length into one array [N, longest], filled up on the right with ``fill``."""
+    longest = max((len(row) for row in rows), default=0)
+    out = np.full((len(rows), longest), fill, dtype=rows[0].dtype if rows else np.float32)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
+    """The round's prompts: ``count`` indices out of ``n_items``, the same on every peer.
+
+    The training set is shuffled anew for each epoch from (seed, epoch) and read in order, so any round can
+    be drawn without the ones before it, indices within a round are distinct, and a problem occurs at most
+    once an epoch. What is left of an epoch that does not fill a round sits out until the next one.
+    """
+    if not 1 <= count <= n_items:
+        raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
+    per_epoch = n_items // count  # whole rounds only; the shuffled rest of an epoch sits out
+    epoch, position = divmod(round, per_epoch)
+    order = np.random.default_rng([abs(seed), int(seed < 0), epoch]).permutation(n_items)
+    return [int(i) for i in order[position * count : (position + 1) * count]]
+
+
+def share_of(items: Sequence[int], position: int, peers: int) -> list[int]:
+    """The contiguous slice of a round's items that the peer at ``position`` samples in vertical mode."""
+    share = len(items) // peers
+    return list(items[position * share : (position + 1) * share])
