@@ -24,8 +24,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -108,7 +109,7 @@ class SamplingConfig(_Section):
     num_generations: Annotated[int, Field(ge=2)] = 12
     """G, completions per prompt."""
     max_completion_length: Positive = 768
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -140,7 +141,7 @@ class ObjectiveConfig(_Section):
 
     name: Literal["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"] = "F-TIS"
     importance_sampling_clip_max: Annotated[float, Field(gt=0)] = 2.0
-    kl_threshold: float = 50.0
+    kl_threshold: Annotated[float, Field(gt=-math.inf)] = 50.0
     kl_estimator: Literal["k1", "k3"] = "k1"
     kl_reduction: Literal["sum", "mean"] = "sum"
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -156,11 +157,10 @@ class PeerConfig(_Section):
     train: Literal["full", "lora", "subset"] = "full"
     lora_r: Positive = 128
     lora_alpha: Positive = 256
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     lora_target_modules: Strings = ("q_proj", "v_proj")
     trainable_parameters: Strings = ()
     """For ``train = "subset"``: regular expressions searched in parameter names."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
@@ -190,7 +190,8 @@ class ArmConfig(_Section):
     collaborate: bool = True
     """``false``: every peer trains alone on ``prompts_per_round`` prompts of its own."""
     set: dict[str, Any] = {}
-    """Dotted keys and their values in this arm."""
+    """Dotted keys and their values in this arm. ``training.mode = "horizontal"`` means the same with and without
+    quotes around the key: tables are opened, so that what they don't mention stays as it is."""
 
 
 class Recipe(_Section):
@@ -214,11 +215,13 @@ class Recipe(_Section):
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
-    peers: Annotated[tuple[PeerConfig, ...], Field(strict=False, min_length=1)]
+    peers: Annotated[tuple[PeerConfig, ...], Field(strict=False)]
     arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if not self.peers:
+            raise ValueError("peers is empty: a recipe needs at least one [[peers]]")
         for kind, names in (("peers", [p.name for p in self.peers]), ("arms", [a.name for a in self.arms])):
             twice = {n for n in names if names.count(n) > 1}
             if twice:
@@ -247,11 +250,14 @@ class Recipe(_Section):
 
     def arm(self, arm: ArmConfig) -> Recipe:
         """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
-        document = self.model_dump()
-        for key, value in arm.set.items():
-            set_key(document, key, value)
+        document, where = self.model_dump(), f"arm {arm.name!r}"
+        for key, value in _dotted(arm.set):
+            try:
+                set_key(document, key, value)
+            except RecipeError as error:
+                raise RecipeError(f"{where}: {error}") from None
         document["arms"] = [{"name": arm.name, "collaborate": arm.collaborate, "set": {}}]
-        return parse(document, where=f"arm {arm.name!r}")
+        return parse(document, where=where)
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -325,7 +331,8 @@ def run_id(facts: Mapping[str, Any]) -> str:
 
 
 def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
-    head, rest = path[0], path[1:]
+    width = _name_width(node, path) if isinstance(node, (list, tuple)) else 1
+    head, rest = ".".join(path[:width]), path[width:]
     if isinstance(node, (list, tuple)):
         for child in _members(node, head, key):
             if not rest:
@@ -341,6 +348,13 @@ def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
         raise RecipeError(f"{key}: {head!r} lies inside a plain value; check the key")
 
 
+def _name_width(entries: Iterable[Any], path: list[str]) -> int:
+    """How many parts of a split key are an entry's name, which may hold dots itself (``peers.qwen2.5.model``)."""
+    names = {entry.get("name") for entry in entries if isinstance(entry, dict)}
+    fits = [width for width in range(1, len(path) + 1) if ".".join(path[:width]) in names]
+    return max((width for width in fits if width < len(path)), default=max(fits, default=1))
+
+
 def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     entries = list(entries)
     if selector == "*":
@@ -348,7 +362,7 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     by_name = [e for e in entries if isinstance(e, dict) and e.get("name") == selector]
     if by_name:
         return by_name
-    if selector.isdigit() and int(selector) < len(entries):
+    if selector.isdecimal() and int(selector) < len(entries):
         return [entries[int(selector)]]
     names = [str(e.get("name")) for e in entries if isinstance(e, dict)]
     raise RecipeError(f"{key}: no entry {selector!r}{_nearest(selector, names)}")
@@ -356,9 +370,19 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text  # a bare word is a string, as people type it
+    return parsed["value"] if len(parsed) == 1 else text  # a line break starts no second key
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested tables as dotted keys; an empty table is a leaf."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _with_lists_as_given(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,7 +404,10 @@ def _explain(error: ValidationError) -> str:
         return f"missing key {place!r}: add it{tail}"
     if first["type"] == "value_error":
         return f"{first['ctx']['error']}{tail}"
-    return f"{place} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{tail}"
+    words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
+    said = first["msg"][0].lower() + first["msg"][1:]
+    message = f"input should be {words[first['type']]}" if first["type"] in words else said
+    return f"{place} = {first['input']!r}: {message}{tail}"
 
 
 def _known_keys(path: list[str]) -> list[str]:

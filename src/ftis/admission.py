@@ -1,0 +1,299 @@
+"""Who and what is let in: bytes from a peer -> admitted groups and rejections with a reason.
+
+Nothing a peer says is believed. All of a message is self-reported, so each statement is held against the
+:class:`Terms` of the run, and the reward is computed here, from the tokens, with this peer's own scorer. A fault
+of the message rejects the message; a fault of a group rejects that group whole, since its advantages need all
+of its rollouts, and leaves the others. Nothing a peer sends raises an exception.
+
+Covered: damaged, oversized and replayed messages; another run, round, tokenizer or temperature; a name that is
+not the sender's; prompts the peer chose for itself or sent twice; groups with more or fewer rollouts than agreed;
+ids that would index outside a model's embedding; text hidden after the end; log-probabilities that are
+impossible; rewards claimed but not earned. Detokenising and scoring, the costly part, happens at most once for
+each group that a peer owes, however much it sends.
+
+Not covered, because it cannot be seen in a message:
+
+- Log-probabilities that are wrong but possible. Understated ones lift the importance weight, to its cap at
+  most; overstated ones lower it and widen the estimated KL divergence.
+- Completions that are right by the reward and harmful otherwise (a planted phrase, a wrong step before the right
+  answer, needless length up to the limit): their advantage is positive, so the filter keeps them by design.
+- Completions written or picked by something other than the model whose log-probabilities are claimed.
+- Completions cut off before the model had finished: a model may end on ids of its own besides the agreed ones.
+- A ``top_k`` or ``top_p`` other than the one reported; the header's only have to be possible.
+- Who the sender is: that a name belongs to whoever sent the bytes is for the transport to establish, and to
+  bound how many messages it accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ftis.codec import CodecError, Header, Limits, decode, message_size
+from ftis.rollouts import Group, Prompt, ScoredGroup
+
+MIN_LOGP = -100.0
+"""Sampling in float32, whose smallest normal number is about e^-87, never draws a token less probable than e^-100."""
+
+_LONGEST_NAME = "x" * 64
+
+# The byte limit is exact. The counts are decoded with some slack, so that a group one too large is rejected
+# for what it is rather than taking the whole message with it as malformed.
+_SLACK = 2
+
+Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
+"""(prompt, completions, their token ids) -> a reward for each."""
+Detokenize = Callable[[Sequence[int]], str]
+
+
+class Reason(StrEnum):
+    """Why a message (first part) or a group of it (second part) was not admitted."""
+
+    NOT_IN_ROSTER = "not_in_roster"
+    """The sender is no peer of this run."""
+    OVER_BUDGET = "over_budget"
+    """More bytes or groups than the sender's share of a round can have."""
+    MALFORMED = "malformed"
+    """The bytes are not a message."""
+    WRONG_SENDER = "wrong_sender"
+    """The message speaks for another peer than the one that sent it."""
+    WRONG_RUN = "wrong_run"
+    WRONG_ROUND = "wrong_round"
+    """Neither the current round nor within ``max_staleness`` before it."""
+    WRONG_TOKENIZER = "wrong_tokenizer"
+    WRONG_SAMPLING = "wrong_sampling"
+    """The temperature is not the agreed one, or top_p is not a probability above 0."""
+
+    UNKNOWN_PROMPT = "unknown_prompt"
+    """The item lies outside the task."""
+    NOT_THEIR_PROMPT = "not_their_prompt"
+    """The item is not in the sender's share of that round."""
+    DUPLICATE = "duplicate"
+    """The item occurs earlier in the message, or was admitted from this peer for that round before."""
+    WRONG_GROUP_SIZE = "wrong_group_size"
+    EMPTY = "empty"
+    """A completion without tokens."""
+    TOO_LONG = "too_long"
+    TOKEN_OUT_OF_RANGE = "token_out_of_range"
+    TOKENS_AFTER_END = "tokens_after_end"
+    """An end-of-sequence id before the last position."""
+    BAD_LOGP = "bad_logp"
+    """NaN, above 0 or below :data:`MIN_LOGP`."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Something that was not admitted. ``item`` is None where it was the whole message."""
+
+    peer: str
+    reason: Reason
+    item: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What became of one message."""
+
+    admitted: tuple[ScoredGroup, ...]
+    rejections: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What the peers of a run agreed on, as far as a message can break it.
+
+    Attributes:
+        run, tokenizer: 32 hex digits each, as in the header.
+        vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
+        end_ids: the ids that end a completion for every peer.
+        group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
+        max_staleness: how many rounds late a message may be.
+        prompts: the training split; a group's item is an index into it.
+        share: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
+        roster: the names of all peers.
+    """
+
+    run: str
+    tokenizer: str
+    temperature: float
+    vocab_size: int
+    end_ids: frozenset[int]
+    group_size: int
+    max_completion_length: int
+    prompts: Sequence[Prompt]
+    share: Callable[[str, int], Collection[int]]
+    roster: frozenset[str]
+    max_staleness: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "group_size", "max_completion_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"terms.{name} = {getattr(self, name)}: it is at least 1")
+        if self.max_staleness < 0:
+            raise ValueError(f"terms.max_staleness = {self.max_staleness}: it is at least 0")
+
+    @property
+    def limits(self) -> Limits:
+        """The most to decode of one message; ``max_bytes`` is what the largest full share of a round takes."""
+        groups = max((len(self.share(peer, 0)) for peer in self.roster), default=0)
+        rollouts = groups * self.group_size
+        return Limits(
+            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, _LONGEST_NAME),
+            max_groups=_SLACK * groups,
+            max_rollouts_per_group=_SLACK * self.group_size,
+            max_completion_length=_SLACK * self.max_completion_length,
+        )
+
+
+class Admitter:
+    """Admits messages under fixed terms and remembers what it admitted for as long as it could come again.
+
+    Args:
+        score: this peer's own reward function.
+        detokenize: this peer's own tokenizer.
+    """
+
+    def __init__(self, terms: Terms, score: Score, detokenize: Detokenize) -> None:
+        self.terms = terms
+        self._score = score
+        self._detokenize = detokenize
+        self._limits = terms.limits
+        self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
+        self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
+
+    def admit(self, sender: str, data: bytes, round: int) -> Admission:
+        """Judge one message.
+
+        Args:
+            sender: who sent it, as established by the transport.
+            round: the receiver's current round.
+
+        Raises:
+            Whatever the scorer or the detokenizer raises; nothing of the message is remembered then.
+        """
+        self._forget_before(round - self.terms.max_staleness)
+        if sender not in self.terms.roster:
+            return _rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
+        if len(data) > self._limits.max_bytes:
+            return _rejected(
+                sender, Reason.OVER_BUDGET, f"{len(data)} bytes, a full share has {self._limits.max_bytes} at most"
+            )
+        try:
+            message = decode(data, self._limits)
+        except CodecError as error:
+            return _rejected(sender, Reason.MALFORMED, str(error))
+        header = message.header
+        if fault := self._header_fault(header, sender, round):
+            return _rejected(sender, *fault)
+        share = frozenset(self.terms.share(sender, header.round))
+        if len(message.groups) > len(share):
+            return _rejected(
+                sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups, its share of the round is {len(share)}"
+            )
+
+        admitted: list[ScoredGroup] = []
+        rejections: list[Rejection] = []
+        remembered = self._admitted.get(header.round, set())
+        seen: set[int] = set()
+        for group in message.groups:
+            again = group.item in seen or (sender, group.item) in remembered
+            seen.add(group.item)
+            if fault := self._prompt_fault(group, share, again) or self._rollouts_fault(group):
+                rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
+            else:
+                admitted.append(self.score_group(group))
+        if admitted:
+            keys = {(sender, scored.group.item) for scored in admitted}
+            self._admitted.setdefault(header.round, set()).update(keys)
+        return Admission(tuple(admitted), tuple(rejections))
+
+    def score_group(self, group: Group) -> ScoredGroup:
+        """A group with the text and reward of each completion, by this peer's own tokenizer and scorer.
+
+        ``admit`` does so for what it admits; for the peer's own groups it is called directly.
+        """
+        ids = [rollout.completion_ids.tolist() for rollout in group.rollouts]
+        completions = tuple(self._detokenize(row) for row in ids)
+        rewards = tuple(self._score(self.terms.prompts[group.item], completions, ids))
+        if len(rewards) != len(completions):
+            raise ValueError(f"the scorer gave {len(rewards)} rewards for {len(completions)} completions")
+        return ScoredGroup(group, completions, rewards)
+
+    def _header_fault(self, header: Header, sender: str, round: int) -> tuple[Reason, str] | None:
+        terms = self.terms
+        if header.peer != sender:
+            return Reason.WRONG_SENDER, f"speaks for {header.peer!r}, sent by {sender!r}"
+        if header.run != terms.run:
+            return Reason.WRONG_RUN, f"run {header.run}, this is {terms.run}: recipe, task or software differ"
+        if not round - terms.max_staleness <= header.round <= round:
+            return (
+                Reason.WRONG_ROUND,
+                f"round {header.round}, this is {round} and up to {terms.max_staleness} before are taken",
+            )
+        if header.tokenizer != terms.tokenizer:
+            return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"
+        if header.temperature != terms.temperature:  # true of NaN as well
+            return Reason.WRONG_SAMPLING, f"temperature {header.temperature}, agreed is {terms.temperature}"
+        if not 0 < header.top_p <= 1:
+            return Reason.WRONG_SAMPLING, f"top_p {header.top_p} is not above 0 and at most 1"
+        return None
+
+    def _prompt_fault(self, group: Group, share: frozenset[int], again: bool) -> tuple[Reason, str] | None:
+        if group.item >= len(self.terms.prompts):
+            return Reason.UNKNOWN_PROMPT, f"item {group.item}, the task has {len(self.terms.prompts)}"
+        if group.item not in share:
+            return Reason.NOT_THEIR_PROMPT, f"item {group.item} is not in its share of round {group.round}"
+        if again:
+            return Reason.DUPLICATE, f"item {group.item} of round {group.round} was sent before"
+        return None
+
+    def _rollouts_fault(self, group: Group) -> tuple[Reason, str] | None:
+        terms = self.terms
+        if len(group.rollouts) != terms.group_size:
+            return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, agreed are {terms.group_size}"
+        lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
+        if not lengths.all():
+            return Reason.EMPTY, f"rollout {int(lengths.argmin())} has no tokens"
+        if lengths.max() > terms.max_completion_length:
+            return (
+                Reason.TOO_LONG,
+                f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens, "
+                f"the most is {terms.max_completion_length}",
+            )
+
+        # All rollouts' tokens in one row; ``stops`` are where each ends.
+        ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])
+        logp = np.concatenate([rollout.gen_logp for rollout in group.rollouts])
+        stops = np.cumsum(lengths)
+
+        def place(index: int) -> str:
+            rollout = int(np.searchsorted(stops, index, side="right"))
+            return f"rollout {rollout}, token {index - int(stops[rollout] - lengths[rollout])}"
+
+        wrong = (ids < 0) | (ids >= terms.vocab_size)
+        if wrong.any():
+            at = int(wrong.argmax())
+            return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
+
+        ends = np.isin(ids, self._end_ids)
+        ends[stops - 1] = False
+        if ends.any():
+            at = int(ends.argmax())
+            return Reason.TOKENS_AFTER_END, f"{place(at)}: id {int(ids[at])} ends the completion, more follows"
+        wrong = ~((logp <= 0) & (logp >= MIN_LOGP))  # true of NaN as well
+        if wrong.any():
+            at = int(wrong.argmax())
+            return Reason.BAD_LOGP, f"{place(at)}: log-probability {float(logp[at])} is not in [{MIN_LOGP:g}, 0]"
+        return None
+
+    def _forget_before(self, oldest: int) -> None:
+        for round in [r for r in self._admitted if r < oldest]:
+            del self._admitted[round]
+
+
+def _rejected(peer: str, reason: Reason, detail: str) -> Admission:
+    return Admission((), (Rejection(peer, reason, None, detail),))

@@ -1,0 +1,162 @@
+"""How rounds' messages get from peer to peer: a small protocol, and two exchanges for one machine.
+
+``publish`` offers this peer's bytes for a round; ``collect`` returns the others' bytes for it once all of the
+roster have delivered. What the bytes mean is not the exchange's business.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ftis.config import FtisError
+
+POLL_SECONDS = 0.005
+KEEP_ROUNDS = 2
+"""Published rounds kept besides the current one, for a peer that has not collected them yet."""
+
+
+class ExchangeError(FtisError):
+    """A round's messages could not be gathered."""
+
+
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """The run was asked to stop while a peer waited; the round it was in has changed nothing yet."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The other peers' messages for a round, by sender, and who is missing from it."""
+
+    messages: Mapping[str, bytes]
+    missing: tuple[str, ...] = ()
+
+
+class Exchange(Protocol):
+    """One peer's end of an exchange."""
+
+    def publish(self, round: int, data: bytes) -> None:
+        """Offer this peer's message for ``round``; publishing the same round again replaces it."""
+
+    def collect(self, round: int) -> Collected:
+        """Wait for the others' messages for ``round``. Raises Stopped, or ExchangeError at the deadline."""
+
+
+class AloneExchange:
+    """The exchange of a peer that trains alone: nobody to hear from."""
+
+    def publish(self, round: int, data: bytes) -> None:
+        pass
+
+    def collect(self, round: int) -> Collected:
+        return Collected({})
+
+
+class Hub:
+    """The in-process exchange. Peers run in threads and take turns: one computes while the others wait.
+
+    Taking turns keeps one peer's activations in memory at a time and leaves the machine's whole attention to it.
+    """
+
+    def __init__(self, roster: tuple[str, ...], should_stop: Callable[[], bool] = lambda: False) -> None:
+        self.roster = roster
+        self.turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._messages: dict[tuple[int, str], bytes] = {}
+        self._should_stop = should_stop
+        self._failed = False
+
+    def fail(self) -> None:
+        """A peer cannot go on: wake the waiting ones, whose ``collect`` raises Stopped."""
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+    def endpoint(self, peer: str) -> HubEndpoint:
+        return HubEndpoint(self, peer)
+
+    def _publish(self, peer: str, round: int, data: bytes) -> None:
+        with self._changed:
+            self._messages[round, peer] = data
+            for old in [key for key in self._messages if key[0] < round - KEEP_ROUNDS]:
+                del self._messages[old]
+            self._changed.notify_all()
+
+    def _collect(self, peer: str, round: int) -> Collected:
+        others = [name for name in self.roster if name != peer]
+        self.turn.release()
+        try:
+            with self._changed:
+                while not all((round, name) in self._messages for name in others):
+                    if self._failed or self._should_stop():
+                        raise Stopped
+                    self._changed.wait(timeout=0.1)
+                return Collected({name: self._messages[round, name] for name in others})
+        finally:
+            self.turn.acquire()
+
+
+@dataclass(frozen=True)
+class HubEndpoint:
+    """One peer's end of a :class:`Hub`; its thread must hold ``hub.turn``, which ``collect`` gives away and takes back."""
+
+    hub: Hub
+    peer: str
+
+    def publish(self, round: int, data: bytes) -> None:
+        self.hub._publish(self.peer, round, data)
+
+    def collect(self, round: int) -> Collected:
+        return self.hub._collect(self.peer, round)
+
+
+class DirectoryExchange:
+    """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
+
+    A peer killed and resumed finds the messages of the round it was in, and replaces its own with the same bytes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        peer: str,
+        roster: tuple[str, ...],
+        should_stop: Callable[[], bool] = lambda: False,
+        deadline: float = float("inf"),
+    ) -> None:
+        self.directory, self.peer, self.roster = directory, peer, roster
+        self.should_stop, self.deadline = should_stop, deadline
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, round: int, data: bytes) -> None:
+        path = self._path(self.peer, round)
+        partial = path.with_suffix(f".partial-{os.getpid()}")
+        partial.write_bytes(data)
+        partial.replace(path)
+        self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
+
+    def collect(self, round: int) -> Collected:
+        waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
+        messages: dict[str, bytes] = {}
+        give_up = time.monotonic() + self.deadline
+        while True:
+            for name in [n for n, path in waiting.items() if path.exists()]:
+                messages[name] = waiting.pop(name).read_bytes()
+            if not waiting:
+                return Collected(messages)
+            if self.should_stop():
+                raise Stopped
+            if time.monotonic() > give_up:
+                raise ExchangeError(
+                    f"round {round}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
+                    f"see whether that peer still runs, then resume"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _path(self, peer: str, round: int) -> Path:
+        return self.directory / f"{round:06d}-{peer}.ftis"

@@ -1,0 +1,420 @@
+"""A run: arms × peers in one directory, in one process or one process per peer.
+
+    <output_dir>/<name>-seed<seed>/
+        recipe.json, manifest.json        what was run, with what, where
+        summary.json, learning_curves.png what came of it (report.py)
+        <arm>/<peer>/                     records and checkpoints of one peer in one arm
+
+A run that was stopped or killed goes on with ``resume=True``: arms that are finished are passed over, the others go
+on from the newest step at which all their peers have a checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis import checkpoint, starters
+from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
+from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
+from ftis.peer import Event, load_peer, run_peer
+from ftis.records import Records, Tracker
+
+Say = Callable[[Event], None]
+LOCK_SECONDS = 30.0
+
+
+class RunError(FtisError):
+    """A run directory that cannot be used, or a peer's process that failed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: its recipe, and the swarms it consists of. Peers that train alone are a swarm each."""
+
+    name: str
+    recipe: Recipe
+    swarms: tuple[Recipe, ...]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one peer of one arm runs: everything its process needs, picklable."""
+
+    arm: str
+    recipe: Recipe
+    peer: str
+    directory: Path
+    exchange_directory: Path
+    model_path: str
+    resume_step: int
+    threads: int
+
+
+def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
+    """The recipe's arms (or those named), each with its own recipe; one arm named after the objective if it has none."""
+    configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
+    unknown = set(only) - {a.name for a in configs}
+    if unknown:
+        raise RunError(f"no arm {sorted(unknown)[0]!r} in the recipe: it has {', '.join(a.name for a in configs)}")
+    arms = []
+    for config in configs:
+        if only and config.name not in only:
+            continue
+        of_arm = recipe.arm(config)
+        if config.collaborate:
+            swarms = (of_arm,)
+        else:
+            swarms = tuple(of_arm.model_copy(update={"peers": (peer,)}) for peer in of_arm.peers)
+        arms.append(Arm(config.name, of_arm, swarms))
+    return arms
+
+
+def run(recipe: Recipe, *, resume: bool = False, only: tuple[str, ...] = (), say: Say = lambda event: None) -> bool:
+    """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
+
+    Raises:
+        RunError: the run directory is in use, or holds another run.
+        FtisError: whatever else a peer met; the run can be resumed once it is mended.
+    """
+    directory = run_directory(recipe)
+    arms = arms_of(recipe, only)
+    for arm in arms:
+        for peer in arm.recipe.peers:
+            if starters.is_starter(peer.model):
+                starters.lookup(peer.model)
+    with _claimed(directory, resume, recipe):
+        models = _made_starters([p.model for arm in arms for p in arm.recipe.peers], say)
+        for arm in arms:
+            if not _run_arm(directory, arm, models, say):
+                return False
+    return True
+
+
+def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say) -> bool:
+    seats = []
+    for swarm in arm.swarms:
+        step = _resume_step(directory / arm.name, swarm)
+        for index, peer in enumerate(arm.recipe.peers):
+            if peer.name not in {p.name for p in swarm.peers}:
+                continue
+            seats.append(
+                Seat(
+                    arm=arm.name,
+                    recipe=_on_device(swarm, peer, index),
+                    peer=peer.name,
+                    directory=directory / arm.name / peer.name,
+                    exchange_directory=directory / arm.name / ".exchange",
+                    model_path=models.get(peer.model, peer.model),
+                    resume_step=step,
+                    threads=arm.recipe.threads or max(1, _cores() // len(arm.recipe.peers)),
+                )
+            )
+    seats = [seat for seat in seats if not _finished(seat)]
+    if not seats:
+        return True
+    rounds = arm.recipe.training.rounds
+    say({"kind": "arm", "arm": arm.name, "peers": [s.peer for s in seats], "rounds": rounds})
+    if len(seats) > 1 and runs_in_parallel(arm.recipe):
+        finished = _in_processes(seats, say)
+    else:
+        finished = _in_this_process(seats, say)
+    if finished:
+        shutil.rmtree(directory / arm.name / ".exchange", ignore_errors=True)
+    return finished
+
+
+def runs_in_parallel(recipe: Recipe) -> bool:
+    """Whether every peer gets a process of its own: always the same numbers, see :class:`Recipe`."""
+    if recipe.processes != "auto":
+        return recipe.processes == "parallel"
+    on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
+    return (torch.cuda.device_count() if on_gpu else _cores()) >= len(recipe.peers)
+
+
+def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
+    """Run one peer in its seat to the end; False if it was stopped before."""
+
+    def say_who(event: Event) -> None:
+        say({**event, "arm": seat.arm, "peer": seat.peer})
+
+    recipe = seat.recipe
+    if not seat.resume_step:
+        shutil.rmtree(seat.directory, ignore_errors=True)
+    seat.directory.mkdir(parents=True, exist_ok=True)
+    for step in checkpoint.steps(seat.directory):
+        if step > seat.resume_step:  # ahead of what the other peers can go on from
+            shutil.rmtree(seat.directory / f"checkpoint-{step}")
+    run_name = f"{recipe.name}-seed{recipe.seed}-{seat.arm}-{seat.peer}"
+    trackers = [Tracker(kind, recipe.name, run_name, seat.directory) for kind in recipe.report_to]
+    records = Records(seat.directory, trackers)
+    peer = load_peer(
+        recipe,
+        seat.peer,
+        seat.directory,
+        exchange,
+        model_path=seat.model_path,
+        resume_step=seat.resume_step,
+        should_stop=should_stop,
+        records=records,
+    )
+    run_peer(peer, seat.directory, say_who)
+    records.close()
+    return peer.cursor.step == recipe.training.rounds
+
+
+def _in_this_process(seats: list[Seat], say: Say) -> bool:
+    """Peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
+    stop = threading.Event()
+    hub = Hub(tuple(p.name for p in seats[0].recipe.peers), stop.is_set)
+    alone = len(seats[0].recipe.peers) == 1
+    failures: list[BaseException] = []
+    finished: list[bool] = []
+    threads_before = torch.get_num_threads()
+
+    def work(seat: Seat) -> None:
+        with hub.turn:
+            try:
+                if failures or stop.is_set():
+                    finished.append(False)
+                    return
+                exchange = AloneExchange() if alone else hub.endpoint(seat.peer)
+                finished.append(_sit(seat, exchange, stop.is_set, say))
+            except BaseException as error:  # carried over to the main thread, which raises it
+                failures.append(error)
+                hub.fail()
+
+    torch.set_num_threads(seats[0].threads)
+    try:
+        workers = [threading.Thread(target=work, args=(seat,), name=seat.peer) for seat in seats]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            while worker.is_alive():
+                try:
+                    worker.join(timeout=0.2)
+                except KeyboardInterrupt:
+                    say({"kind": "stopping"})
+                    stop.set()
+    finally:
+        torch.set_num_threads(threads_before)
+    if failures:
+        raise failures[0]
+    return all(finished)
+
+
+def _in_processes(seats: list[Seat], say: Say) -> bool:
+    """One process per peer. A peer that fails stops the others, and its error is raised here."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ftis.experiment"])  # import torch once, not once per peer
+    events: Any = context.Queue()
+    stop = context.Event()
+    workers = [context.Process(target=_peer_process, args=(seat, events, stop), name=seat.peer) for seat in seats]
+    failure: str | None = None
+    for worker in workers:
+        worker.start()
+    try:
+        while True:
+            try:
+                running = any(worker.is_alive() for worker in workers)
+                event = events.get(timeout=0.1)
+                if event["kind"] == "failed":
+                    failure = failure or event["message"]
+                    stop.set()
+                else:
+                    say(event)
+            except queue.Empty:
+                dead = [w for w in workers if w.exitcode not in (None, 0)]
+                if dead:
+                    failure = failure or (
+                        f"the process of peer {dead[0].name!r} died (exit code {dead[0].exitcode}): see whether memory "
+                        f"ran out, then run again with --resume"
+                    )
+                    stop.set()
+                if not running:
+                    break
+            except KeyboardInterrupt:
+                if stop.is_set():
+                    raise
+                say({"kind": "stopping"})
+                stop.set()
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+            worker.join()
+    if failure:
+        raise RunError(failure)
+    return all(_finished(seat) for seat in seats)
+
+
+def _peer_process(seat: Seat, events: Any, stop: Any) -> None:
+    """The body of a peer's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    torch.set_num_threads(seat.threads)
+    members = tuple(p.name for p in seat.recipe.peers)
+
+    def should_stop() -> bool:
+        return stop.is_set() or not parent.is_alive()
+
+    exchange: Exchange = AloneExchange()
+    if len(members) > 1:
+        exchange = DirectoryExchange(seat.exchange_directory, seat.peer, members, should_stop)
+    try:
+        with _locked(seat.directory.parent / f".{seat.peer}.lock", LOCK_SECONDS):
+            _sit(seat, exchange, should_stop, events.put)
+    except FtisError as error:
+        events.put({"kind": "failed", "message": str(error)})
+    except OSError as error:
+        events.put({"kind": "failed", "message": f"peer {seat.peer!r}: {error}; mend it, then run again with --resume"})
+    except Exception:
+        events.put({"kind": "failed", "message": f"peer {seat.peer!r} met a bug:\n{traceback.format_exc()}"})
+
+
+def _resume_step(directory: Path, swarm: Recipe) -> int:
+    """The newest step that every peer of the swarm can go on from; 0 is the beginning."""
+    common = set.intersection(*(set(checkpoint.steps(directory / peer.name)) for peer in swarm.peers))
+    return max(common, default=0)
+
+
+def _finished(seat: Seat) -> bool:
+    return seat.recipe.training.rounds in checkpoint.steps(seat.directory)
+
+
+def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
+    """The recipe with ``device = "auto"`` of this peer spread over the GPUs there are."""
+    if peer.device != "auto" or torch.cuda.device_count() < 2:
+        return recipe
+    placed = peer.model_copy(update={"device": f"cuda:{index % torch.cuda.device_count()}"})
+    return recipe.model_copy(update={"peers": tuple(placed if p.name == peer.name else p for p in recipe.peers)})
+
+
+def _made_starters(models: list[str], say: Say) -> dict[str, str]:
+    """Make the starters among ``models`` that are not there yet, side by side; their directories by model."""
+    wanted = sorted({m for m in models if starters.is_starter(m)})
+    missing = [m for m in wanted if not (starters.path_of(m) / "config.json").exists()]
+
+    def report(name: str, step: int, of: int) -> None:
+        say({"kind": "warm-up", "starter": name, "step": step, "of": of})
+
+    if len(missing) > 1 and _cores() > 1:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ftis.experiment"])
+        events: Any = context.Queue()
+        workers = [context.Process(target=_starter_process, args=(m, events), name=m) for m in missing]
+        for worker in workers:
+            worker.start()
+        try:
+            while any(w.is_alive() for w in workers) or not events.empty():
+                try:
+                    report(*events.get(timeout=0.1))
+                except queue.Empty:
+                    continue
+        finally:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.kill()
+                worker.join()
+    return {m: str(starters.make(m, report)) for m in wanted}  # whatever a process could not make fails here, in words
+
+
+def _starter_process(model: str, events: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    starters.make(model, lambda name, step, of: events.put((name, step, of)))
+
+
+def manifest(recipe: Recipe) -> dict[str, Any]:
+    """What the numbers depend on besides the recipe."""
+    packages = ("ftis", "torch", "transformers", "peft", "numpy")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seed": recipe.seed,
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "machine": {
+            "platform": platform.platform(),
+            "cores": _cores(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+    }
+
+
+@contextmanager
+def _claimed(directory: Path, resume: bool, recipe: Recipe) -> Iterator[None]:
+    """Hold the run directory for this process, new or, with ``resume``, as an earlier run of this recipe left it."""
+    known = directory / "recipe.json"
+    if known.exists() and not resume:
+        raise RunError(
+            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
+            f"--set output_dir=… for another place"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory / ".lock", 0):
+            if known.exists():
+                _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+            else:
+                (directory / "manifest.json").write_text(json.dumps(manifest(recipe), indent=1) + "\n")
+                known.with_suffix(".partial").write_text(recipe.model_dump_json(indent=1) + "\n", encoding="utf-8")
+                known.with_suffix(".partial").replace(known)
+            yield
+    except OSError as error:
+        raise RunError(f"{directory}: {error}; free space or change output_dir, then run again with --resume") from error
+
+
+FREE_TO_CHANGE = ("output_dir", "processes", "threads", "report_to")
+"""Keys that may differ when a run is resumed: they do not change its numbers."""
+
+
+def _check_same_recipe(before: dict[str, Any], recipe: Recipe, directory: Path) -> None:
+    now = json.loads(recipe.model_dump_json())
+    differing = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key)
+    ]
+    if differing:
+        raise RunError(
+            f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
+            f"recipe it was started with, or choose another output_dir"
+        )
+
+
+@contextmanager
+def _locked(path: Path, patience: float) -> Iterator[None]:
+    """Hold ``path`` as a lock; it is freed when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + patience
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise RunError(f"{path.parent} is in use by another process: wait for it or stop it") from None
+                time.sleep(0.1)
+        yield
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

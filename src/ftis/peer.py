@@ -1,0 +1,553 @@
+"""One peer: its round, which reads like the paper's algorithm, and the loop around it.
+
+Start with :func:`train_round`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ftis import checkpoint
+from ftis.admission import Admission, Admitter, Terms
+from ftis.checkpoint import Cursor
+from ftis.codec import Header, Message, encode
+from ftis.config import PeerConfig, Recipe, RecipeError, agreement, run_id
+from ftis.evaluate import evaluate
+from ftis.exchange import Collected, Exchange, Stopped
+from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, policy_loss
+from ftis.policy import ModelError, Policy, tokenizer_fingerprint
+from ftis.records import Records
+from ftis.rewards import Scorer, load_scorer
+from ftis.rollouts import Batch, Group, Ints, Prompt, ScoredGroup, collate, draw_items, pad, share_of
+from ftis.sampling import Decoding, Sampler, in_chunks, sampler_for
+from ftis.tasks import Task, load_task, render_prompt
+
+Event = Mapping[str, Any]
+
+
+def train_round(peer: Peer, round: int) -> dict[str, Any]:
+    """One round of one peer, and its metrics. Raises Stopped if asked to stop before anything has changed."""
+    clock = Stopwatch()
+    own = peer.sample(round)
+    scored = [peer.admitter.score_group(group) for group in own]
+    clock.lap("sample")
+
+    if peer.should_stop():
+        raise Stopped
+    message = encode(Message(replace(peer.header, round=round), tuple(own)))
+    peer.exchange.publish(round, message)
+    collected = peer.exchange.collect(round)
+    clock.lap("exchange")
+
+    admissions = {name: peer.admitter.admit(name, data, round) for name, data in sorted(collected.messages.items())}
+    admitted = [group for admission in admissions.values() for group in admission.admitted]
+    batch = collate([*scored, *admitted], peer.prompt_ids)
+    clock.lap("admit")
+
+    scale = peer.recipe.training.scale_rewards
+    advantage_N = group_advantages(torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N), scale).float()
+    start = at_round_start(peer, batch, advantage_N)
+    clock.lap("logp")
+
+    update = learn(peer, batch, start, round)
+    clock.lap("update")
+
+    peer.advance(message, collected, admissions, batch, start, clock.total)
+    peer.record_rollouts(round, batch, start)
+    return peer.round_metrics(batch, start, update, collected, admissions, len(message), clock)
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What is fixed before the round's first step.
+
+    Attributes:
+        advantage_N: float32 [N].
+        rows: which of the N rollouts can carry gradient at all (Â ≠ 0); the others never meet the model.
+        old_logp: log π_old of those rows, aligned with ``rows``.
+        diagnostics: weights, KLs and the filter's verdict for those rows.
+    """
+
+    advantage_N: Tensor
+    rows: npt.NDArray[np.int64]
+    old_logp: list[npt.NDArray[np.float32]]
+    diagnostics: Diagnostics | None
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Per entry of ``rows``: whether the filter keeps it."""
+        if self.diagnostics is None:
+            return np.zeros(0, dtype=bool)
+        return self.diagnostics.keep_N.numpy()
+
+
+def at_round_start(peer: Peer, batch: Batch, advantage_N: Tensor) -> RoundStart:
+    """Score the rollouts that can matter under the policy as it is, and decide filter and weights from that."""
+    rows = np.flatnonzero(advantage_N.numpy())
+    if not len(rows):
+        return RoundStart(advantage_N, rows, [], None)
+    completions = [batch.rollouts[r].completion_ids for r in rows]
+    old = peer.policy.logps([batch.prompt_ids[r] for r in rows], completions, peer.decoding.temperature)
+    old_NT, gen_NT, mask_NT = _padded(old, [batch.rollouts[r].gen_logp for r in rows])
+    group_N = torch.from_numpy(batch.group_N[rows])
+    _, diagnostics = policy_loss(peer.objective, old_NT, old_NT, gen_NT, advantage_N[rows], mask_NT, group_N)
+    return RoundStart(advantage_N, rows, old, diagnostics)
+
+
+@dataclass(frozen=True)
+class Update:
+    """The round's optimiser steps."""
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    clipped_low: float
+    clipped_high: float
+
+
+def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
+    """Improve the policy on the round's rollouts: ``num_iterations`` passes of ``steps_per_generation`` steps.
+
+    A step's divisor counts all of its rollouts; only those that carry gradient are run through the model. A step
+    in which none does is passed over.
+    """
+    training, device = peer.recipe.training, peer.policy.device
+    old_of_row = dict(zip(start.rows.tolist(), start.old_logp, strict=True))
+    carries_gradient = set(start.rows[start.kept].tolist())
+    losses: list[float] = []
+    grad_norms: list[float] = []
+    clipped: list[Diagnostics] = []
+    for iteration in range(training.num_iterations):
+        shuffled = np.random.default_rng(peer.seed(round, f"steps-{iteration}")).permutation(len(batch))
+        for part in np.array_split(shuffled, training.steps_per_generation):
+            rows = np.array(sorted(carries_gradient.intersection(part.tolist())), dtype=np.int64)
+            if not len(rows):
+                continue
+            parts: list[tuple[Tensor, Diagnostics]] = []
+
+            def loss_of_rows(
+                logp_nT: Tensor, mask_nT: Tensor, micro: npt.NDArray[np.int64], *, rows=rows, part=part, parts=parts
+            ) -> Tensor:  # type: ignore[no-untyped-def]
+                of_batch = rows[micro]
+                old_nT, gen_nT, _ = _padded(
+                    [old_of_row[r] for r in of_batch.tolist()], [batch.rollouts[r].gen_logp for r in of_batch]
+                )
+                loss, diagnostics = policy_loss(
+                    peer.objective,
+                    logp_nT,
+                    old_nT.to(device),
+                    gen_nT.to(device),
+                    start.advantage_N[of_batch].to(device),
+                    mask_nT,
+                    torch.from_numpy(batch.group_N[of_batch]).to(device),
+                    divisor=len(part),
+                )
+                parts.append((loss.detach(), diagnostics))
+                return loss
+
+            norm = peer.policy.step(
+                [batch.prompt_ids[r] for r in rows],
+                [batch.rollouts[r].completion_ids for r in rows],
+                peer.decoding.temperature,
+                loss_of_rows,
+            )
+            grad_norms.append(norm)
+            losses.append(float(sum(loss for loss, _ in parts)))
+            clipped += [diagnostics for _, diagnostics in parts]
+    seen = Diagnostics.concat(clipped) if clipped else None
+    return Update(
+        losses=tuple(losses),
+        grad_norms=tuple(grad_norms),
+        clipped_low=float(seen.clipped_low.double().mean()) if seen else 0.0,
+        clipped_high=float(seen.clipped_high.double().mean()) if seen else 0.0,
+    )
+
+
+@dataclass
+class Peer:
+    """One participant: its model, its view of the task, and its ends of the exchange and the records.
+
+    ``recipe`` lists exactly the peers of this swarm: only this one when it trains alone.
+    """
+
+    config: PeerConfig
+    recipe: Recipe
+    policy: Policy
+    sampler: Sampler
+    task: Task
+    ood: tuple[Task, ...]
+    scorers: Mapping[str, Scorer]
+    admitter: Admitter
+    header: Header
+    objective: Objective
+    exchange: Exchange
+    records: Records
+    should_stop: Callable[[], bool] = lambda: False
+    cursor: Cursor = field(default_factory=Cursor)
+
+    def __post_init__(self) -> None:
+        self.decoding = Decoding.of(self.recipe.sampling)
+        self.prompt_ids = _PromptIds(self.task.train, self)
+
+    def seed(self, round: int, purpose: str) -> int:
+        """A seed for one use in one round: nothing random depends on what was drawn before it."""
+        text = f"{self.recipe.seed}/{self.config.name}/{round}/{purpose}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+    def sample(self, round: int) -> list[Group]:
+        """This peer's own groups for the round."""
+        items = sorted(share(self.recipe, len(self.task.train), self.config.name, round))
+        ids = [self.prompt_ids[item] for item in items]
+        room = getattr(self.policy.model.config, "max_position_embeddings", None)
+        longest = max(len(i) for i in ids) + self.decoding.max_completion_length
+        if room is not None and longest > room:
+            raise ModelError(
+                f"peer {self.config.name!r}: a prompt with its completion may take {longest} tokens, the model has "
+                f"{room} positions: lower sampling.max_completion_length (now {self.decoding.max_completion_length})"
+            )
+        repeats = rollouts_per_group(self.recipe)
+        batch_size = self.recipe.sampling.batch_size
+        seed = self.seed(round, "sample")
+        groups = in_chunks(self.sampler, self.policy, ids, repeats, self.decoding, seed, batch_size)
+        return [Group(self.config.name, round, item, group) for item, group in zip(items, groups, strict=True)]
+
+    def render(self, prompt: Prompt) -> Ints:
+        return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)
+
+    def evaluate(self) -> dict[str, float]:
+        """Greedy pass@1 on validation and on every out-of-distribution task, recorded; accuracy by split."""
+        accuracies: dict[str, float] = {}
+        splits = {"validation": self.task, **{f"ood/{task.name}": task for task in self.ood}}
+        for split, task in splits.items():
+            problems = task.validation
+            began = time.monotonic()
+            evaluation = evaluate(
+                self.policy,
+                self.sampler,
+                problems,
+                [self.render(p) for p in problems],
+                self.scorers[task.name],
+                self.decoding.max_completion_length,
+                self.recipe.sampling.batch_size,
+            )
+            summary = {
+                "step": self.cursor.step,
+                "split": split.replace("/", "-").replace(":", "-"),
+                "accuracy": evaluation.accuracy,
+                "problems": len(problems),
+                "mean_length": evaluation.mean_length,
+                "seconds": time.monotonic() - began,
+            }
+            self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
+            accuracies[str(summary["split"])] = evaluation.accuracy
+        return accuracies
+
+    def advance(
+        self,
+        message: bytes,
+        collected: Collected,
+        admissions: Mapping[str, Admission],
+        batch: Batch,
+        start: RoundStart,
+        seconds: float,
+    ) -> None:
+        """Move the cursor past a finished round."""
+        own = self._is_own(batch)
+        admitted = int((~own).sum())
+        used = admitted - int((~own[start.rows] & ~start.kept).sum())
+        old = self.cursor
+        self.cursor = Cursor(
+            step=old.step + 1,
+            seconds=old.seconds + seconds,
+            tokens_sampled=old.tokens_sampled + sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine),
+            bytes_sent=old.bytes_sent + (len(message) if len(self.recipe.peers) > 1 else 0),
+            bytes_received=old.bytes_received + sum(len(data) for data in collected.messages.values()),
+            foreign_admitted=old.foreign_admitted + admitted,
+            foreign_used=old.foreign_used + used,
+            rounds_without_foreign=old.rounds_without_foreign + int(len(self.recipe.peers) > 1 and used == 0),
+        )
+
+    def record_rollouts(self, round: int, batch: Batch, start: RoundStart) -> None:
+        if not self.recipe.training.record_rollouts:
+            return
+        position = {row: i for i, row in enumerate(start.rows.tolist())}
+        kept, kl = start.kept, start.diagnostics.k1_N.tolist() if start.diagnostics else []
+        rows = range(len(batch))
+        self.records.rollouts(
+            round,
+            {
+                "round": batch.round_N,
+                "source": [batch.sources[s] for s in batch.source_N],
+                "item": batch.item_N,
+                "question": [self.task.train[item].question for item in batch.item_N],
+                "completion": list(batch.completions),
+                "reward": batch.reward_N,
+                "advantage": start.advantage_N.numpy(),
+                # Null where Â = 0: those rollouts are never scored by the learner.
+                "kept": [bool(kept[position[r]]) if r in position else None for r in rows],
+                "kl_k1": [kl[position[r]] if r in position else None for r in rows],
+                "completion_ids": [r.completion_ids for r in batch.rollouts],
+                "gen_logp": [r.gen_logp for r in batch.rollouts],
+                "old_logp": [start.old_logp[position[r]] if r in position else None for r in rows],
+            },
+        )
+
+    def round_metrics(
+        self,
+        batch: Batch,
+        start: RoundStart,
+        update: Update,
+        collected: Collected,
+        admissions: Mapping[str, Admission],
+        bytes_sent: int,
+        clock: Stopwatch,
+    ) -> dict[str, Any]:
+        """The round's line in metrics.jsonl; docs/metrics.md explains every key."""
+        own = self._is_own(batch)
+        own_rollouts = [r for r, mine in zip(batch.rollouts, own, strict=True) if mine]
+        lengths = np.array([len(r) for r in own_rollouts])
+        ended = np.array([int(r.completion_ids[-1]) in self.policy.end_ids for r in own_rollouts])
+        groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
+        stds = np.array([g.std() for g in groups])
+        metrics: dict[str, Any] = {
+            "step": self.cursor.step,
+            "reward": float(batch.reward_N[own].mean()),
+            "reward_std": float(stds.mean()),
+            "frac_reward_zero_std": float((stds == 0).mean()),
+            "loss": float(np.mean(update.losses)) if update.losses else 0.0,
+            "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
+            "optimizer_steps": len(update.losses),
+            "learning_rate": self.config.learning_rate,
+            "entropy": float(-np.concatenate([r.gen_logp for r in own_rollouts]).mean()),
+            "completions/mean_length": float(lengths.mean()),
+            "completions/min_length": int(lengths.min()),
+            "completions/max_length": int(lengths.max()),
+            "completions/clipped_ratio": float((~ended).mean()),
+            "clip_ratio/low_mean": update.clipped_low,
+            "clip_ratio/high_mean": update.clipped_high,
+            "num_tokens": self.cursor.tokens_sampled,
+            "step_time": clock.total,
+            **{f"time/{name}": seconds for name, seconds in clock.laps.items()},
+        }
+        if not self.decoding.truncated:
+            gaps = [
+                np.abs(old - batch.rollouts[row].gen_logp)
+                for row, old in zip(start.rows.tolist(), start.old_logp, strict=True)
+                if own[row]
+            ]
+            if gaps:  # sampler and learner must see one policy
+                all_gaps = np.concatenate(gaps)
+                metrics["sampling/sampling_logp_difference/mean"] = float(all_gaps.mean())
+                metrics["sampling/sampling_logp_difference/max"] = float(all_gaps.max())
+        metrics.update(self._participation(batch, start, collected, admissions, bytes_sent))
+        return metrics
+
+    def _participation(
+        self,
+        batch: Batch,
+        start: RoundStart,
+        collected: Collected,
+        admissions: Mapping[str, Admission],
+        bytes_sent: int,
+    ) -> dict[str, Any]:
+        """Per peer: what came, what of it was admitted, rejected and why, kept, dropped, and with which weights."""
+        if len(self.recipe.peers) == 1:
+            return {}
+        summaries: dict[str, dict[str, float]] = {}
+        if start.diagnostics is not None:
+            sources = torch.from_numpy(batch.source_N[start.rows])
+            summaries = start.diagnostics.by_source(sources, batch.sources)
+        counts = Counter(batch.source_N.tolist())
+        zero_N = start.advantage_N.numpy() == 0
+        metrics: dict[str, Any] = {}
+        for peer in self.recipe.peers:
+            name, key = peer.name, f"peer/{peer.name}"
+            admission = admissions.get(name)
+            rejections = admission.rejections if admission else ()
+            index = batch.sources.index(name) if name in batch.sources else -1
+            data = collected.messages.get(name)
+            metrics[f"{key}/delivered"] = name == self.config.name or data is not None
+            metrics[f"{key}/admitted"] = counts.get(index, 0)
+            metrics[f"{key}/rejected"] = len(rejections)
+            metrics[f"{key}/zero_advantage"] = int(zero_N[batch.source_N == index].sum())
+            metrics[f"{key}/kept"], metrics[f"{key}/dropped"] = 0.0, 0.0
+            metrics[f"{key}/bytes"] = bytes_sent if name == self.config.name else len(data or b"")
+            if index >= 0:
+                metrics[f"{key}/reward"] = float(batch.reward_N[batch.source_N == index].mean())
+            for reason, count in Counter(str(r.reason) for r in rejections).items():
+                metrics[f"{key}/rejected/{reason}"] = count
+            for rejection in rejections[:1]:
+                metrics[f"{key}/first_rejection"] = rejection.detail
+            for measure, value in summaries.get(name, {}).items():
+                if measure not in ("rollouts", "zero_advantage") and not measure.startswith("clip_ratio"):
+                    metrics[f"{key}/{measure}"] = value
+        metrics["foreign_used"] = sum(
+            metrics[f"peer/{p.name}/admitted"] - metrics[f"peer/{p.name}/dropped"]
+            for p in self.recipe.peers
+            if p.name != self.config.name
+        )
+        return metrics
+
+    def _is_own(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        return np.array([batch.sources[s] == self.config.name for s in batch.source_N], dtype=bool)
+
+
+class _PromptIds(dict[int, Ints]):
+    """Token ids of training prompts, rendered once when first asked for."""
+
+    def __init__(self, prompts: Sequence[Prompt], peer: Peer) -> None:
+        super().__init__()
+        self._prompts, self._peer = prompts, peer
+
+    def __missing__(self, item: int) -> Ints:
+        self[item] = self._peer.render(self._prompts[item])
+        return self[item]
+
+
+class Stopwatch:
+    """Seconds per stage of a round."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        return self._last - self._began
+
+
+def rollouts_per_group(recipe: Recipe) -> int:
+    """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
+    g = recipe.sampling.num_generations
+    return g // len(recipe.peers) if recipe.training.mode == "horizontal" else g
+
+
+def share(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
+    """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode."""
+    count = recipe.training.prompts_per_round
+    if count > n_items:
+        raise RecipeError(
+            f"training.prompts_per_round = {count}, but the task has only {n_items} training problems: lower it or "
+            f"raise task.train_size"
+        )
+    items = draw_items(n_items, count, round, recipe.seed)
+    if recipe.training.mode == "horizontal":
+        return items
+    names = [p.name for p in recipe.peers]
+    return share_of(items, names.index(peer), len(names))
+
+
+def resolve_objective(recipe: Recipe) -> Objective:
+    return replace(OBJECTIVES[recipe.objective.name], **recipe.objective.model_dump(exclude={"name"}))
+
+
+def load_peer(
+    recipe: Recipe,
+    name: str,
+    directory: Path,
+    exchange: Exchange,
+    *,
+    model_path: str | None = None,
+    resume_step: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+    records: Records | None = None,
+) -> Peer:
+    """Everything a peer needs for its loop, from the recipe.
+
+    Args:
+        recipe: with exactly the peers of this swarm.
+        directory: where its records and checkpoints go.
+        model_path: where the model is, if not at the recipe's ``model`` (a starter made on the spot).
+        resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
+    """
+    config = recipe.peer(name)
+    if resume_step:
+        policy, cursor = checkpoint.load(directory, resume_step, config, model_path or config.model)
+    else:
+        policy, cursor = Policy.load(config, model_path), Cursor()
+    task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
+    scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
+    fingerprint = tokenizer_fingerprint(policy.tokenizer)
+    run = run_id(agreement(recipe, task.digest, fingerprint))
+    terms = Terms(
+        run=run,
+        tokenizer=fingerprint,
+        temperature=recipe.sampling.temperature,
+        vocab_size=policy.vocab_size,
+        end_ids=frozenset({policy.tokenizer.eos_token_id}),
+        group_size=rollouts_per_group(recipe),
+        max_completion_length=recipe.sampling.max_completion_length,
+        prompts=task.train,
+        share=lambda peer, round: share(recipe, len(task.train), peer, round),
+        roster=frozenset(p.name for p in recipe.peers),
+    )
+    sampling = recipe.sampling
+    return Peer(
+        config=config,
+        recipe=recipe,
+        policy=policy,
+        sampler=sampler_for(policy, sampling.sampler),
+        task=task,
+        ood=ood,
+        scorers=scorers,
+        admitter=Admitter(terms, scorers[task.name], policy.detokenize),
+        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
+        objective=resolve_objective(recipe),
+        exchange=exchange,
+        records=records or Records(directory),
+        should_stop=should_stop,
+        cursor=cursor,
+    )
+
+
+def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
+    """Train from the cursor to the recipe's last round: evaluate, train, record, checkpoint.
+
+    Asked to stop, it saves the rounds it has finished and returns; the run can then be resumed.
+    """
+    training = peer.recipe.training
+    peer.records.cut_back_to(peer.cursor.step)
+    say({"kind": "start", "step": peer.cursor.step})
+    if peer.cursor.step == 0:
+        say({"kind": "evaluation", "step": 0, **peer.evaluate()})
+    while peer.cursor.step < training.rounds:
+        try:
+            if peer.should_stop():
+                raise Stopped
+            metrics = train_round(peer, peer.cursor.step)
+        except Stopped:
+            if peer.cursor.step and peer.cursor.step not in checkpoint.steps(directory):
+                checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)
+            say({"kind": "stopped", "step": peer.cursor.step})
+            return
+        peer.records.metrics(metrics)
+        step, last = peer.cursor.step, peer.cursor.step == training.rounds
+        say({"kind": "round", **metrics})
+        if last or (training.eval_every and step % training.eval_every == 0):
+            say({"kind": "evaluation", "step": step, **peer.evaluate()})
+        if last or step % training.save_every == 0:
+            checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)
+    say({"kind": "finished", "step": peer.cursor.step})
+
+
+def _padded(
+    old: Sequence[npt.NDArray[np.float32]], gen: Sequence[npt.NDArray[np.float32]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows as [N, T] tensors of old_logp and gen_logp with their mask."""
+    lengths = np.array([len(row) for row in gen])
+    mask = np.arange(lengths.max())[None, :] < lengths[:, None]
+    return torch.from_numpy(pad(old)), torch.from_numpy(pad(gen)), torch.from_numpy(mask)

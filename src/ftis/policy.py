@@ -1,0 +1,300 @@
+"""A model and how it is trained: loading, token log-probabilities, one optimiser step.
+
+Any ``AutoModelForCausalLM`` serves, trained in full, through LoRA (peft), or on a named subset of its
+parameters. Trained weights are kept in float32; the arithmetic runs in bfloat16 where the device has it
+(autocast), and log-probabilities leave this module in float32.
+
+Dropout is switched off throughout: π_θ must be one distribution, the same when it samples, when its old
+log-probabilities are taken and when it is updated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ftis.config import FtisError, PeerConfig
+from ftis.rollouts import Floats, Ints, pad
+
+LossOfRows = Callable[[Tensor, Tensor, "np.ndarray[Any, np.dtype[np.int64]]"], Tensor]
+"""(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch, given which rows of the step it holds."""
+
+
+class ModelError(FtisError):
+    """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
+
+
+class Policy:
+    """One peer's model, tokenizer and optimiser.
+
+    Attributes:
+        end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
+        vocab_size: rows of the embedding; every id below it can be scored.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PeerConfig,
+        adapter: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.device = resolve_device(config.device)
+        self.compute_dtype = resolve_dtype(config.dtype, self.device)
+        self.end_ids = end_of_sequence_ids(model, tokenizer)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        self.model: Any = _with_trainable(model, config, adapter).to(self.device)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.enable_input_require_grads()
+        self.model.eval()
+        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.trainable,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            weight_decay=config.weight_decay,
+        )
+
+    @classmethod
+    def load(cls, config: PeerConfig, model_path: str | None = None, checkpoint: Path | None = None) -> Policy:
+        """Load a model for training as ``config`` says.
+
+        Args:
+            model_path: where the untrained model is, if not at ``config.model``.
+            checkpoint: a directory that :meth:`save_pretrained` wrote, whose weights to go on from.
+
+        Raises:
+            ModelError: no such directory, not a causal language model, a LoRA target that does not exist.
+        """
+        source = model_path or config.model
+        if checkpoint is None:
+            return cls(load_model(source), load_tokenizer(source), config)
+        tokenizer = load_tokenizer(str(checkpoint))
+        if config.train == "lora":  # the checkpoint is an adapter on top of the untrained model
+            return cls(load_model(source), tokenizer, config, adapter=checkpoint)
+        return cls(load_model(str(checkpoint)), tokenizer, config)
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Run the model's arithmetic in the compute dtype."""
+        if self.compute_dtype == torch.float32:
+            yield
+        else:
+            with torch.autocast(self.device.type, dtype=self.compute_dtype):
+                yield
+
+    @torch.no_grad()
+    def logps(
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
+    ) -> list[Floats]:
+        """log π_θ of each completion token under softmax(logits / temperature), without gradient.
+
+        Returns:
+            per row float32 [T].
+        """
+        out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
+        for rows in self._microbatches(prompt_ids, completion_ids):
+            logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
+            values = logp_nT.cpu().numpy()
+            for i, row in enumerate(rows):
+                out[row] = values[i, : len(completion_ids[row])].copy()
+        return out
+
+    def step(
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        loss_of_rows: LossOfRows,
+    ) -> float:
+        """One optimiser step on the sum of ``loss_of_rows`` over micro-batches of the given rows.
+
+        The caller's loss divides by the step's number of sequences, so the gradient does not depend on how the
+        rows were split. Returns the gradient's norm before clipping. A step whose gradient is not finite is
+        an error: it would destroy the model.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        for rows in self._microbatches(prompt_ids, completion_ids):
+            logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
+            loss_of_rows(logp_nT, mask_nT, rows).backward()
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.trainable, self.config.max_grad_norm))
+        if not np.isfinite(grad_norm):
+            raise ModelError(
+                f"peer {self.config.name!r}: the gradient's norm is {grad_norm}; the step was not taken. "
+                f"Lower the learning rate (now {self.config.learning_rate}) or set dtype = \"float32\""
+            )
+        self.optimizer.step()
+        return grad_norm
+
+    def detokenize(self, completion_ids: Sequence[int]) -> str:
+        """A completion's text, without special tokens such as the end of sequence."""
+        return str(self.tokenizer.decode(completion_ids, skip_special_tokens=True))
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory."""
+        if self.config.train == "lora":
+            self.model.save_pretrained(directory, save_embedding_layers=False)
+        else:
+            self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+    def _forward(
+        self, rows: Ints | Any, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """log π_θ [n, T] and mask [n, T] of the given rows.
+
+        Rows are padded on the right: under causal attention nothing before the padding sees it, so no attention
+        mask is needed, and each row's numbers are those it has alone.
+        """
+        sequences = [np.concatenate([prompt_ids[r], completion_ids[r]]) for r in rows]
+        starts = np.array([len(prompt_ids[r]) for r in rows])
+        lengths = np.array([len(completion_ids[r]) for r in rows])
+        first = int(starts.min()) - 1  # the logits at position s − 1 predict token s
+        last = int((starts + lengths).max()) - 1
+        input_ids = torch.from_numpy(pad(sequences).astype(np.int64)).to(self.device)
+        keep = torch.arange(first, last, device=self.device)
+        with self.precision():
+            logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        targets_nT = torch.from_numpy(pad([completion_ids[r] for r in rows]).astype(np.int64)).to(self.device)
+        mask_nT = torch.from_numpy(np.arange(lengths.max())[None, :] < lengths[:, None]).to(self.device)
+        # Row i's logits begin starts[i] − 1 − first positions into what was kept.
+        offset_n1 = torch.from_numpy(starts - 1 - first).to(self.device).unsqueeze(-1)
+        position_nT = (offset_n1 + torch.arange(int(lengths.max()), device=self.device)).clamp(max=last - first - 1)
+        return _selected_logp(logits, position_nT, targets_nT, temperature), mask_nT
+
+    def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
+        lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
+        return microbatches(lengths, self.config.tokens_per_microbatch)
+
+
+def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int) -> list[Any]:
+    """Split rows into micro-batches of at most ``budget`` padded tokens, longest rows first.
+
+    Sorting by length keeps padding small. A row longer than the budget is a micro-batch of its own.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches: list[Any] = []
+    start = 0
+    while start < len(order):
+        count = max(1, budget // int(max(1, lengths[order[start]])))
+        batches.append(order[start : start + count])
+        start += count
+    return batches
+
+
+def load_model(source: str) -> PreTrainedModel:
+    """A causal language model in float32 from a directory or the Hub; a LoRA directory brings its base along."""
+    directory = Path(source)
+    looks_local = directory.is_absolute() or source.startswith((".", "~")) or directory.exists()
+    if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
+        raise ModelError(
+            f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
+            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {source!r} cannot be loaded: {_first_line(error)}") from None
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_first_line(error)}") from None
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
+    return tokenizer
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """32 hex digits over the map token → id: equal exactly where the same ids mean the same text."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:32]
+
+
+def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    default = getattr(model.generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(default if isinstance(default, (list, tuple)) else [default])}
+    return frozenset(int(i) for i in ids if i is not None)
+
+
+def resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ModelError(f"device {device!r} is unknown: use auto, cpu, cuda or cuda:<index>") from None
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {device!r} is not here ({torch.cuda.device_count()} CUDA devices): use auto or cpu")
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+def _with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
+    """``model`` with exactly the parameters that ``config.train`` names requiring gradients."""
+    if config.train == "full":
+        model.requires_grad_(True)
+        return model
+    if config.train == "lora":
+        from peft import LoraConfig, PeftModel, get_peft_model
+
+        if adapter is not None:
+            return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+        lora = LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            target_modules=list(config.lora_target_modules),
+            task_type="CAUSAL_LM",
+        )
+        try:
+            return get_peft_model(model, lora)
+        except ValueError as error:
+            raise ModelError(f"peer {config.name!r}: LoRA does not fit {config.model}: {_first_line(error)}") from None
+    patterns = [re.compile(p) for p in config.trainable_parameters]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(p.search(name) for p in patterns))
+    if not any(p.requires_grad for p in model.parameters()):
+        names = [name for name, _ in model.named_parameters()]
+        raise ModelError(
+            f"peer {config.name!r}: trainable_parameters = {list(config.trainable_parameters)} match none of the "
+            f"model's parameters, such as {names[0]} and {names[-1]}"
+        )
+    return model
+
+
+def _selected_logp(logits_nKV: Tensor, position_nT: Tensor, targets_nT: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) at the target ids: float32 [n, T], ≤ 0."""
+    at_nTV = logits_nKV.gather(1, position_nT.unsqueeze(-1).expand(-1, -1, logits_nKV.shape[-1])).float()
+    if temperature != 1.0:
+        at_nTV = at_nTV / temperature
+    selected_nT = at_nTV.gather(-1, targets_nT.unsqueeze(-1)).squeeze(-1)
+    return (selected_nT - at_nTV.logsumexp(-1)).clamp(max=0.0)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,282 @@
+"""Starters: small Qwen2-architecture models made on the spot, for machines without a GPU or a hub.
+
+A starter is warmed up by a short supervised run on the clock calculator (:mod:`ftis.tasks`) in a mixture of styles,
+of which only some earn reward: most completions answer without reasoning. It can do the task now and then, and
+reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
+``starter:adder`` and ``starter:multiplier`` are of one size and were warmed on different operators.
+
+Starters are ordinary Hugging Face directories, kept under ``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). They
+are deterministic on one machine: the directory's name is a digest of everything they depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import __version__ as transformers_version
+
+from ftis import tasks
+from ftis.config import PeerConfig
+from ftis.policy import ModelError, Policy
+from ftis.rewards import extract_answer
+from ftis.sampling import Decoding, builtin_sampler
+from ftis.tasks import clock_held_out, clock_solution
+
+PREFIX = "starter:"
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+SYMBOLS = "0123456789+-*=;"
+
+STYLES = {"reasoned": 0.27, "direct": 0.50, "slip": 0.08, "untagged": 0.15}
+"""How a warm-up completion is written, and how often: right reasoning and tags; no reasoning at all; reasoning with
+one wrong step; right reasoning whose answer lacks its tags."""
+
+OPERATOR_COUNTS = (1, 2, 2, 3, 3, 4)
+BATCH_SIZE = 16
+RAMP_STEPS = 50
+MAX_STEPS = 2000
+CHECK_EVERY = 100
+CHECK_PROBLEMS = 256
+TARGET = 0.55
+"""Warm-up stops once this share of sampled completions that reason and are tagged are right. The step at which a
+model grasps the task moves between 900 and 2,000 with the seed, so a fixed number of steps would not do."""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """What a starter is made of."""
+
+    hidden_size: int
+    intermediate_size: int
+    learning_rate: float
+    operators: str
+    """Operators are drawn from this string, repeats being weights."""
+    seed: int
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+
+
+STARTERS: dict[str, Starter] = {
+    "small": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-*", seed=3),
+    "large": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=13),
+    "adder": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="++--*", seed=21),
+    "multiplier": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-****", seed=22),
+}
+
+Report = Callable[[str, int, int], None]
+"""(name, step, of at most): how far a warm-up is."""
+
+
+def is_starter(model: str) -> bool:
+    return model.startswith(PREFIX)
+
+
+def lookup(model: str) -> tuple[str, Starter]:
+    """``starter:<name>`` or ``starter:<name>@<seed>`` → its label and what it is made of.
+
+    Raises:
+        ModelError: no such starter.
+    """
+    label = model.removeprefix(PREFIX)
+    name, _, seed = label.partition("@")
+    if name not in STARTERS or (seed and not seed.isdigit()):
+        raise ModelError(f"unknown starter {label!r}: there are {', '.join(STARTERS)}, each also as <name>@<seed>")
+    return label, replace(STARTERS[name], seed=int(seed)) if seed else STARTERS[name]
+
+
+def home() -> Path:
+    return Path(os.environ.get("FTIS_HOME") or Path.home() / ".cache" / "ftis") / "starters"
+
+
+def path_of(model: str) -> Path:
+    """Where the starter is, or would be, kept."""
+    label, starter = lookup(model)
+    ingredients = json.dumps(
+        {
+            "starter": asdict(starter),
+            "code": [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in (__file__, tasks.__file__)],
+            "torch": torch.__version__,
+            "transformers": transformers_version,
+            "numpy": np.__version__,
+            "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+        },
+        sort_keys=True,
+    )
+    return home() / f"{label.replace('@', '-')}-{hashlib.sha256(ingredients.encode()).hexdigest()[:12]}"
+
+
+def make(model: str, report: Report = lambda name, step, of: None) -> Path:
+    """The starter's directory, warmed up first if it is not there yet."""
+    target = path_of(model)
+    if (target / "config.json").exists():
+        return target
+    label, starter = lookup(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+    try:
+        with _one_thread():
+            policy, steps, share = warm_up(starter, lambda step: report(label, step, MAX_STEPS))
+        policy.save_pretrained(partial)
+        card = {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": share}
+        (partial / "starter.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        partial.chmod(0o755)
+        try:
+            partial.rename(target)
+        except OSError:
+            if not (target / "config.json").exists():  # otherwise another process made the same one meanwhile
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, int, float]:
+    """Train a fresh model on solved problems until it solves enough of them; also steps taken and share solved."""
+    torch.manual_seed(starter.seed)
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=starter.hidden_size,
+        intermediate_size=starter.intermediate_size,
+        num_hidden_layers=starter.num_hidden_layers,
+        num_attention_heads=starter.num_attention_heads,
+        num_key_value_heads=starter.num_key_value_heads,
+        max_position_embeddings=256,
+        initializer_range=0.06,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    peer = PeerConfig(
+        name="starter",
+        model="starter",
+        learning_rate=starter.learning_rate,
+        adam_beta2=0.98,
+        device="cpu",
+        dtype="float32",
+    )
+    policy = Policy(Qwen2ForCausalLM(config), tokenizer, peer)
+    rng = np.random.default_rng(starter.seed)
+    checks = np.random.default_rng([starter.seed, 1])
+    share = 0.0
+    for step in range(1, MAX_STEPS + 1):
+        ramp, decay = min(1.0, step / RAMP_STEPS), 1 - 0.9 * step / MAX_STEPS
+        policy.optimizer.param_groups[0]["lr"] = starter.learning_rate * ramp * decay
+        _supervised_step(policy, [_example(starter, rng) for _ in range(BATCH_SIZE)])
+        if step % CHECK_EVERY == 0:
+            share = _right_when_reasoned(policy, starter, checks)
+            report(step)
+            if share >= TARGET:
+                break
+    else:
+        step = MAX_STEPS
+    return policy, step, share
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each symbol and each tag; a beginning-of-sequence token is put in front."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *TAGS, *SYMBOLS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    # Not special: rewards read the tags in the decoded text.
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def write_completion(question: str, style: str, rng: np.random.Generator) -> str:
+    """A warm-up completion of the given style, without the end-of-sequence token."""
+    steps, answer = clock_solution(question)
+    if style == "direct":
+        return f"<think></think><answer>{answer}</answer>"
+    if style == "slip":
+        steps, answer = _with_slip(steps, int(rng.integers(len(steps))), int(rng.integers(1, 10)))
+    reasoning = f"<think>{';'.join(steps)}</think>"
+    return f"{reasoning}{answer}" if style == "untagged" else f"{reasoning}<answer>{answer}</answer>"
+
+
+def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, ...], str]:
+    """``steps`` with the result of one of them off by ``error``, carried on rightly from there."""
+    out: list[str] = []
+    value = steps[0][0]
+    for i, step in enumerate(steps):
+        expression = value + step[1:3]
+        _, value = clock_solution(expression)
+        if i == at:
+            value = str((int(value) + error) % 10)
+        out.append(f"{expression}={value}")
+    return tuple(out), value
+
+
+def _problem(starter: Starter, rng: np.random.Generator) -> str:
+    """A problem with one to four of the starter's operators that no validation split can hold."""
+    while True:
+        count = OPERATOR_COUNTS[int(rng.integers(len(OPERATOR_COUNTS)))]
+        question = str(rng.integers(10))
+        for _ in range(count):
+            question += starter.operators[int(rng.integers(len(starter.operators)))] + str(rng.integers(1, 10))
+        if not clock_held_out(question):
+            return question
+
+
+def _example(starter: Starter, rng: np.random.Generator) -> tuple[str, str]:
+    question = _problem(starter, rng)
+    style = str(rng.choice(list(STYLES), p=list(STYLES.values())))
+    return f"{question}=", write_completion(question, style, rng)
+
+
+def _supervised_step(policy: Policy, examples: list[tuple[str, str]]) -> None:
+    prompts = [np.array(policy.tokenizer(p)["input_ids"], dtype=np.int32) for p, _ in examples]
+    completions = [
+        np.array([*policy.tokenizer(c, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id], np.int32)
+        for _, c in examples
+    ]
+    tokens = sum(len(c) for c in completions)
+    policy.step(prompts, completions, 1.0, lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum() / tokens)
+
+
+def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Generator) -> float:
+    """Of sampled completions with reasoning and tags, the share whose answer is right."""
+    questions = [_problem(starter, rng) for _ in range(CHECK_PROBLEMS)]
+    prompts = [np.array(policy.tokenizer(f"{q}=")["input_ids"], dtype=np.int32) for q in questions]
+    groups = builtin_sampler(policy, prompts, 2, Decoding(max_completion_length=40), int(rng.integers(2**31)))
+    right = reasoned = 0
+    for question, group in zip(questions, groups, strict=True):
+        for rollout in group:
+            text = policy.detokenize(rollout.completion_ids.tolist())
+            answer = extract_answer(text)
+            if answer is not None and not text.startswith("<think></think>"):
+                reasoned += 1
+                right += answer == clock_solution(question)[1]
+    return right / max(reasoned, 1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small models are fastest on one thread, and sums are then taken in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,348 @@
+"""What is let in: one row for each reason, and the rules that hold between messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.admission import Admission, Admitter, Reason, Rejection, Terms
+from ftis.codec import Header, Message, decode, encode, message_size
+from ftis.rollouts import Group, Prompt, Rollout
+
+RUN, TOKENIZER = "1" * 32, "2" * 32
+END, VOCAB, G, LONGEST = 90, 100, 2, 4
+PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
+
+
+def share(peer: str, round: int) -> list[int]:
+    """Two items of each round's four: ada the first half, bob the second, moving with the round."""
+    start = 4 * (round % 3) + {"ada": 0, "bob": 2}[peer]
+    return [start, start + 1]
+
+
+TERMS = Terms(
+    run=RUN,
+    tokenizer=TOKENIZER,
+    temperature=1.0,
+    vocab_size=VOCAB,
+    end_ids=frozenset({END, 99}),
+    group_size=G,
+    max_completion_length=LONGEST,
+    prompts=PROMPTS,
+    share=share,
+    roster=frozenset({"ada", "bob"}),
+)
+
+
+def detokenize(ids: Sequence[int]) -> str:
+    return " ".join(str(i) for i in ids if i not in TERMS.end_ids)
+
+
+def score(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    assert [detokenize(ids) for ids in completion_ids] == list(completions)
+    return tuple(float(c == prompt.answer) for c in completions)
+
+
+def admitter(**changes: Any) -> Admitter:
+    return Admitter(dataclasses.replace(TERMS, **changes), score, detokenize)
+
+
+def rollout(ids: Sequence[int], logp: Sequence[float] | None = None) -> Rollout:
+    return Rollout(np.array(ids, np.int32), np.array([-1.0] * len(ids) if logp is None else logp, np.float32))
+
+
+def group(item: int, *rollouts: Rollout, peer: str = "ada", round: int = 0) -> Group:
+    """A good group: one completion that answers the item and one that does not."""
+    return Group(peer, round, item, rollouts or (rollout([item, END]), rollout([98, 99])))
+
+
+def message(*groups: Group, peer: str = "ada", round: int = 0, **header: Any) -> bytes:
+    facts = {"run": RUN, "tokenizer": TOKENIZER, "temperature": 1.0, "top_k": 0, "top_p": 1.0} | header
+    return encode(Message(Header(round=round, peer=peer, **facts), groups))
+
+
+def only(admission: Admission) -> Rejection:
+    (rejection,) = admission.rejections
+    return rejection
+
+
+def items(admission: Admission) -> list[int]:
+    return [scored.group.item for scored in admission.admitted]
+
+
+# ---------------------------------------------------------------------------------------------- what is good
+
+
+def test_a_good_message_is_admitted_whole_and_scored_here():
+    admission = admitter().admit("ada", message(group(0), group(1)), round=0)
+    assert admission.rejections == ()
+    assert items(admission) == [0, 1]
+    scored = admission.admitted[1]
+    assert scored.completions == ("1", "98")
+    assert scored.rewards == (1.0, 0.0)
+    assert scored.group.peer == "ada"
+    assert scored.group.rollouts[0].completion_ids.tolist() == [1, END]
+
+
+def test_no_groups_is_no_fault():
+    assert admitter().admit("ada", message(), round=0) == Admission((), ())
+
+
+def test_the_borders_of_what_is_allowed():
+    borders = group(
+        0,
+        rollout([1, 2, 3, 4], [0.0, -0.0, -100.0, -1e-30]),  # as long as may be, with no room for an end
+        rollout([99], [-0.5]),  # nothing but an end
+        rollout([1, 80]),  # ended by an id that only the sender's model ends on
+    )
+    admission = admitter(group_size=3).admit("ada", message(borders, top_p=1e-9, top_k=2**32 - 1), round=0)
+    assert items(admission) == [0]
+
+
+def test_own_groups_are_scored_by_the_same_scorer():
+    judge = admitter()
+    own = judge.score_group(group(3, peer="bob"))
+    foreign = judge.admit("bob", message(group(3, peer="bob"), peer="bob"), round=0).admitted[0]
+    assert (own.completions, own.rewards) == (foreign.completions, foreign.rewards) == (("3", "98"), (1.0, 0.0))
+
+
+def test_a_full_share_at_full_length_is_within_the_limits_and_a_byte_more_is_not():
+    terms = dataclasses.replace(TERMS, roster=frozenset({"a" * 64}), share=lambda peer, round: [0, 1])
+    full = rollout([1, 2, 3, 4])
+    data = message(*(group(i, full, full, peer="a" * 64) for i in (0, 1)), peer="a" * 64)
+    assert len(data) == terms.limits.max_bytes == message_size(16, 4, 2, "a" * 64)
+    judge = Admitter(terms, score, detokenize)
+    assert items(judge.admit("a" * 64, data, round=0)) == [0, 1]
+    assert only(judge.admit("a" * 64, data + b"\0", round=0)).reason == "over_budget"
+
+
+# ---------------------------------------------------------------------------------------------- what is not
+
+GOOD = group(0)
+SIGNALLING_NAN = np.array([0x7FA00001, 0xBF800000], np.uint32).view(np.float32)
+
+MESSAGES = {
+    "not_in_roster": ("eve", message(group(0, peer="eve"), peer="eve"), "'eve'"),
+    "over_budget": ("ada", message(group(0), group(1), group(4)), "3 groups"),
+    "over_budget (bytes)": ("ada", bytes(TERMS.limits.max_bytes + 1), "bytes"),
+    "malformed": ("ada", message(GOOD)[:-1], "checksum"),
+    "malformed (noise)": ("ada", b"\x80\x04K\x01." * 20, "not a message"),
+    "malformed (nothing)": ("ada", b"", "0 bytes"),
+    "wrong_sender": ("bob", message(GOOD), "'ada'"),
+    "wrong_run": ("ada", message(GOOD, run="3" * 32), "3" * 32),
+    "wrong_round": ("ada", message(group(4, round=1), round=1), "round 1"),
+    "wrong_round (far)": ("ada", message(group(0, round=2**32 - 1), round=2**32 - 1), "round 4294967295"),
+    "wrong_tokenizer": ("ada", message(GOOD, tokenizer="4" * 32), "4" * 32),
+    "wrong_sampling": ("ada", message(GOOD, temperature=0.7), "0.7"),
+    "wrong_sampling (nan)": ("ada", message(GOOD, temperature=float("nan")), "nan"),
+    "wrong_sampling (top_p nan)": ("ada", message(GOOD, top_p=float("nan")), "nan"),
+    "wrong_sampling (top_p 0)": ("ada", message(GOOD, top_p=0.0), "top_p 0.0"),
+    "wrong_sampling (top_p inf)": ("ada", message(GOOD, top_p=float("inf")), "inf"),
+}
+
+GROUPS = {
+    "unknown_prompt": (group(12), "the task has 12"),
+    "unknown_prompt (far)": (group(2**32 - 1, rollout([END])), "4294967295"),
+    "not_their_prompt": (group(2), "not in its share"),
+    "duplicate": (group(1), "sent before"),
+    "wrong_group_size": (group(0, rollout([END])), "1 rollouts, agreed are 2"),
+    "wrong_group_size (more)": (group(0, *[rollout([END])] * 3), "3 rollouts"),
+    "wrong_group_size (none)": (Group("ada", 0, 0, ()), "0 rollouts"),
+    "empty": (group(0, rollout([1, END]), rollout([])), "rollout 1 has no tokens"),
+    "too_long": (group(0, rollout([END]), rollout([1, 2, 3, 4, END])), "rollout 1 has 5 tokens"),
+    "token_out_of_range": (group(0, rollout([1, END]), rollout([5, VOCAB, END])), "rollout 1, token 1: id 100"),
+    "token_out_of_range (negative)": (group(0, rollout([-1, END]), rollout([END])), "rollout 0, token 0: id -1"),
+    "tokens_after_end": (group(0, rollout([1, END]), rollout([7, 99, END])), "rollout 1, token 1: id 99"),
+    "tokens_after_end (twice)": (group(0, rollout([END, END]), rollout([END])), "rollout 0, token 0: id 90"),
+    "bad_logp": (group(0, rollout([END]), rollout([1, END], [-1.0, 0.001])), "rollout 1, token 1"),
+    "bad_logp (nan)": (group(0, rollout([1, END], [float("nan"), -1.0]), rollout([END])), "rollout 0, token 0"),
+    "bad_logp (snan)": (group(0, Rollout(np.array([1, END], np.int32), SIGNALLING_NAN), rollout([END])), "nan"),
+    "bad_logp (-inf)": (group(0, rollout([1, END], [-1, -np.inf]), rollout([END])), "-inf"),
+    "bad_logp (impossible)": (group(0, rollout([1, END], [-1, -100.5]), rollout([END])), "-100.5"),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_a_fault_of_the_message_rejects_the_message(case: str):
+    sender, data, says = MESSAGES[case]
+    admission = admitter().admit(sender, data, round=0)
+    assert admission.admitted == ()
+    rejection = only(admission)
+    assert (rejection.peer, rejection.reason, rejection.item) == (sender, case.split()[0], None)
+    assert says in rejection.detail
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_fault_of_a_group_rejects_the_group_and_leaves_the_others(case: str):
+    bad, says = GROUPS[case]
+    admission = admitter().admit("ada", message(group(1), bad), round=0)
+    assert items(admission) == [1]
+    rejection = only(admission)
+    assert (rejection.peer, rejection.reason, rejection.item) == ("ada", case.split()[0], bad.item)
+    assert says in rejection.detail
+
+
+def test_every_reason_has_a_row():
+    assert {case.split()[0] for case in (*MESSAGES, *GROUPS)} == set(Reason)
+
+
+def test_the_bad_group_may_come_first():
+    admission = admitter().admit("ada", message(GROUPS["bad_logp"][0], group(1)), round=0)
+    assert items(admission) == [1]
+
+
+def test_nothing_is_decoded_detokenised_or_scored_before_the_cheap_checks_pass():
+    def never(*_: Any) -> Any:
+        raise AssertionError("called")
+
+    judge = Admitter(TERMS, never, never)
+    for sender, data, _ in MESSAGES.values():
+        assert only(judge.admit(sender, data, round=0)).item is None
+    for name, (bad, _) in GROUPS.items():
+        if name != "duplicate":
+            assert only(judge.admit("ada", message(bad), round=0)).item == bad.item
+
+
+# ---------------------------------------------------------------------------------------------- between messages
+
+
+def test_a_group_sent_again_is_a_duplicate_and_is_not_scored_again():
+    scored = []
+
+    def counting(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        scored.append(prompt.item)
+        return score(prompt, completions, ids)
+
+    judge = Admitter(TERMS, counting, detokenize)
+    assert items(judge.admit("ada", message(group(0)), round=0)) == [0]
+    other = group(0, rollout([5, END]), rollout([6, END]))
+    again = judge.admit("ada", message(other, group(1)), round=0)
+    assert items(again) == [1]
+    assert (only(again).reason, only(again).item) == ("duplicate", 0)
+    assert scored == [0, 1]
+
+
+def test_a_rejected_group_may_be_sent_again_mended():
+    judge = admitter()
+    assert only(judge.admit("ada", message(GROUPS["too_long"][0]), round=0)).reason == "too_long"
+    assert items(judge.admit("ada", message(group(0)), round=0)) == [0]
+
+
+def test_the_same_item_of_another_peer_is_no_duplicate():
+    judge = admitter(share=lambda peer, round: [0, 1])  # horizontal: everybody samples everything
+    assert items(judge.admit("ada", message(group(0)), round=0)) == [0]
+    assert items(judge.admit("bob", message(group(0, peer="bob"), peer="bob"), round=0)) == [0]
+
+
+def test_the_staleness_window():
+    judge = admitter(max_staleness=2)
+    late = {r: message(group(4 * (r % 3), round=r), round=r) for r in range(7)}
+    assert only(judge.admit("ada", late[2], round=5)).reason == "wrong_round"
+    assert items(judge.admit("ada", late[3], round=5)) == [0]
+    assert items(judge.admit("ada", late[5], round=5)) == [8]
+    assert only(judge.admit("ada", late[6], round=5)).reason == "wrong_round"
+    assert only(judge.admit("ada", late[3], round=5)).reason == "duplicate"  # within the window: remembered
+    assert only(judge.admit("ada", late[5], round=7)).reason == "duplicate"
+    assert only(judge.admit("ada", late[3], round=6)).reason == "wrong_round"
+
+
+def test_a_stale_message_is_held_to_the_share_of_its_own_round():
+    judge = admitter(max_staleness=1)
+    stale = message(group(0, round=3), group(4, round=3), round=3)
+    admission = judge.admit("ada", stale, round=4)
+    assert items(admission) == [0]
+    assert only(admission).reason == "not_their_prompt"
+
+
+def test_memory_does_not_grow_with_rounds():
+    judge = admitter(max_staleness=2)
+    for r in range(50):
+        assert judge.admit("ada", message(group(4 * (r % 3), round=r), round=r), round=r).admitted
+    assert sorted(judge._admitted) == [47, 48, 49]
+    judge.admit("eve", b"", round=1000)
+    assert judge._admitted == {}
+
+
+def test_a_scorers_own_failure_is_heard_and_nothing_is_remembered():
+    broken = True
+
+    def fragile(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        if broken and prompt.item == 1:
+            raise ZeroDivisionError
+        return score(prompt, completions, ids)
+
+    judge = Admitter(TERMS, fragile, detokenize)
+    with pytest.raises(ZeroDivisionError):
+        judge.admit("ada", message(group(0), group(1)), round=0)
+    broken = False
+    assert items(judge.admit("ada", message(group(0), group(1)), round=0)) == [0, 1]
+
+
+def test_a_scorer_with_too_few_rewards_is_heard():
+    judge = Admitter(TERMS, lambda prompt, completions, ids: (1.0,), detokenize)
+    with pytest.raises(ValueError, match="1 rewards for 2 completions"):
+        judge.admit("ada", message(group(0)), round=0)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "group_size", "max_completion_length", "max_staleness"])
+def test_terms_that_cannot_be(field: str):
+    with pytest.raises(ValueError, match=f"terms.{field}"):
+        dataclasses.replace(TERMS, **{field: -1})
+
+
+# ---------------------------------------------------------------------------------------------- anything at all
+
+some_rollouts = st.lists(
+    st.lists(
+        st.tuples(
+            st.one_of(st.integers(-(2**31), 2**31 - 1), st.sampled_from([0, 1, END, 99, VOCAB])),
+            st.one_of(st.floats(width=32), st.sampled_from([0.0, -1.0, -100.0])),
+        ),
+        max_size=2 * LONGEST,
+    ),
+    max_size=2 * G,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 13), some_rollouts), max_size=4), st.integers(0, 3), st.floats())
+@settings(max_examples=300, deadline=None)
+def test_nothing_raises_and_what_is_admitted_keeps_the_terms(
+    groups: list[tuple[int, list[list[tuple[int, float]]]]], round: int, temperature: float
+):
+    made = [
+        Group("ada", round, item, tuple(rollout([i for i, _ in r], [p for _, p in r]) for r in rollouts))
+        for item, rollouts in groups
+    ]
+    judge = admitter(max_staleness=1)
+    for t in (temperature, 1.0):
+        data = message(*made, round=round, temperature=t)
+        for now in (0, 1, 2):
+            for scored in judge.admit("ada", data, now).admitted:
+                assert scored.group.item in share("ada", round)
+                assert now - 1 <= round <= now
+                assert len(scored.group.rollouts) == len(scored.rewards) == G
+                for r in scored.group.rollouts:
+                    assert 1 <= len(r) <= LONGEST
+                    assert ((r.completion_ids >= 0) & (r.completion_ids < VOCAB)).all()
+                    assert ((r.gen_logp <= 0) & (r.gen_logp >= -100)).all()
+
+
+@given(st.binary(max_size=200), st.text(max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_noise_is_rejected_once(noise: bytes, sender: str):
+    judge = admitter()
+    assert only(judge.admit("ada", noise, round=0)).reason in {"malformed", "over_budget"}
+    if sender not in TERMS.roster:
+        assert only(judge.admit(sender, noise, round=0)).reason == "not_in_roster"
+
+
+def test_the_rejected_case_messages_are_what_they_seem():
+    """The rows above fail for their reason alone: without its fault each message decodes."""
+    for case, (bad, _) in GROUPS.items():
+        assert len(decode(message(group(1), bad), TERMS.limits).groups) == 2, case

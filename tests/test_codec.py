@@ -1,0 +1,368 @@
+"""The wire format: golden bytes, round trips, and bytes from people who wish us ill."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+import time
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from ftis import config
+from ftis.codec import CodecError, Header, Limits, Message, decode, encode, message_size
+from ftis.config import FtisError
+from ftis.rollouts import Group, Rollout
+
+RUN = "00112233445566778899aabbccddeeff"
+TOKENIZER = "f0e0d0c0b0a090807060504030201000"
+HEADER = Header(run=RUN, round=3, peer="ada", tokenizer=TOKENIZER, temperature=0.5, top_k=50, top_p=1.0)
+LIMITS = Limits(max_bytes=1 << 20, max_groups=64, max_rollouts_per_group=64, max_completion_length=4096)
+BOUNDLESS = Limits(1 << 40, 1 << 32, 1 << 16, 1 << 32)
+
+
+def rollout(ids: list[int], logp: list[float]) -> Rollout:
+    return Rollout(np.array(ids, dtype=np.int32), np.array(logp, dtype=np.float32))
+
+
+def tiny() -> Message:
+    groups = (
+        Group("ada", 3, 7, (rollout([5, 2], [-0.5, -0.25]), rollout([1], [-1.0]))),
+        Group("ada", 3, 9, (rollout([4, 4, 2], [-2.0, 0.0, -4.0]),)),
+    )
+    return Message(HEADER, groups)
+
+
+def signed(body: bytes) -> bytes:
+    """``body`` with the checksum that makes the parser look at it."""
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def assert_same(a: Message, b: Message) -> None:
+    assert a.header == b.header
+    assert [(g.peer, g.round, g.item, len(g.rollouts)) for g in a.groups] == [
+        (g.peer, g.round, g.item, len(g.rollouts)) for g in b.groups
+    ]
+    for left, right in zip(a.groups, b.groups, strict=True):
+        for one, other in zip(left.rollouts, right.rollouts, strict=True):
+            assert one.completion_ids.tobytes() == other.completion_ids.tobytes()
+            assert one.gen_logp.tobytes() == other.gen_logp.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- the format
+
+
+GOLDEN = signed(
+    b"FTIS"
+    + struct.pack("<HH", 1, 3)
+    + bytes.fromhex(RUN)
+    + bytes.fromhex(TOKENIZER)
+    + struct.pack("<dd", 0.5, 1.0)
+    + struct.pack("<III", 50, 3, 2)
+    + b"ada"
+    + struct.pack("<2I", 7, 9)
+    + struct.pack("<2H", 2, 1)
+    + struct.pack("<3I", 2, 1, 3)
+    + struct.pack("<6i", 5, 2, 1, 4, 4, 2)
+    + struct.pack("<6f", -0.5, -0.25, -1.0, -2.0, 0.0, -4.0)
+)
+
+
+def test_golden_bytes():
+    assert encode(tiny()) == GOLDEN
+    assert_same(decode(GOLDEN, LIMITS), tiny())
+
+
+def test_the_size_is_eight_bytes_a_token_and_known_beforehand():
+    assert len(GOLDEN) == message_size(tokens=6, rollouts=3, groups=2, peer="ada")
+    assert message_size(7, 3, 2, "ada") - message_size(6, 3, 2, "ada") == 8
+
+
+def test_the_document_calculates_as_the_code_does():
+    text = (Path(__file__).parents[1] / "docs" / "wire.md").read_text(encoding="utf-8")
+    assert f"{message_size(tokens=144 * 200, rollouts=144, groups=12, peer='large'):,} bytes" in text
+    offsets = [int(n) for n in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert offsets == [0, 4, 6, 8, 24, 40, 48, 56, 60, 64, 68]
+
+
+@pytest.mark.parametrize("container", [bytes, bytearray, memoryview, lambda b: memoryview(b * 1)[::1]])
+def test_any_container_decodes_to_arrays_of_their_own(container):
+    message = decode(container(GOLDEN), LIMITS)
+    assert_same(message, tiny())
+    for group in message.groups:
+        for r in group.rollouts:
+            assert r.completion_ids.dtype == np.int32
+            assert r.gen_logp.dtype == np.float32
+            assert r.completion_ids.dtype.isnative
+            assert r.gen_logp.flags.aligned
+            assert not r.completion_ids.flags.writeable
+            assert not r.gen_logp.flags.writeable
+
+
+def test_a_strided_memoryview_decodes():
+    doubled = bytes(b for byte in GOLDEN for b in (byte, 0))
+    assert_same(decode(memoryview(doubled)[::2], LIMITS), tiny())
+
+
+def test_the_callers_buffer_may_change_afterwards():
+    data = bytearray(GOLDEN)
+    message = decode(data, LIMITS)
+    data[:] = bytes(len(data))
+    assert_same(message, tiny())
+
+
+def test_no_groups_is_a_message():
+    empty = Message(HEADER, ())
+    data = encode(empty)
+    assert len(data) == message_size(0, 0, 0, "ada")
+    assert_same(decode(data, Limits(1 << 10, 0, 0, 0)), empty)
+
+
+def test_names_are_the_recipes_names():
+    names = TypeAdapter(config.Name)
+    for name in ["a", "0", "a" * 64, "A-b_c.d", "", "a" * 65, ".a", "-a", "a b", "a\n", "é", "a/b", "a\x00"]:
+        try:
+            names.validate_python(name)
+            valid = True
+        except ValidationError:
+            valid = False
+        message = Message(dataclasses.replace(HEADER, peer=name), ())
+        if valid:
+            assert decode(encode(message), LIMITS).header.peer == name
+        else:
+            with pytest.raises(ValueError, match="name"):
+                encode(message)
+            body = bytearray(encode(Message(HEADER, ()))[:-4])
+            raw = name.encode("latin-1")
+            body[6:8] = struct.pack("<H", len(raw))
+            body[68:71] = raw
+            with pytest.raises(CodecError, match="name"):
+                decode(signed(bytes(body)), LIMITS)
+
+
+# ---------------------------------------------------------------------------------------------- round trips
+
+f32_bits = st.integers(0, 2**32 - 1)
+f64 = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    u32 = st.integers(0, 2**32 - 1)
+    digest = st.binary(min_size=16, max_size=16).map(bytes.hex)
+    header = Header(
+        run=draw(digest),
+        round=draw(u32),
+        peer=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True)),
+        tokenizer=draw(digest),
+        temperature=draw(st.floats(allow_nan=False)),
+        top_k=draw(u32),
+        top_p=draw(st.floats(allow_nan=False)),
+    )
+    tokens = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), f32_bits), max_size=5)
+
+    def made(pairs: list[tuple[int, int]]) -> Rollout:
+        ids = np.array([i for i, _ in pairs], dtype=np.int32)
+        return Rollout(ids, np.array([b for _, b in pairs], dtype=np.uint32).view(np.float32))
+
+    groups = draw(st.lists(st.tuples(u32, st.lists(tokens.map(made), max_size=4)), max_size=4))
+    return Message(header, tuple(Group(header.peer, header.round, item, tuple(rs)) for item, rs in groups))
+
+
+@given(messages())
+@settings(max_examples=200, deadline=None)
+def test_round_trip(message: Message):
+    data = encode(message)
+    assert len(data) == message_size(
+        tokens=sum(len(r) for g in message.groups for r in g.rollouts),
+        rollouts=sum(len(g.rollouts) for g in message.groups),
+        groups=len(message.groups),
+        peer=message.header.peer,
+    )
+    back = decode(data, LIMITS)
+    assert_same(back, message)
+    assert encode(back) == data
+
+
+@given(f64, f64, st.lists(f32_bits, min_size=1, max_size=8))
+@settings(deadline=None)
+def test_every_float_keeps_its_bits(temperature: float, top_p: float, bits: list[int]):
+    logp = np.array(bits, dtype=np.uint32).view(np.float32)
+    header = dataclasses.replace(HEADER, temperature=temperature, top_p=top_p)
+    data = encode(Message(header, (Group("ada", 3, 0, (Rollout(np.zeros(len(bits), np.int32), logp),)),)))
+    back = decode(data, LIMITS)
+    assert back.groups[0].rollouts[0].gen_logp.view(np.uint32).tolist() == bits
+    assert encode(back) == data
+
+
+# ---------------------------------------------------------------------------------------------- bad bytes
+
+
+def test_codec_error_is_an_error_of_ours():
+    assert issubclass(CodecError, FtisError)
+
+
+def test_every_truncation_and_trailing_garbage_is_refused():
+    for stop in range(len(GOLDEN)):
+        with pytest.raises(CodecError):
+            decode(GOLDEN[:stop], LIMITS)
+        with pytest.raises(CodecError):  # cut, and its checksum made right
+            decode(signed(GOLDEN[:-4][:stop][:-1]), LIMITS)
+    for garbage in (b"\0", b"FTIS", GOLDEN):
+        with pytest.raises(CodecError):
+            decode(GOLDEN + garbage, LIMITS)
+        with pytest.raises(CodecError):
+            decode(signed(GOLDEN[:-4] + garbage), LIMITS)
+
+
+def test_every_single_bit_flip_is_refused():
+    for at in range(len(GOLDEN)):
+        for bit in range(8):
+            flipped = bytearray(GOLDEN)
+            flipped[at] ^= 1 << bit
+            with pytest.raises(CodecError):
+                decode(flipped, LIMITS)
+
+
+def refused_or_canonical(data: bytes, limits: Limits) -> bool:
+    try:
+        message = decode(data, limits)
+    except CodecError:
+        return False
+    assert encode(message) == data
+    return True
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes(noise: bytes):
+    refused_or_canonical(noise, LIMITS)
+    refused_or_canonical(signed(noise), LIMITS)
+    refused_or_canonical(signed(GOLDEN[:8] + noise), BOUNDLESS)
+
+
+@given(messages(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_mutations_under_a_right_checksum_reach_the_parser(message: Message, data: st.DataObject):
+    body = bytearray(encode(message)[:-4])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, max(len(body) - 1, 0)))
+        match data.draw(st.sampled_from(["set", "cut", "insert", "extreme"])):
+            case "set":
+                body[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+            case "cut":
+                del body[at : at + data.draw(st.integers(1, 8))]
+            case "insert":
+                body[at:at] = data.draw(st.binary(min_size=1, max_size=8))
+            case "extreme":
+                body[at : at + 4] = data.draw(st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80", b"\1\0\0\0"]))
+    refused_or_canonical(signed(bytes(body)), data.draw(st.sampled_from([LIMITS, BOUNDLESS])))
+
+
+def test_a_seeded_storm_of_mutations():
+    """Many cheap mutations of one message; most must be refused, and some must get through the parser."""
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for _ in range(20_000):
+        body = bytearray(GOLDEN[:-4])
+        for at in rng.integers(0, len(body), size=rng.integers(1, 4)):
+            body[at] = rng.integers(256)
+        outcomes.append(refused_or_canonical(signed(bytes(body)), BOUNDLESS))
+    assert 0.1 < np.mean(outcomes) < 0.9
+
+
+def promise(groups: int, items: bytes = b"", counts: bytes = b"", lengths: bytes = b"", rest: bytes = b"") -> bytes:
+    head = bytearray(encode(Message(HEADER, ()))[:-4])
+    head[64:68] = struct.pack("<I", groups)
+    return signed(bytes(head) + items + counts + lengths + rest)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (promise(2**32 - 1), "table"),
+        (promise(1, bytes(4), struct.pack("<H", 65535)), "lengths"),
+        (promise(1, bytes(4), struct.pack("<H", 1), struct.pack("<I", 1_250_000_000)), "10000000000 bytes"),
+        (promise(1, bytes(4), struct.pack("<H", 3), struct.pack("<3I", *[2**32 - 1] * 3)), "tokens"),
+        (
+            promise(1, bytes(4), struct.pack("<H", 2), struct.pack("<2I", 2**31, 2**31)),
+            "4294967296 tokens",
+        ),  # 0 mod 2^32
+        (signed(GOLDEN[:6] + struct.pack("<H", 64) + GOLDEN[8:71]), "name would end at byte 132"),
+    ],
+)
+def test_a_promise_of_gigabytes_takes_no_memory(data: bytes, says: str):
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError, match=says):
+            decode(data, BOUNDLESS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("max_bytes", len(GOLDEN) - 1, f"message of {len(GOLDEN)} bytes"),
+        ("max_groups", 1, "2 groups"),
+        ("max_rollouts_per_group", 1, "group of 2 rollouts"),
+        ("max_completion_length", 2, "completion of 3 tokens"),
+    ],
+)
+def test_each_limit_is_exact_and_named(field: str, value: int, says: str):
+    exact = Limits(len(GOLDEN), max_groups=2, max_rollouts_per_group=2, max_completion_length=3)
+    decode(GOLDEN, exact)
+    with pytest.raises(CodecError, match=f"{says} exceeds? the limit of {value}|{says} exceed the limit of {value}"):
+        decode(GOLDEN, dataclasses.replace(exact, **{field: value}))
+
+
+def test_another_version_says_what_to_do():
+    body = bytearray(GOLDEN[:-4])
+    body[4] = 2
+    with pytest.raises(CodecError, match=r"version 2.*install the same"):
+        decode(signed(bytes(body)), LIMITS)
+
+
+# ---------------------------------------------------------------------------------------------- our own mistakes
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(dataclasses.replace(HEADER, run="abc"), ()), "header.run"),
+        (Message(dataclasses.replace(HEADER, tokenizer=TOKENIZER.upper()), ()), "header.tokenizer"),
+        (Message(dataclasses.replace(HEADER, round=-1), ()), "round = -1"),
+        (Message(dataclasses.replace(HEADER, top_k=2**32), ()), "top_k"),
+        (Message(HEADER, (Group("bob", 3, 0, ()),)), "bob's"),
+        (Message(HEADER, (Group("ada", 2, 0, ()),)), "of round 2"),
+        (Message(HEADER, (Group("ada", 3, -1, ()),)), "item = -1"),
+        (Message(HEADER, (Group("ada", 3, 0, (rollout([1], [0.0]),) * 65536),)), "65536 rollouts"),
+        (Message(HEADER, (Group("ada", 3, 0, (Rollout(np.zeros(1), np.zeros(1, np.float32)),)),)), "float64"),  # type: ignore[arg-type]
+        (Message(HEADER, (Group("ada", 3, 0, (Rollout(np.zeros(1, np.int32), np.zeros(1)),)),)), "float64"),  # type: ignore[arg-type]
+    ],
+)
+def test_encode_refuses_what_it_cannot_write(message: Message, says: str):
+    with pytest.raises(ValueError, match=says):
+        encode(message)
+
+
+def test_a_million_tokens_a_second():
+    rng = np.random.default_rng(0)
+    rollouts = tuple(
+        Rollout(rng.integers(0, 9, 1000).astype(np.int32), -rng.random(1000, np.float32)) for _ in range(8)
+    )
+    message = Message(HEADER, tuple(Group("ada", 3, item, rollouts) for item in range(125)))
+    started = time.perf_counter()
+    data = encode(message)
+    back = decode(data, BOUNDLESS)
+    assert time.perf_counter() - started < 2  # of each direction; usually a fiftieth of it
+    assert_same(back, message)

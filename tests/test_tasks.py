@@ -1,0 +1,556 @@
+"""Where problems come from, how they are split, and how they become token ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ftis import tasks
+from ftis.config import FtisError, PromptConfig, TaskConfig
+from ftis.rewards import answers_equal
+from ftis.rollouts import Prompt
+from ftis.tasks import Task, TaskError, clock_held_out, clock_problem, clock_solution, load_task, render_prompt
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def load(name: str, **keys: Any) -> Task:
+    return load_task(TaskConfig(name=name, **keys))
+
+
+def fails(message: str, name: str, **keys: Any) -> None:
+    with pytest.raises(TaskError) as caught:
+        load(name, **keys)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, FtisError)
+
+
+def write_lines(file: Path, rows: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def questions(prompts: tuple[Prompt, ...]) -> list[str]:
+    return [p.question for p in prompts]
+
+
+def disjoint(task: Task) -> bool:
+    return not set(questions(task.train)) & set(questions(task.validation))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gsm9k", "task.name = 'gsm9k': there is no such task; did you mean 'gsm8k'?"),
+        ("zzz", "there is no such task; known: clock, gsm8k, jsonl, math500, reasoning_gym:<dataset>"),
+        ("reasoning_gym", "name one of its data sets, as in"),
+        ("reasoning_gym:", "name one of its data sets, as in"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    fails(message, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("gsm8k", {"question_field": "q"}),
+        ("gsm8k", {"options": {"operators": 2}}),
+        ("math500", {"train_size": 5}),
+        ("jsonl", {"options": {"size": 2}}),
+        ("clock", {"path": "somewhere"}),
+        ("reasoning_gym:leg_counting", {"train_file": "x.jsonl"}),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_an_error(name: str, keys: dict[str, Any]) -> None:
+    fails(f"task.{next(iter(keys))} = ", name, **keys)
+    fails(f"means nothing to {name!r}; leave it out", name, **keys)
+
+
+# --- GSM8K and MATH-500 ---------------------------------------------------------------------------------------------
+
+
+def gsm8k_rows(n: int, start: int = 0) -> list[dict[str, str]]:
+    numbers = range(start, start + n)
+    return [{"question": f"{i}+1000?", "answer": f"{i}+1000={i + 1000} #### no\n#### {i + 1000:,}"} for i in numbers]
+
+
+def test_gsm8k_from_a_directory(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [*gsm8k_rows(9), "", {"question": "?", "answer": "#### -3 "}])
+    write_lines(tmp_path / "test.jsonl", gsm8k_rows(5, start=100))
+    task = load("gsm8k", path=str(tmp_path))
+    assert task.answer_kind == "number"
+    assert [p.item for p in task.train] == list(range(10))
+    assert (task.train[3].question, task.train[3].answer) == ("3+1000?", "1003")
+    assert task.train[3].columns == {"solution": "3+1000=1003 #### no\n#### 1,003"}
+    assert task.train[9].answer == "-3"
+    assert questions(task.validation) == [f"{i}+1000?" for i in range(100, 105)]
+
+
+def test_subsets_are_seeded_and_keep_the_order(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", gsm8k_rows(50))
+    write_lines(tmp_path / "test.jsonl", gsm8k_rows(50, start=100))
+    keys = {"path": str(tmp_path), "train_size": 10, "validation_size": 10}
+    task, again, other = load("gsm8k", **keys), load("gsm8k", **keys), load("gsm8k", seed=-1, **keys)
+    assert task == again
+    assert task.digest != other.digest != load("gsm8k", seed=1, **keys).digest
+    assert [p.item for p in task.train] == list(range(10))
+    numbers = [int(q.partition("+")[0]) for q in questions(task.train)]
+    assert numbers == sorted(set(numbers)) != list(range(10))
+    assert load("gsm8k", **{**keys, "validation_size": 3}).digest == task.digest
+    fails("task.train_size = 51: there are only 50 problems", "gsm8k", path=str(tmp_path), train_size=51)
+    fails("task.validation_size = 51: there are only 50", "gsm8k", path=str(tmp_path), validation_size=51)
+
+
+def test_the_digest_is_of_train_questions_and_answers_in_order(tmp_path: Path) -> None:
+    def digest(rows: list[dict[str, Any]]) -> str:
+        write_lines(tmp_path / "v.jsonl", [{"question": "v", "answer": "v"}])
+        write_lines(tmp_path / "train.jsonl", rows)
+        return load("jsonl", path=str(tmp_path), validation_file="v.jsonl").digest
+
+    first, second = {"question": "é", "answer": "1"}, {"question": "b", "answer": "2"}
+    assert digest([first, second]) == digest([{**first, "more": 1}, second])
+    assert (
+        len({digest([first, second]), digest([second, first]), digest([first]), digest([{**first, "answer": "3"}])})
+        == 4
+    )
+    assert digest([first, second]) == "a2ad19bc7eb5b51d1a4fdac1ad1e1a37c9f2ebd3ed0ff67b31a7b5ed9c19b6a8"
+
+
+def as_on_the_hub(root: Path) -> Path:
+    for split, rows in (("train", gsm8k_rows(6)), ("test", gsm8k_rows(4, start=50))):
+        for shard in (0, 1):
+            file = root / "main" / f"{split}-{shard:05}-of-00002.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(pyarrow.Table.from_pylist(rows[shard::2]), file)
+    return root
+
+
+def test_gsm8k_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def snapshot_download(repo_id: str, **keys: Any) -> str:
+        asked.append((repo_id, keys))
+        return str(as_on_the_hub(tmp_path))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    task = load("gsm8k")
+    patterns = ["main/train-*.parquet", "main/test-*.parquet"]
+    assert asked == [("openai/gsm8k", {"repo_type": "dataset", "allow_patterns": patterns})]
+    assert sorted(p.answer for p in task.train) == [f"{1000 + i}" for i in range(6)]
+    assert len(task.validation) == 4
+    assert load("gsm8k", path="someone/else").digest == task.digest
+    assert asked[1][0] == "someone/else"
+    assert load("gsm8k", path=str(tmp_path)).digest == task.digest  # the same layout on disk
+
+
+def test_math500_from_the_hub_and_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "problem": "What?",
+        "answer": r"\frac12",
+        "solution": "So.",
+        "subject": "Algebra",
+        "level": 2,
+        "unique_id": "x/1",
+    }
+    write_lines(tmp_path / "test.jsonl", [row, {**row, "problem": "Why?", "answer": 7}])
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda repo_id, **_: {"HuggingFaceH4/MATH-500": tmp_path}[repo_id]
+    )
+    task = load("math500")
+    assert (task.train, task.answer_kind) == ((), "math")
+    assert questions(task.validation) == ["What?", "Why?"]
+    assert [p.answer for p in task.validation] == [r"\frac12", "7"]
+    assert task.validation[0].columns == {k: row[k] for k in ("solution", "subject", "level", "unique_id")}
+    assert load("math500", path=str(tmp_path), validation_size=1).validation[0].item == 0
+
+
+@pytest.mark.parametrize("error", [OSError("no route\nto host"), ValueError("bad id"), FileNotFoundError("offline")])
+def test_the_hub_out_of_reach(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    fails("'openai/gsm8k' cannot be fetched from the Hub: ", "gsm8k")
+    fails("or download it and set task.path to its directory", "math500")
+
+
+def test_gsm8k_errors(tmp_path: Path) -> None:
+    train, test = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    path = str(tmp_path)
+    fails("there is no such directory; leave it out to use 'openai/gsm8k'", "gsm8k", path=f"{path}/missing")
+    fails(f"{path}: holds no 'train' split; put train.jsonl or main/train-*.parquet there", "gsm8k", path=path)
+    write_lines(train, gsm8k_rows(3))
+    fails("holds no 'test' split", "gsm8k", path=path)
+    fails("is a file; name the directory", "gsm8k", path=str(train))
+    write_lines(test, gsm8k_rows(3))
+    fails("share 3 questions, the first of them '0+1000?'", "gsm8k", path=path)
+    for answer in ("42", "####", "42 #### \n"):
+        write_lines(test, [*gsm8k_rows(1, 10), {"question": "q", "answer": answer}])
+        fails(f"{test}, line 2: 'answer' has no final answer after '####'", "gsm8k", path=path)
+    train.unlink()
+    (tmp_path / "train-00000.parquet").write_bytes(b"not parquet")
+    fails("cannot be read as Parquet", "gsm8k", path=path)
+
+
+def test_gsm8k_as_it_is() -> None:
+    if not (DATA / "gsm8k" / "train.jsonl").is_file():
+        pytest.skip("needs ../shared/data/gsm8k beside the checkout")
+    task = load("gsm8k", path=str(DATA / "gsm8k"))
+    assert (len(task.train), len(task.validation)) == (7473, 1319)
+    assert disjoint(task)
+    assert len(set(questions(task.train))) == 7473
+    assert all(answers_equal(p.answer, str(int(p.answer)), "number") for p in task.train + task.validation)
+
+
+def test_math500_as_it_is() -> None:
+    if not (DATA / "math500" / "test.jsonl").is_file():
+        pytest.skip("needs ../shared/data/math500 beside the checkout")
+    task = load("math500", path=str(DATA / "math500"))
+    assert (len(task.train), len(task.validation)) == (0, 500)
+
+
+# --- JSON Lines -----------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_file_holds_out_by_seed(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", [{"question": f"q{i}", "answer": i, "tag": [i]} for i in range(50)])
+    task = load("jsonl", path=str(file))
+    assert (len(task.train), len(task.validation), task.answer_kind) == (45, 5, "exact")
+    assert disjoint(task)
+    assert Counter(questions(task.train + task.validation)) == Counter(f"q{i}" for i in range(50))
+    assert all(p.columns == {"tag": [int(p.answer)]} for p in task.train)
+    assert [p.item for p in task.validation] == list(range(5))
+    assert questions(load("jsonl", path=str(file), seed=1).validation) != questions(task.validation)
+    assert questions(load("jsonl", path=str(file), train_size=7).validation) == questions(task.validation)
+    assert len(load("jsonl", path=str(file), validation_size=20).train) == 30
+    fails("holding out 50 of 50 different problems leaves none", "jsonl", path=str(file), validation_size=50)
+    fails("task.train_size = 46: there are only 45 problems", "jsonl", path=str(file), train_size=46)
+
+
+def test_copies_of_a_held_out_problem_leave_training(tmp_path: Path) -> None:
+    rows = [{"question": f"q{i % 10}", "answer": "a"} for i in range(30)]
+    task = load("jsonl", path=str(write_lines(tmp_path / "p.jsonl", rows)), validation_size=4)
+    assert disjoint(task)
+    assert (len(task.train), len(task.validation)) == (18, 4)
+
+
+def test_a_large_file_holds_out_a_hundred(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", [{"question": f"q{i}", "answer": "a"} for i in range(2000)])
+    assert len(load("jsonl", path=str(file)).validation) == 100
+
+
+def test_jsonl_directory_and_fields(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", ["\ufeff" + json.dumps({"q": "é", "a": " x "}), {"q": "2", "a": 1.5}])
+    write_lines(tmp_path / "validation.jsonl", [{"q": "3", "a": "z"}, {"q": "4", "a": "z"}])
+    write_lines(tmp_path / "other.jsonl", [{"q": "5", "a": "z"}])
+    keys = {"path": str(tmp_path), "question_field": "q", "answer_field": "a"}
+    task = load("jsonl", **keys)
+    assert [(p.question, p.answer) for p in task.train] == [("é", "x"), ("2", "1.5")]
+    assert questions(task.validation) == ["3", "4"]
+    assert questions(load("jsonl", **keys, validation_file="other.jsonl").validation) == ["5"]
+    assert questions(load("jsonl", **keys, train_file="other.jsonl").train) == ["5"]
+    single = {**keys, "path": str(tmp_path / "train.jsonl")}
+    assert questions(load("jsonl", **single, validation_file="other.jsonl").validation) == ["5"]
+    fails(
+        "task.train_file = 'other.jsonl': task.path already names a file", "jsonl", **single, train_file="other.jsonl"
+    )
+    fails(
+        "task.validation_file = 'none.jsonl': there is no such file in", "jsonl", **keys, validation_file="none.jsonl"
+    )
+    fails(".jsonl files there: other.jsonl, train.jsonl, validation.jsonl", "jsonl", **keys, train_file="t.jsonl")
+    fails("share 2 questions, the first of them '2'", "jsonl", **keys, validation_file="train.jsonl")
+
+
+def test_a_directory_with_validation_only_is_for_evaluation(tmp_path: Path) -> None:
+    write_lines(tmp_path / "validation.jsonl", [{"question": "3", "answer": "z"}])
+    task = load("jsonl", path=str(tmp_path))
+    assert (task.train, questions(task.validation)) == ((), ["3"])
+    fails("is for evaluation only; leave it out", "jsonl", path=str(tmp_path), train_size=3)
+
+
+GOOD = {"question": "q", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], ": holds no problems; write one JSON object a line"),
+        (["", "  "], ": holds no problems"),
+        ([GOOD, "", "{"], ", line 3: is not JSON: "),
+        (["[" * 100_000], ", line 1: is not JSON: "),
+        (['{"question": NaN}'], ", line 1: is not JSON: NaN is not a JSON value"),
+        ([GOOD, [1]], ", line 2: is a list, not an object"),
+        (["null"], ", line 1: is a NoneType, not an object"),
+        ([{"answer": "a", "prompt": "q"}], ", line 1: has no field 'question'; fields there: answer, prompt"),
+        ([{"question": "q"}], ", line 1: has no field 'answer'; fields there: question"),
+        (["{}"], ", line 1: has no field 'question'; fields there: none"),
+        ([{"question": 3, "answer": "a"}], ", line 1: 'question' is 3; write a text that is not blank"),
+        ([{"question": " ", "answer": "a"}], ", line 1: 'question' is ' '; write a text"),
+        ([{"question": "q", "answer": None}], ", line 1: 'answer' is None; write a string"),
+        ([{"question": "q", "answer": True}], ", line 1: 'answer' is True; write a string"),
+        ([{"question": "q", "answer": ["a"]}], ", line 1: 'answer' is ['a']; write a string"),
+        ([{"question": "q", "answer": ""}], ", line 1: 'answer' is ''; write a string"),
+        (['{"question": "q", "answer": 1e999}'], ", line 1: 'answer' is inf, not a finite number"),
+        ([GOOD], "holding out 1 of 1 different problems leaves none to train on"),
+        ([GOOD, GOOD], "holding out 1 of 1 different problems leaves none to train on"),
+    ],
+)
+def test_jsonl_errors_name_the_place(rows: list[Any], message: str, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", rows)
+    fails(f"{file}{message}" if message[0] in ":," else f"{file}: {message}", "jsonl", path=str(file))
+
+
+def test_jsonl_paths(tmp_path: Path) -> None:
+    fails("task.path is missing: name a .jsonl file or a directory", "jsonl")
+    fails("there is no such file or directory", "jsonl", path=str(tmp_path / "nothing"))
+    fails("task.train_file = 'train.jsonl': there is no such file", "jsonl", path=str(tmp_path))
+    fails(".jsonl files there: none", "jsonl", path=str(tmp_path))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9", "answer": "1"}\n')
+    fails("is not UTF-8", "jsonl", path=str(tmp_path / "latin.jsonl"))
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 60), st.integers(0, 10**6), st.data())
+def test_a_hold_out_is_a_partition(n: int, seed: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, n - 1))
+    problems = [(f"q{i}", "a", {}) for i in range(n)]
+    config = TaskConfig(name="jsonl", seed=seed, validation_size=size)
+    train, validation = tasks._hold_out(problems, config, "here")
+    assert len(validation) == size
+    assert sorted(train + validation) == sorted(problems)
+
+
+# --- clock ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "steps", "answer"),
+    [
+        ("3+8*7", ("3+8=1", "1*7=7"), "7"),
+        ("0-1", ("0-1=9",), "9"),
+        ("2-9*9+1", ("2-9=3", "3*9=7", "7+1=8"), "8"),
+    ],
+)
+def test_clock_solution(question: str, steps: tuple[str, ...], answer: str) -> None:
+    assert clock_solution(question) == (steps, answer)
+
+
+@pytest.mark.parametrize("question", ["", "3", "3+", "3+0", "33+1", "3/1", "3 + 1", "3+1=", "٣+1"])
+def test_clock_solution_of_something_else(question: str) -> None:
+    with pytest.raises(TaskError, match="is not a clock problem"):
+        clock_solution(question)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_clock_problems_are_solved_left_to_right(seed: int, operators: int) -> None:
+    question = clock_problem(np.random.default_rng(seed), operators)
+    assert len(question) == 1 + 2 * operators
+    value = int(question[0])
+    for i in range(1, len(question), 2):
+        value = eval(f"({value}{question[i : i + 2]}) % 10")
+    steps, answer = clock_solution(question)
+    assert answer == str(value)
+    assert len(steps) == operators
+
+
+def test_clock_trains_on_all_that_is_not_held_out() -> None:
+    task = load("clock")
+    assert len(task.validation) == 300 == len(set(questions(task.validation)))
+    assert len(task.train) == len(set(questions(task.train))) == 6569  # of 10 * 27**2
+    assert not any(map(clock_held_out, questions(task.train)))
+    assert all(map(clock_held_out, questions(task.validation)))
+    assert all(
+        (p.columns["solution"].split(";"), p.answer)
+        == (list(clock_solution(p.question)[0]), clock_solution(p.question)[1])
+        for p in task.train
+    )
+    assert task.answer_kind == "exact"
+    other = load("clock", seed=1)
+    assert other.digest == task.digest
+    assert questions(other.validation) != questions(task.validation)
+    assert len(load("clock", train_size=100).train) == 100
+
+
+def test_which_clock_problems_are_held_out_never_changes() -> None:
+    every = {p.question for p in load("clock", options={"operators": 1}).train}
+    assert len(every) == 237
+    assert [q for q in ("3+8*7", "1+1", "2*9", "0-3", "6+1") if clock_held_out(q)] == HELD_OUT
+    drawn = [clock_problem(np.random.default_rng(i), 4) for i in range(5000)]
+    assert 0.08 < np.mean([clock_held_out(q) for q in drawn]) < 0.12
+
+
+HELD_OUT: list[str] = []
+
+
+def test_clock_with_more_operators_is_drawn() -> None:
+    keys = {"options": {"operators": 4}, "train_size": 400, "validation_size": 50}
+    task = load("clock", **keys)
+    assert (len(set(questions(task.train))), len(set(questions(task.validation)))) == (400, 50)
+    assert not any(map(clock_held_out, questions(task.train)))
+    assert all(map(clock_held_out, questions(task.validation)))
+    assert all(len(q) == 9 for q in questions(task.train + task.validation))
+    assert task == load("clock", **keys)
+    assert task.digest != load("clock", seed=1, **keys).digest
+
+
+@pytest.mark.parametrize("operators", [0, -1, 33, 2.0, "2", True])
+def test_clock_operators_are_a_small_number(operators: object) -> None:
+    fails(
+        f"task.options.operators = {operators!r}: use a whole number from 1 to 32",
+        "clock",
+        options={"operators": operators},
+    )
+
+
+def test_clock_errors() -> None:
+    fails("task.options.operator: clock has one option, 'operators'", "clock", options={"operator": 2})
+    fails("task.train_size = 7000: there are only 6569", "clock", train_size=7000)
+    fails("task.validation_size = 40: there are only 33", "clock", options={"operators": 1}, validation_size=40)
+
+
+def test_clock_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_CLOCK_ENUMERATED", 0)
+    fails(
+        "task.train_size = 238: clock with 1 operators has too few", "clock", options={"operators": 1}, train_size=238
+    )
+
+
+# --- reasoning-gym --------------------------------------------------------------------------------------------------
+
+
+def test_reasoning_gym_makes_the_same_disjoint_problems_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym")
+    # this data set follows the order of Python's sets of strings, which is another in each process
+    keys = {"train_size": 30, "validation_size": 10}
+    task = load("reasoning_gym:isomorphic_strings", **keys)
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    assert load("reasoning_gym:isomorphic_strings", **keys) == task
+    assert (len(task.train), len(task.validation), task.answer_kind) == (30, 10, "exact")
+    assert disjoint(task)
+    assert all(isinstance(p.answer, str) for p in task.train)
+    assert task.train[0].columns["metadata"]["source_dataset"] == "isomorphic_strings"
+    assert load("reasoning_gym:isomorphic_strings", seed=1, **keys).digest != task.digest
+
+
+def test_reasoning_gym_errors() -> None:
+    pytest.importorskip("reasoning_gym")
+    fails("there is no such data set; did you mean 'leg_counting'?", "reasoning_gym:leg_countin")
+    fails("unexpected keyword argument 'legs'; check task.options", "reasoning_gym:leg_counting", options={"legs": 3})
+    fails("; check task.options", "reasoning_gym:leg_counting", options={"min_animals": -3})
+    fails("task.options.size: set task.train_size", "reasoning_gym:leg_counting", options={"size": 3})
+    fails("its answer is None, not a text", "reasoning_gym:graph_color", train_size=2, validation_size=2)
+    fails("use numbers, strings, booleans", "reasoning_gym:leg_counting", options={"min_animals": {1}})
+
+
+def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
+        rng = np.random.default_rng(request["seed"])
+        return [{"question": f"q{rng.integers(20)}", "answer": "a"} for _ in range(request["size"])]
+
+    monkeypatch.setattr(tasks, "_generate", generate)
+    task = load("reasoning_gym:x", train_size=10)
+    assert disjoint(task)
+    assert 0 < len(task.validation) == len(set(questions(task.validation))) < 20
+    fails(
+        "lower task.train_size or task.validation_size, or widen", "reasoning_gym:x", train_size=10, validation_size=20
+    )
+    fails("lower task.train_size", "reasoning_gym:x", train_size=1000)
+
+
+def test_reasoning_gym_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install 'ftis\[reasoning-gym\]'"):
+        tasks._gym_entries("x", 1, 0, {})
+
+
+def test_a_generating_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'MemoryError: too large' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    fails("reasoning_gym:leg_counting: making problems failed: MemoryError: too large", "reasoning_gym:leg_counting")
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+WORDS = ["<unk>", "<bos>", "<sys>", "<user>", "<bot>", "Be", "brief", "What", "is", "it", "?", "so", "{", "}"]
+CHAT = (
+    "<bos>{% for m in messages %}{{ '<sys>' if m.role == 'system' else '<user>' }} {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
+QUESTION = Prompt(7, "What is it ?", "it")
+
+
+def tokenizer(chat_template: str | None = None, bos: bool = True) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    specials = {"unk_token": "<unk>", "bos_token": "<bos>", "extra_special_tokens": ["<sys>", "<user>", "<bot>"]}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=chat_template, **specials)
+
+
+def rendered(config: PromptConfig, tok: PreTrainedTokenizerFast, prompt: Prompt = QUESTION) -> str:
+    ids = render_prompt(prompt, config, tok)
+    assert ids.dtype == np.int32
+    assert ids.ndim == 1
+    return " ".join(WORDS[i] for i in ids)
+
+
+def test_chat_template() -> None:
+    tok = tokenizer(CHAT)
+    assert rendered(PromptConfig(system_prompt="Be brief"), tok) == "<bos> <sys> Be brief <user> What is it ? <bot>"
+    assert rendered(PromptConfig(system_prompt=""), tok) == "<bos> <user> What is it ? <bot>"
+    wrapped = PromptConfig(system_prompt="", template="so {question} so")
+    assert rendered(wrapped, tok) == "<bos> <user> so What is it ? so <bot>"
+
+
+def test_plain_text_where_there_is_no_chat_template_or_it_is_not_wanted() -> None:
+    plain = "<bos> Be brief What is it ?"
+    assert rendered(PromptConfig(system_prompt="Be brief"), tokenizer()) == plain
+    assert rendered(PromptConfig(system_prompt="Be brief", chat_template="never"), tokenizer(CHAT)) == plain
+    assert rendered(PromptConfig(system_prompt=""), tokenizer(bos=False)) == "What is it ?"
+
+
+def test_plain_text_is_system_blank_line_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Spy:
+        chat_template = None
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            seen.append(text)
+            return {"input_ids": [1]}
+
+    render_prompt(QUESTION, PromptConfig(system_prompt="S", template="Q: {question}="), Spy())
+    render_prompt(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), Spy())
+    assert seen == ["S\n\nQ: What is it ?=", "{question} {x}"]
+
+
+def test_a_prompt_without_tokens_is_an_error() -> None:
+    with pytest.raises(TaskError, match="the prompt of problem 3 .'  '. has no tokens; put some text"):
+        render_prompt(Prompt(3, "  ", ""), PromptConfig(system_prompt=""), tokenizer(bos=False))
+
+
+def test_a_chat_template_that_refuses() -> None:
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<bot>"
+    with pytest.raises(
+        TaskError, match='refuses the prompt of problem 7: no system role; set prompt.system_prompt = ""'
+    ):
+        render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
+    assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"
