@@ -580,7 +580,7 @@ def test_an_unknown_answer_kind_of_a_task_is_an_error() -> None:
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=4))
 def test_only_finite_numbers_pass(values: list[float]) -> None:
     score = Scorer(lambda **_: values, "f", "exact", "think", "answer")
-    call = lambda: score(PROMPT, ["x"] * len(values), [[0]] * len(values))  # noqa: E731
+    call = lambda: score(PROMPT, ["x"] * len(values), [[0]] * len(values))
     if all(map(math.isfinite, values)):
         assert call() == tuple(values)
     else:

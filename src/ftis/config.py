@@ -252,6 +252,8 @@ class Recipe(_Section):
         """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
         document, where = self.model_dump(), f"arm {arm.name!r}"
         for key, value in _dotted(arm.set):
+            if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "processes", "threads"):
+                raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
             try:
                 set_key(document, key, value)
             except RecipeError as error:

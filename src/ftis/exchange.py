@@ -103,7 +103,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class HubEndpoint:
-    """One peer's end of a :class:`Hub`; its thread must hold ``hub.turn``, which ``collect`` gives away and takes back."""
+    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``, which ``collect`` gives away and takes back."""
 
     hub: Hub
     peer: str

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
 import multiprocessing
 import os
 import platform
 import queue
+import re
 import shutil
 import signal
 import threading
@@ -32,9 +34,11 @@ from typing import Any
 import torch
 
 from ftis import checkpoint, starters
+from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
-from ftis.peer import Event, load_peer, run_peer
+from ftis.peer import Event, load_peer, rollouts_per_group, run_peer
+from ftis.policy import resolve_device, resolve_dtype
 from ftis.records import Records, Tracker
 
 Say = Callable[[Event], None]
@@ -69,7 +73,7 @@ class Seat:
 
 
 def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
-    """The recipe's arms (or those named), each with its own recipe; one arm named after the objective if it has none."""
+    """The recipe's arms (or those named), each with its own recipe. Without arms it is one, named after its objective."""
     configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
     unknown = set(only) - {a.name for a in configs}
     if unknown:
@@ -79,9 +83,8 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
         if only and config.name not in only:
             continue
         of_arm = recipe.arm(config)
-        if config.collaborate:
-            swarms = (of_arm,)
-        else:
+        swarms: tuple[Recipe, ...] = (of_arm,)
+        if not config.collaborate:
             swarms = tuple(of_arm.model_copy(update={"peers": (peer,)}) for peer in of_arm.peers)
         arms.append(Arm(config.name, of_arm, swarms))
     return arms
@@ -378,7 +381,9 @@ def _claimed(directory: Path, resume: bool, recipe: Recipe) -> Iterator[None]:
                 known.with_suffix(".partial").replace(known)
             yield
     except OSError as error:
-        raise RunError(f"{directory}: {error}; free space or change output_dir, then run again with --resume") from error
+        raise RunError(
+            f"{directory}: {error}; free space or change output_dir, then run again with --resume"
+        ) from error
 
 
 FREE_TO_CHANGE = ("output_dir", "processes", "threads", "report_to")
@@ -418,3 +423,133 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def estimate(recipe: Recipe) -> list[str]:
+    """What a run would take, in lines for people: parameters and memory per peer, bytes on the wire per round.
+
+    Memory counts weights, gradients, AdamW's two moments, the largest micro-batch's logits (three float32 copies of
+    completion tokens × vocabulary) and the sampler's keys and values; activations come on top. Bytes are the most
+    there can be, reached when every completion has the maximum length.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    lines = []
+    sampling, training = recipe.sampling, recipe.training
+    prompts = (
+        training.prompts_per_round if training.mode == "horizontal" else training.prompts_per_round // len(recipe.peers)
+    )
+    repeats = rollouts_per_group(recipe)
+    rollouts = prompts * repeats
+    for peer in recipe.peers:
+        if starters.is_starter(peer.model):
+            source = starters.path_of(peer.model)
+            if not (source / "config.json").exists():
+                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
+                continue
+        else:
+            source = Path(peer.model)
+        try:
+            config = AutoConfig.from_pretrained(str(source))
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except (OSError, ValueError, KeyError) as error:
+            lines.append(f"{peer.name}: {peer.model} cannot be looked at ({str(error).strip().splitlines()[0]})")
+            continue
+        total = sum(p.numel() for p in model.parameters())
+        trained = _trained_parameters(model, peer)
+        text = config.get_text_config(decoder=True)
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        number = 2 if resolve_dtype(peer.dtype, resolve_device("auto")) == torch.bfloat16 else 4
+        at_a_time = min(rollouts, sampling.batch_size or rollouts)
+        cache = at_a_time * sampling.max_completion_length * text.num_hidden_layers * kv_heads * head_dim * 2 * number
+        logits = min(peer.tokens_per_microbatch, rollouts * sampling.max_completion_length) * text.vocab_size * 4 * 3
+        states = total * 4 + trained * 12
+        lines.append(
+            f"{peer.name}: {total:,} parameters, {trained:,} trained; weights, gradients and optimiser "
+            f"{_size(states)}, logits of a micro-batch up to {_size(logits)}, sampling cache up to {_size(cache)}"
+        )
+    if len(recipe.peers) > 1:
+        tokens = rollouts * sampling.max_completion_length
+        sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len))
+        lines.append(
+            f"wire: each peer offers at most {_size(sent)} a round and receives "
+            f"{_size(sent * (len(recipe.peers) - 1))}; {_size(sent * training.rounds)} offered in all rounds"
+        )
+    return lines
+
+
+def _trained_parameters(model: Any, peer: PeerConfig) -> int:
+    if peer.train == "lora":
+        targets = [
+            m
+            for n, m in model.named_modules()
+            if n.rpartition(".")[2] in peer.lora_target_modules and hasattr(m, "in_features")
+        ]
+        return sum(peer.lora_r * (m.in_features + m.out_features) for m in targets)
+    patterns = peer.trainable_parameters if peer.train == "subset" else ("",)
+    return sum(p.numel() for n, p in model.named_parameters() if any(re.search(x, n) for x in patterns))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def diagnose() -> list[tuple[str, str, str, str]]:
+    """What this machine has: (name, "ok"|"absent"|"problem", what was found, how to get it)."""
+    rows: list[tuple[str, str, str, str]] = []
+    version = platform.python_version()
+    rows.append(("python", "ok", version, ""))
+    for package, minimum in (("torch", "2.11"), ("transformers", "5.17"), ("peft", "0.17"), ("math-verify", "0.8")):
+        found = importlib.metadata.version(package)
+        enough = _version(found) >= _version(minimum)
+        remedy = "" if enough else f'pip install "{package}>={minimum}"'
+        rows.append((package, "ok" if enough else "problem", found, remedy))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    rows.append(("cores, memory", "ok", f"{_cores()} cores, {_size(memory)}", ""))
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(i).total_memory
+            bf16 = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+            rows.append((f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {_size(total)}, {bf16}", ""))
+    else:
+        rows.append(
+            ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
+        )
+    home = starters.home()
+    writable = _nearest_existing(home)
+    free = shutil.disk_usage(writable).free
+    fits = os.access(writable, os.W_OK) and free > 2e9
+    rows.append(
+        (
+            "starter cache",
+            "ok" if fits else "problem",
+            f"{home}, {_size(free)} free",
+            "" if fits else "set FTIS_HOME to a writable place with 2 GB free",
+        )
+    )
+    optional = {
+        "reasoning_gym": ("reasoning-gym", "procedural tasks"),
+        "tensorboard": ("tensorboard", "report_to"),
+        "wandb": ("wandb", "report_to"),
+        "trackio": ("trackio", "report_to"),
+    }
+    for module, (extra, use) in optional.items():
+        present = importlib.util.find_spec(module) is not None
+        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install "ftis[{extra}]"'))
+    return rows
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

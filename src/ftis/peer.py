@@ -29,7 +29,7 @@ from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.records import Records
 from ftis.rewards import Scorer, load_scorer
-from ftis.rollouts import Batch, Group, Ints, Prompt, ScoredGroup, collate, draw_items, pad, share_of
+from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of
 from ftis.sampling import Decoding, Sampler, in_chunks, sampler_for
 from ftis.tasks import Task, load_task, render_prompt
 
@@ -121,56 +121,60 @@ def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
     A step's divisor counts all of its rollouts; only those that carry gradient are run through the model. A step
     in which none does is passed over.
     """
-    training, device = peer.recipe.training, peer.policy.device
-    old_of_row = dict(zip(start.rows.tolist(), start.old_logp, strict=True))
+    training = peer.recipe.training
     carries_gradient = set(start.rows[start.kept].tolist())
     losses: list[float] = []
     grad_norms: list[float] = []
-    clipped: list[Diagnostics] = []
+    diagnostics: list[Diagnostics] = []
     for iteration in range(training.num_iterations):
         shuffled = np.random.default_rng(peer.seed(round, f"steps-{iteration}")).permutation(len(batch))
         for part in np.array_split(shuffled, training.steps_per_generation):
             rows = np.array(sorted(carries_gradient.intersection(part.tolist())), dtype=np.int64)
             if not len(rows):
                 continue
-            parts: list[tuple[Tensor, Diagnostics]] = []
-
-            def loss_of_rows(
-                logp_nT: Tensor, mask_nT: Tensor, micro: npt.NDArray[np.int64], *, rows=rows, part=part, parts=parts
-            ) -> Tensor:  # type: ignore[no-untyped-def]
-                of_batch = rows[micro]
-                old_nT, gen_nT, _ = _padded(
-                    [old_of_row[r] for r in of_batch.tolist()], [batch.rollouts[r].gen_logp for r in of_batch]
-                )
-                loss, diagnostics = policy_loss(
-                    peer.objective,
-                    logp_nT,
-                    old_nT.to(device),
-                    gen_nT.to(device),
-                    start.advantage_N[of_batch].to(device),
-                    mask_nT,
-                    torch.from_numpy(batch.group_N[of_batch]).to(device),
-                    divisor=len(part),
-                )
-                parts.append((loss.detach(), diagnostics))
-                return loss
-
-            norm = peer.policy.step(
-                [batch.prompt_ids[r] for r in rows],
-                [batch.rollouts[r].completion_ids for r in rows],
-                peer.decoding.temperature,
-                loss_of_rows,
-            )
-            grad_norms.append(norm)
-            losses.append(float(sum(loss for loss, _ in parts)))
-            clipped += [diagnostics for _, diagnostics in parts]
-    seen = Diagnostics.concat(clipped) if clipped else None
+            loss = _StepLoss(peer, batch, start, rows, divisor=len(part))
+            completions = [batch.rollouts[r].completion_ids for r in rows]
+            prompts = [batch.prompt_ids[r] for r in rows]
+            grad_norms.append(peer.policy.step(prompts, completions, peer.decoding.temperature, loss))
+            losses.append(loss.value)
+            diagnostics += loss.diagnostics
+    seen = Diagnostics.concat(diagnostics) if diagnostics else None
     return Update(
         losses=tuple(losses),
         grad_norms=tuple(grad_norms),
         clipped_low=float(seen.clipped_low.double().mean()) if seen else 0.0,
         clipped_high=float(seen.clipped_high.double().mean()) if seen else 0.0,
     )
+
+
+class _StepLoss:
+    """The loss of one optimiser step, called once per micro-batch with the rows of the step it holds."""
+
+    def __init__(self, peer: Peer, batch: Batch, start: RoundStart, rows: npt.NDArray[np.int64], divisor: int) -> None:
+        self.peer, self.batch, self.start, self.rows, self.divisor = peer, batch, start, rows, divisor
+        self.old_of_row = dict(zip(start.rows.tolist(), start.old_logp, strict=True))
+        self.value = 0.0
+        self.diagnostics: list[Diagnostics] = []
+
+    def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: npt.NDArray[np.int64]) -> Tensor:
+        of_batch = self.rows[micro]
+        old_nT, gen_nT, _ = _padded(
+            [self.old_of_row[r] for r in of_batch.tolist()], [self.batch.rollouts[r].gen_logp for r in of_batch]
+        )
+        device = logp_nT.device
+        loss, diagnostics = policy_loss(
+            self.peer.objective,
+            logp_nT,
+            old_nT.to(device),
+            gen_nT.to(device),
+            self.start.advantage_N[of_batch].to(device),
+            mask_nT,
+            torch.from_numpy(self.batch.group_N[of_batch]).to(device),
+            divisor=self.divisor,
+        )
+        self.value += float(loss.detach())
+        self.diagnostics.append(diagnostics)
+        return loss
 
 
 @dataclass
@@ -227,8 +231,7 @@ class Peer:
     def evaluate(self) -> dict[str, float]:
         """Greedy pass@1 on validation and on every out-of-distribution task, recorded; accuracy by split."""
         accuracies: dict[str, float] = {}
-        splits = {"validation": self.task, **{f"ood/{task.name}": task for task in self.ood}}
-        for split, task in splits.items():
+        for split, task in [("validation", self.task), *self._ood_splits()]:
             problems = task.validation
             began = time.monotonic()
             evaluation = evaluate(
@@ -242,15 +245,23 @@ class Peer:
             )
             summary = {
                 "step": self.cursor.step,
-                "split": split.replace("/", "-").replace(":", "-"),
+                "split": split,
                 "accuracy": evaluation.accuracy,
                 "problems": len(problems),
                 "mean_length": evaluation.mean_length,
                 "seconds": time.monotonic() - began,
             }
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
-            accuracies[str(summary["split"])] = evaluation.accuracy
+            accuracies[split] = evaluation.accuracy
         return accuracies
+
+    def _ood_splits(self) -> list[tuple[str, Task]]:
+        """Each out-of-distribution task under a name fit for files: ood-<task>, numbered where one occurs twice."""
+        names = [f"ood-{task.name.replace(':', '-')}" for task in self.ood]
+        return [
+            (name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}", task)
+            for i, (name, task) in enumerate(zip(names, self.ood, strict=True))
+        ]
 
     def advance(
         self,
@@ -269,7 +280,8 @@ class Peer:
         self.cursor = Cursor(
             step=old.step + 1,
             seconds=old.seconds + seconds,
-            tokens_sampled=old.tokens_sampled + sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine),
+            tokens_sampled=old.tokens_sampled
+            + sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine),
             bytes_sent=old.bytes_sent + (len(message) if len(self.recipe.peers) > 1 else 0),
             bytes_received=old.bytes_received + sum(len(data) for data in collected.messages.values()),
             foreign_admitted=old.foreign_admitted + admitted,

@@ -16,15 +16,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
 from ftis.rollouts import Floats, Ints, pad
+
+transformers_logging.disable_progress_bar()  # progress is shown once, by us
 
 LossOfRows = Callable[[Tensor, Tensor, "np.ndarray[Any, np.dtype[np.int64]]"], Tensor]
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch, given which rows of the step it holds."""
@@ -54,7 +57,7 @@ class Policy:
         self.device = resolve_device(config.device)
         self.compute_dtype = resolve_dtype(config.dtype, self.device)
         self.end_ids = end_of_sequence_ids(model, tokenizer)
-        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self.vocab_size = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
@@ -101,9 +104,7 @@ class Policy:
                 yield
 
     @torch.no_grad()
-    def logps(
-        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
-    ) -> list[Floats]:
+    def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
         """log π_θ of each completion token under softmax(logits / temperature), without gradient.
 
         Returns:
@@ -138,14 +139,14 @@ class Policy:
         if not np.isfinite(grad_norm):
             raise ModelError(
                 f"peer {self.config.name!r}: the gradient's norm is {grad_norm}; the step was not taken. "
-                f"Lower the learning rate (now {self.config.learning_rate}) or set dtype = \"float32\""
+                f'Lower the learning rate (now {self.config.learning_rate}) or set dtype = "float32"'
             )
         self.optimizer.step()
         return grad_norm
 
     def detokenize(self, completion_ids: Sequence[int]) -> str:
         """A completion's text, without special tokens such as the end of sequence."""
-        return str(self.tokenizer.decode(completion_ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
     def save_pretrained(self, directory: Path) -> None:
         """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory."""
@@ -209,7 +210,7 @@ def load_model(source: str) -> PreTrainedModel:
             f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {_first_line(error)}") from None
 

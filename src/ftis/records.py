@@ -60,7 +60,7 @@ class Records:
         for tracker in self.trackers:
             tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
 
-    def rollouts(self, round: int, columns: Mapping[str, Sequence[Any]]) -> None:
+    def rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
         """Write a round's rollouts as one Parquet file."""
         path = self.directory / "rollouts" / f"round-{round:06d}.parquet"
         partial = path.with_suffix(".partial")
@@ -80,7 +80,9 @@ class Tracker:
         if kind == "tensorboard":
             self._client = _import("torch.utils.tensorboard", kind).SummaryWriter(str(directory / "tensorboard"))
         elif kind == "wandb":
-            self._client = _import("wandb", kind).init(project=project, name=run, dir=str(directory), reinit="create_new")
+            self._client = _import("wandb", kind).init(
+                project=project, name=run, dir=str(directory), reinit="create_new"
+            )
         else:
             self._client = _import("trackio", kind)
             self._client.init(project=project, name=run)

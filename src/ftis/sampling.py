@@ -10,7 +10,7 @@ drawn from. Generation defaults stored with a model (repetition penalties and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -212,7 +212,7 @@ class _SlotLayer(DynamicLayer):
     """Keys and values of one layer in preallocated slots, so that growing by a token copies nothing."""
 
     def __init__(self, capacity: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.capacity, self.used = capacity, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -228,7 +228,8 @@ class _SlotLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.used = self.used, self.used + key_states.shape[2]
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         self.keys[:, :, start : self.used] = key_states
         self.values[:, :, start : self.used] = value_states
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
@@ -236,24 +237,28 @@ class _SlotLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.used
 
-    def map(self, rows: Any) -> None:
-        self.keys, self.values = rows(self.keys), rows(self.values)
+    def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
+        """Replace the batch's rows: ``of_rows`` takes and returns [rows, heads, slots, width]."""
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys, self.values = of_rows(self.keys), of_rows(self.values)
 
 
 class _SlotCache(Cache):
     def __init__(self, model: Any, capacity: int) -> None:
         n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        super().__init__(layers=[_SlotLayer(capacity) for _ in range(n_layers)])
+        self.slots = [_SlotLayer(capacity) for _ in range(n_layers)]
+        super().__init__(layers=list(self.slots))
 
     def repeat(self, repeats: int) -> None:
         """Each row ``repeats`` times, next to each other: a prompt's cache becomes its group's."""
-        for layer in self.layers:
-            layer.map(lambda slots: slots.repeat_interleave(repeats, 0))
+        for layer in self.slots:
+            layer.map(lambda rows: rows.repeat_interleave(repeats, 0))
 
     def select(self, active: Tensor) -> None:
         """Only the active rows, in their order."""
-        for layer in self.layers:
-            layer.map(lambda slots: slots[active])
+        for layer in self.slots:
+            layer.map(lambda rows: rows[active])
 
 
 class _LogpRecorder(LogitsProcessor):

@@ -44,15 +44,16 @@ STYLES = {"reasoned": 0.27, "direct": 0.50, "slip": 0.08, "untagged": 0.15}
 """How a warm-up completion is written, and how often: right reasoning and tags; no reasoning at all; reasoning with
 one wrong step; right reasoning whose answer lacks its tags."""
 
-OPERATOR_COUNTS = (1, 2, 2, 3, 3, 4)
-BATCH_SIZE = 16
+OPERATOR_COUNTS = (1, 1, 2, 2, 3, 4)
+BATCH_SIZE = 32
 RAMP_STEPS = 50
-MAX_STEPS = 2000
-CHECK_EVERY = 100
+MAX_STEPS = 1500
+CHECK_EVERY = 50
 CHECK_PROBLEMS = 256
+CHECK_OPERATORS = 2
 TARGET = 0.55
-"""Warm-up stops once this share of sampled completions that reason and are tagged are right. The step at which a
-model grasps the task moves between 900 and 2,000 with the seed, so a fixed number of steps would not do."""
+"""Warm-up stops once this share of sampled two-operator completions that reason and are tagged are right. The step at
+which a model grasps the task moves by hundreds with the seed, so a fixed number of steps would not do."""
 
 
 @dataclass(frozen=True)
@@ -228,10 +229,9 @@ def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, 
     return tuple(out), value
 
 
-def _problem(starter: Starter, rng: np.random.Generator) -> str:
-    """A problem with one to four of the starter's operators that no validation split can hold."""
+def _problem(starter: Starter, rng: np.random.Generator, count: int) -> str:
+    """A problem with ``count`` of the starter's operators that no validation split can hold."""
     while True:
-        count = OPERATOR_COUNTS[int(rng.integers(len(OPERATOR_COUNTS)))]
         question = str(rng.integers(10))
         for _ in range(count):
             question += starter.operators[int(rng.integers(len(starter.operators)))] + str(rng.integers(1, 10))
@@ -240,7 +240,7 @@ def _problem(starter: Starter, rng: np.random.Generator) -> str:
 
 
 def _example(starter: Starter, rng: np.random.Generator) -> tuple[str, str]:
-    question = _problem(starter, rng)
+    question = _problem(starter, rng, int(rng.choice(OPERATOR_COUNTS)))
     style = str(rng.choice(list(STYLES), p=list(STYLES.values())))
     return f"{question}=", write_completion(question, style, rng)
 
@@ -257,7 +257,7 @@ def _supervised_step(policy: Policy, examples: list[tuple[str, str]]) -> None:
 
 def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Generator) -> float:
     """Of sampled completions with reasoning and tags, the share whose answer is right."""
-    questions = [_problem(starter, rng) for _ in range(CHECK_PROBLEMS)]
+    questions = [_problem(starter, rng, CHECK_OPERATORS) for _ in range(CHECK_PROBLEMS)]
     prompts = [np.array(policy.tokenizer(f"{q}=")["input_ids"], dtype=np.int32) for q in questions]
     groups = builtin_sampler(policy, prompts, 2, Decoding(max_completion_length=40), int(rng.integers(2**31)))
     right = reasoned = 0

@@ -1,0 +1,189 @@
+"""The command line: parse → call → exit code.
+
+Exit codes: 0 done; 1 an error that names its remedy; 2 wrong usage; 3 the run ended but some peer of a
+collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TaskConfig, load, run_directory
+
+app = typer.Typer(
+    name="ftis",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Different language models learn together, exchanging only token ids and log-probabilities.",
+)
+console = Console(soft_wrap=not sys.stdout.isatty())
+errors = Console(stderr=True, soft_wrap=True)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."
+        ),
+    ] = None,
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped (or start it).")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an earlier run of this name and seed first.")
+    ] = False,
+) -> None:
+    """Train a recipe's peers, arm by arm, and compare them."""
+    from ftis import experiment, report
+    from ftis.progress import Display
+
+    loaded = load(recipe, set_ or [])
+    if dry_run:
+        _print_plan(loaded)
+        return
+    if resume and overwrite:
+        raise typer.BadParameter("--resume and --overwrite exclude each other")
+    directory = run_directory(loaded)
+    if overwrite and (directory / "recipe.json").exists():
+        shutil.rmtree(directory)
+    display = Display(console)
+    with display.live():
+        finished = experiment.run(loaded, resume=resume, only=tuple(arm or ()), say=display)
+    if not finished:
+        console.print(f"stopped; {directory} can be resumed with --resume")
+        raise typer.Exit(130)
+    summary = report.summarise(directory)
+    console.print(report.closing_table(summary))
+    for warning in report.warnings(summary):
+        console.print(f"note: {warning}")
+    console.print(f"records, summary.json and learning_curves.png in {directory}")
+    report.plot_learning_curves(directory, summary)
+    if report.nobody_collaborated(summary):
+        errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
+        raise typer.Exit(3)
+
+
+@app.command("eval")
+def evaluate_model(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
+    ],
+    task: Annotated[str, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>.")],
+    path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="A seeded subset of so many problems.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Take prompt, tags, reward and sampling from this recipe.")
+    ] = None,
+    max_completion_length: Annotated[int | None, typer.Option(min=1)] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of a procedural task.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
+) -> None:
+    """Greedy pass@1 of one model on a task's validation problems."""
+    import tomllib
+
+    from ftis import starters
+    from ftis.evaluate import evaluate
+    from ftis.policy import Policy
+    from ftis.rewards import load_scorer
+    from ftis.sampling import sampler_for
+    from ftis.tasks import load_task, render_prompt
+
+    base = load(recipe) if recipe else None
+    try:
+        options = tomllib.loads("\n".join(option or []))
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
+    loaded = load_task(TaskConfig(name=task, path=path, validation_size=limit, options=options))
+    prompt = base.prompt if base else PromptConfig()
+    score = load_scorer(base.reward if base else RewardConfig(), prompt, loaded.answer_kind)
+    length = max_completion_length or (base.sampling.max_completion_length if base else 768)
+    source = str(starters.make(model)) if starters.is_starter(model) else model
+    policy = Policy.load(PeerConfig(name="model", model=source))
+    problems = loaded.validation
+    prompt_ids = [render_prompt(p, prompt, policy.tokenizer) for p in problems]
+    with console.status(f"answering {len(problems)} problems"):
+        result = evaluate(policy, sampler_for(policy), problems, prompt_ids, score, length)
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text("".join(json.dumps(vars(p)) + "\n" for p in result.problems), encoding="utf-8")
+    right = sum(p.reward for p in result.problems)
+    console.print(
+        f"{task}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(problems)}), "
+        f"mean length {result.mean_length:.1f} tokens"
+    )
+
+
+@app.command("starters")
+def make_starters(
+    names: Annotated[list[str] | None, typer.Argument(help="Which to make; all of them if none is named.")] = None,
+) -> None:
+    """Make the small ready-to-train models, and say where they are."""
+    from ftis import starters
+    from ftis.progress import Display
+
+    chosen = [starters.PREFIX + name.removeprefix(starters.PREFIX) for name in names or starters.STARTERS]
+    for model in chosen:
+        starters.lookup(model)
+    display = Display(console)
+    with display.live():
+        for model in chosen:
+            path = starters.make(
+                model, lambda name, step, of: display({"kind": "warm-up", "starter": name, "step": step, "of": of})
+            )
+            card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
+            console.print(f"{model}: {path} (right when reasoned: {card['right_when_reasoned']:.2f})")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, what is missing, and how to get it."""
+    from ftis.experiment import diagnose
+
+    problems = 0
+    for name, state, found, remedy in diagnose():
+        mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
+        problems += state == "problem"
+        console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""), highlight=False, markup=False)
+    raise typer.Exit(1 if problems else 0)
+
+
+def _print_plan(recipe: Recipe) -> None:
+    from ftis.experiment import estimate
+
+    console.print_json(recipe.model_dump_json())
+    for line in estimate(recipe):
+        console.print(line, highlight=False, markup=False)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The ``ftis`` command."""
+    try:
+        code: Any = app(arguments, standalone_mode=False)
+    except FtisError as error:
+        errors.print(f"error: {error}", highlight=False, markup=False)
+        code = 1
+    except OSError as error:
+        errors.print(f"error: {error}", highlight=False, markup=False)
+        code = 1
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        code = 130
+    except typer.Abort:
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

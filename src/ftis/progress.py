@@ -1,0 +1,90 @@
+"""What a run shows while it goes on: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Turns a run's events into bars (interactive) or lines (a log file, a pipe)."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._rounds: dict[str, int] = {}
+        self._notes: dict[str, dict[str, str]] = {}
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        if self.console.is_terminal:
+            with self._bars:
+                yield
+        else:
+            yield
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "warm-up":
+            self._advance(f"warm-up {event['starter']}", event["step"], event["of"], "")
+            if event["step"] % 250 == 0:
+                self._line(f"warm-up {event['starter']}: step {event['step']}, at most {event['of']}")
+        elif kind == "arm":
+            for peer in event["peers"]:
+                self._rounds[f"{event['arm']}/{peer}"] = event["rounds"]
+            self._line(f"arm {event['arm']}: {', '.join(event['peers'])}, {event['rounds']} rounds")
+        elif kind in ("start", "round", "evaluation"):
+            self._of_peer(event)
+        elif kind == "stopping":
+            self.console.print("stopping after this round; once more to stop at once")
+
+    def _of_peer(self, event: Mapping[str, Any]) -> None:
+        name = f"{event['arm']}/{event['peer']}"
+        notes = self._notes.setdefault(name, {})
+        if event["kind"] == "round":
+            notes["reward"] = f"{event['reward']:.2f}"
+            if event.get("foreign_used") == 0:
+                self.console.print(f"{name}: no foreign rollout was used in round {event['step']}{_why(event)}")
+        if event["kind"] == "evaluation":
+            splits = {k: v for k, v in event.items() if k == "validation" or k.startswith("ood")}
+            notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
+            accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
+            self._line(f"{name}: round {event['step']}  {accuracies}")
+        self._advance(name, event["step"], self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
+
+    def _advance(self, name: str, step: int, total: int, note: str) -> None:
+        if not self.console.is_terminal:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, note="")
+        self._bars.update(self._tasks[name], completed=step, note=note)
+
+    def _line(self, text: str) -> None:
+        if not self.console.is_terminal:
+            self.console.print(text, highlight=False)
+
+
+def _why(event: Mapping[str, Any]) -> str:
+    """The foreign peers' rejections and drops of a round, for the line that says nothing of theirs was used."""
+    own, parts = event["peer"], []
+    for key, value in event.items():
+        if not key.startswith("peer/") or key.startswith(f"peer/{own}/"):
+            continue
+        _, name, measure = key.split("/", 2)
+        if (measure.startswith("rejected/") or measure == "dropped") and value:
+            parts.append(f"{name}: {value:g} {measure.replace('rejected/', 'rejected for ')}")
+        elif measure == "delivered" and not value:
+            parts.append(f"{name}: nothing came")
+    return f" ({', '.join(parts)})" if parts else ""
