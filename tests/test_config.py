@@ -495,8 +495,8 @@ def test_an_arm_broken_by_an_override_surfaces_too(path: Path) -> None:
 # --- agreement ----------------------------------------------------------------------------------------
 
 
-def identity(recipe: Recipe, task_digest: str = "t", tokenizer_fingerprint: str = "k") -> str:
-    return run_id(agreement(recipe, task_digest, tokenizer_fingerprint))
+def identity(recipe: Recipe, task_digest: str = "t") -> str:
+    return run_id(agreement(recipe, task_digest))
 
 
 @pytest.mark.parametrize(
@@ -522,18 +522,17 @@ def identity(recipe: Recipe, task_digest: str = "t", tokenizer_fingerprint: str 
 )
 def test_what_must_agree_changes_the_run_id(path: Path, override: str) -> None:
     plain, changed = load(path), load(path, [override])
-    assert agreement(changed, "t", "k") != agreement(plain, "t", "k")
+    assert agreement(changed, "t") != agreement(plain, "t")
     assert identity(changed) != identity(plain)
 
 
-def test_the_problems_the_tokenizer_and_the_peers_order_must_agree(path: Path) -> None:
+def test_the_problems_and_the_peers_order_must_agree(path: Path) -> None:
     recipe = load(path)
     swapped = recipe.model_copy(update={"peers": recipe.peers[::-1]})
     fewer = recipe.model_copy(update={"peers": recipe.peers[:1]})
     ids = [
         identity(recipe),
         identity(recipe, task_digest="u"),
-        identity(recipe, tokenizer_fingerprint="u"),
         identity(swapped),
         identity(fewer),
     ]

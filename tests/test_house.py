@@ -33,6 +33,7 @@ ORDER = [
     "starters",
     "experiment",
     "report",
+    "progress",
     "cli",
 ]
 """A rollout's way through the code. A module imports only modules above it; ``__init__`` re-exports lazily."""

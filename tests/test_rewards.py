@@ -293,6 +293,21 @@ def fresh_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[rewards._Helper]:
     rewards._math_equal.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def impatient_helper() -> Iterator[rewards._Helper]:
+    helper = rewards._Helper()
+    yield helper
+    helper.stop()
+
+
+@pytest.fixture
+def short_limit(impatient_helper: rewards._Helper, monkeypatch: pytest.MonkeyPatch) -> rewards._Helper:
+    """A lower limit on processor time, for what is to exceed it."""
+    monkeypatch.setattr(rewards, "_helper", impatient_helper)
+    monkeypatch.setattr(rewards, "_CPU_SECONDS", 0.3)
+    return impatient_helper
+
+
 SLOW = "(" * 250 + "5" + ")" * 250  # the grammar takes minutes
 
 
@@ -301,13 +316,7 @@ SLOW = "(" * 250 + "5" + ")" * 250  # the grammar takes minutes
     [
         "10**10**10",
         "10^{10^{10}}",
-        "9^{9^{9^{9}}}",
-        "2^{2^{40}}",
-        "1000000!",
-        "(9!)!",
-        r"\binom{10^9}{10^8}",
         r"\sum_{i=1}^{10^9} \frac{1}{i^2}",
-        r"\prod_{i=1}^{10^8} i",
         "(x+1)^{10^7}",
         r"\sqrt{" * 80 + "2" + "}" * 80,
         "1+" * 200 + "1",
@@ -320,9 +329,15 @@ SLOW = "(" * 250 + "5" + ")" * 250  # the grammar takes minutes
         '\n{"given": "5", "expected": "5"}\n',
     ],
 )
+@pytest.mark.usefixtures("short_limit")
 def test_hostile_answers_are_wrong(hostile: str) -> None:
     assert not answers_equal(hostile, "5", "math")
-    assert answers_equal("5.0", "5", "math")  # and harm nothing after them
+
+
+def test_hostile_answers_harm_nothing_after_them(short_limit: rewards._Helper) -> None:
+    for n, hostile in enumerate(["10^{10^{10}}", r"\text{__import__('os').abort()}"]):
+        assert not answers_equal(hostile, "5", "math")
+        assert answers_equal(f"{n}.0", str(n), "math")
 
 
 @pytest.mark.parametrize("kind", ["number", "math", "exact"])
@@ -580,9 +595,9 @@ def test_an_unknown_answer_kind_of_a_task_is_an_error() -> None:
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=4))
 def test_only_finite_numbers_pass(values: list[float]) -> None:
     score = Scorer(lambda **_: values, "f", "exact", "think", "answer")
-    call = lambda: score(PROMPT, ["x"] * len(values), [[0]] * len(values))
+    completions, ids = ["x"] * len(values), [[0]] * len(values)
     if all(map(math.isfinite, values)):
-        assert call() == tuple(values)
+        assert score(PROMPT, completions, ids) == tuple(values)
     else:
         with pytest.raises(RewardError, match="finite"):
-            call()
+            score(PROMPT, completions, ids)

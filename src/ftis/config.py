@@ -95,6 +95,8 @@ class PromptConfig(_Section):
     def _has_question(self) -> Self:
         if "{question}" not in self.template:
             raise ValueError(f"prompt.template {self.template!r} lacks {{question}}: add it where the problem goes")
+        if self.think_tag == self.answer_tag:
+            raise ValueError(f"prompt.think_tag and prompt.answer_tag are both {self.answer_tag!r}; give each its own")
         return self
 
 
@@ -246,7 +248,7 @@ class Recipe(_Section):
         for peer in self.peers:
             if peer.name == name:
                 return peer
-        raise RecipeError(f"no peer {name!r} in the recipe{_nearest(name, [p.name for p in self.peers])}")
+        raise RecipeError(f"no peer {name!r} in the recipe{nearest(name, [p.name for p in self.peers])}")
 
     def arm(self, arm: ArmConfig) -> Recipe:
         """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
@@ -303,10 +305,11 @@ def run_directory(recipe: Recipe) -> Path:
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
 
 
-def agreement(recipe: Recipe, task_digest: str, tokenizer_fingerprint: str) -> dict[str, Any]:
+def agreement(recipe: Recipe, task_digest: str) -> dict[str, Any]:
     """What must be the same on every peer because it changes what a rollout means.
 
-    Peers may differ in the rest: model, what of it is trained, optimiser, objective, device.
+    Peers may differ in the rest: model, what of it is trained, optimiser, objective, device. Tokenizers must be the
+    same too; they travel in every header beside the digest of these facts, so that a mismatch is named as such.
     """
     training = recipe.training
     return {
@@ -314,7 +317,6 @@ def agreement(recipe: Recipe, task_digest: str, tokenizer_fingerprint: str) -> d
         "seed": recipe.seed,
         "task": recipe.task.name,
         "task_digest": task_digest,
-        "tokenizer": tokenizer_fingerprint,
         "prompt": recipe.prompt.model_dump(),
         "reward": recipe.reward.model_dump(),
         "mode": training.mode,
@@ -367,7 +369,7 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     if selector.isdecimal() and int(selector) < len(entries):
         return [entries[int(selector)]]
     names = [str(e.get("name")) for e in entries if isinstance(e, dict)]
-    raise RecipeError(f"{key}: no entry {selector!r}{_nearest(selector, names)}")
+    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, names)}")
 
 
 def _toml_value(text: str) -> Any:
@@ -401,7 +403,7 @@ def _explain(error: ValidationError) -> str:
     tail = f" (and {more} more)" if more else ""
     if first["type"] == "extra_forbidden":
         known = _known_keys([p for p in first["loc"][:-1] if isinstance(p, str)])
-        return f"unknown key {place!r}{_nearest(str(first['loc'][-1]), known)}{tail}"
+        return f"unknown key {place!r}{nearest(str(first['loc'][-1]), known)}{tail}"
     if first["type"] == "missing":
         return f"missing key {place!r}: add it{tail}"
     if first["type"] == "value_error":
@@ -428,7 +430,7 @@ def _known_keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"

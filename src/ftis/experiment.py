@@ -38,7 +38,7 @@ from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
 from ftis.peer import Event, load_peer, rollouts_per_group, run_peer
-from ftis.policy import resolve_device, resolve_dtype
+from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
 from ftis.records import Records, Tracker
 
 Say = Callable[[Event], None]
@@ -73,7 +73,7 @@ class Seat:
 
 
 def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
-    """The recipe's arms (or those named), each with its own recipe. Without arms it is one, named after its objective."""
+    """The recipe's arms (or those named), each with its own recipe. Without arms: one, named after the objective."""
     configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
     unknown = set(only) - {a.name for a in configs}
     if unknown:
@@ -106,9 +106,24 @@ def run(recipe: Recipe, *, resume: bool = False, only: tuple[str, ...] = (), say
     with _claimed(directory, resume, recipe):
         models = _made_starters([p.model for arm in arms for p in arm.recipe.peers], say)
         for arm in arms:
+            _check_one_tokenizer(arm, models)
+        for arm in arms:
             if not _run_arm(directory, arm, models, say):
                 return False
     return True
+
+
+def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
+    """Peers that exchange token ids must mean the same by them."""
+    for swarm in arm.swarms:
+        tokenizers = {p.name: load_tokenizer(models.get(p.model, p.model)) for p in swarm.peers}
+        fingerprints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}
+        if len(set(fingerprints.values())) > 1:
+            by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in fingerprints.items())
+            raise RunError(
+                f"arm {arm.name!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
+                f"take models of one family"
+            )
 
 
 def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say) -> bool:

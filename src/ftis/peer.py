@@ -494,7 +494,7 @@ def load_peer(
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
     fingerprint = tokenizer_fingerprint(policy.tokenizer)
-    run = run_id(agreement(recipe, task.digest, fingerprint))
+    run = run_id(agreement(recipe, task.digest))
     terms = Terms(
         run=run,
         tokenizer=fingerprint,

@@ -14,14 +14,19 @@ import contextlib
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
@@ -63,8 +68,7 @@ class Policy:
                 module.p = 0.0
         self.model: Any = _with_trainable(model, config, adapter).to(self.device)
         if config.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.enable_input_require_grads()
+            _checkpoint_layers(self.model, config.name)
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -87,6 +91,11 @@ class Policy:
             ModelError: no such directory, not a causal language model, a LoRA target that does not exist.
         """
         source = model_path or config.model
+        if config.train == "lora" and (Path(source) / "adapter_config.json").exists():
+            raise ModelError(
+                f"peer {config.name!r}: {source} is itself a LoRA adapter, on which no second one can be saved: merge "
+                f'it into its base model first (peft\'s merge_and_unload), or set train = "full"'
+            )
         if checkpoint is None:
             return cls(load_model(source), load_tokenizer(source), config)
         tokenizer = load_tokenizer(str(checkpoint))
@@ -201,21 +210,21 @@ def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int) -> l
 
 
 def load_model(source: str) -> PreTrainedModel:
-    """A causal language model in float32 from a directory or the Hub; a LoRA directory brings its base along."""
-    directory = Path(source)
-    looks_local = directory.is_absolute() or source.startswith((".", "~")) or directory.exists()
-    if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
-        raise ModelError(
-            f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
-        )
+    """A causal language model in float32 from a directory or the Hub; a LoRA directory is merged into its base."""
+    _check_directory(source)
     try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        if getattr(model, "_hf_peft_config_loaded", False):  # it would save its adapter only, whatever was trained
+            from peft import AutoPeftModelForCausalLM
+
+            return AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
+        return model
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {_first_line(error)}") from None
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    _check_directory(source)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
@@ -223,6 +232,17 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
     return tokenizer
+
+
+def _check_directory(source: str) -> None:
+    """Say what is wrong with a local path in our words; what looks like a Hub id is left to transformers."""
+    directory = Path(source)
+    looks_local = directory.is_absolute() or source.startswith((".", "~")) or directory.exists()
+    if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
+        raise ModelError(
+            f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
+            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
+        )
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -261,6 +281,7 @@ def _with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | 
         model.requires_grad_(True)
         return model
     if config.train == "lora":
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:
@@ -285,6 +306,27 @@ def _with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | 
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def _checkpoint_layers(model: Any, peer: str) -> None:
+    """Make each layer forget its activations and compute them again in the backward pass.
+
+    transformers' own switch works in train mode only, which would bring dropout back.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(
+            f"peer {peer!r}: {type(model).__name__} has no layers for gradient checkpointing: set "
+            f"gradient_checkpointing = false"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def _selected_logp(logits_nKV: Tensor, position_nT: Tensor, targets_nT: Tensor, temperature: float) -> Tensor:

@@ -23,6 +23,26 @@ import pyarrow.parquet as pq
 from ftis.config import RecipeError
 
 
+ROLLOUTS = pa.schema(
+    {
+        "round": pa.int64(),
+        "source": pa.string(),
+        "item": pa.int64(),
+        "question": pa.string(),
+        "completion": pa.string(),
+        "reward": pa.float64(),
+        "advantage": pa.float32(),
+        "kept": pa.bool_(),
+        "kl_k1": pa.float64(),
+        "completion_ids": pa.list_(pa.int32()),
+        "gen_logp": pa.list_(pa.float32()),
+        "old_logp": pa.list_(pa.float32()),
+    }
+)
+"""Columns of a round's rollouts. Named here so that a round whose values are all null has the types of the others, and
+all rounds can be read as one table."""
+
+
 class Records:
     """Writes one peer's records under ``directory``."""
 
@@ -64,7 +84,8 @@ class Records:
         """Write a round's rollouts as one Parquet file."""
         path = self.directory / "rollouts" / f"round-{round:06d}.parquet"
         partial = path.with_suffix(".partial")
-        pq.write_table(pa.table(dict(columns)), partial, compression="zstd")
+        table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
+        pq.write_table(table, partial, compression="zstd")
         partial.replace(path)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ftis.records import read_jsonl
@@ -42,9 +43,10 @@ def summarise(run: Path) -> dict[str, Any]:
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """The comparison of arms, a row for each arm and peer."""
-    table = Table(title=f"{summary['name']}, seed {summary['seed']}: greedy pass@1", title_justify="left")
+    title = f"{summary['name']}, seed {summary['seed']}: greedy pass@1"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("arm", "peer"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in (
         "start",
         "final",

@@ -304,11 +304,13 @@ def _number(text: str) -> Fraction | None:
 
 _CPU_SECONDS = 3.0
 """Processor time of one comparison. Processor time, so that a busy machine changes no reward."""
+_CPU_SIGNAL = getattr(signal, "SIGPROF", 0)
+"""What ends the helper at that limit; 0 where there is no such signal."""
 _WALL_SECONDS = 30.0
 """Time of one comparison by the clock, should processor time not end it."""
 _START_SECONDS = 120.0
 _MEMORY_BYTES = 2 << 30
-_NUMBER_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)")
+_PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"))
 _SEVERAL_FORMULAS = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|[\r\n]")
 
@@ -356,7 +358,7 @@ class _Helper:
         """False also where the comparison had to be stopped. One comparison at a time."""
         request = json.dumps({"given": given, "expected": expected}).encode() + b"\n"
         with self._lock:
-            for _ in range(2):  # a helper that died while idle says nothing about this comparison
+            for _ in range(2):  # a helper that somebody else ended says nothing about this comparison: ask again
                 process = self._running()
                 try:
                     assert process.stdin is not None
@@ -364,15 +366,15 @@ class _Helper:
                 except OSError:
                     self._stop()
                     continue
-                reply = self._read_line(process, _WALL_SECONDS)
-                if not reply.endswith(b"\n"):  # over a limit, or crashed: the comparison's own doing
-                    self._stop()
+                reply, overdue = self._read_line(process, _WALL_SECONDS)
+                if reply.endswith(b"\n"):
+                    verdict = json.loads(reply)
+                    if verdict["retire"]:
+                        self._stop()
+                    return bool(verdict["equal"])
+                if self._stop() == -_CPU_SIGNAL or overdue:
                     return False
-                verdict = json.loads(reply)
-                if verdict["retire"]:
-                    self._stop()
-                return bool(verdict["equal"])
-        raise RewardError(f"the helper that compares LaTeX keeps dying: run {_command_text()} to see why")
+        return False  # it ended twice, so this comparison is what ends it
 
     def stop(self) -> None:
         with self._lock:
@@ -404,7 +406,7 @@ class _Helper:
             )
         except OSError as error:
             raise RewardError(f"the helper that compares LaTeX cannot be started: {error}") from error
-        greeting = self._read_line(self._process, _START_SECONDS)
+        greeting, _ = self._read_line(self._process, _START_SECONDS)
         if greeting != b"ready\n":
             self._stop()
             said = greeting.decode(errors="replace").strip() or "it said nothing"
@@ -414,27 +416,39 @@ class _Helper:
             )
         return self._process
 
-    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """Up to a newline; shorter when the process ended or, at the time limit, was killed."""
+    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
+        """Up to a newline, or less where the process ended; and whether that was our doing, at the time limit."""
         assert process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
+        overdue = threading.Event()
+
+        def end() -> None:
+            overdue.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
         timer.daemon = True
         timer.start()
         try:
-            return process.stdout.readline()
+            line = process.stdout.readline()
         finally:
             timer.cancel()
             timer.join()  # or it might kill the process during the next comparison
+        return line, overdue.is_set()
 
-    def _stop(self) -> None:
+    def _stop(self) -> int | None:
+        """End the process; its exit status, negative for a signal, which is an earlier one if it had ended."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait(timeout=0.05)  # one that was ended by its limit is to tell so
         process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        status = process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        return status
 
 
 def _command() -> list[str]:
@@ -510,17 +524,6 @@ def _load_math_verify() -> Callable[[str, str], bool]:
 
     logging.disable(logging.CRITICAL)
 
-    # sympy turns strings into expressions with eval(). LaTeX is parsed by a grammar that needs it for plain numbers
-    # only, so anything else that should ever get there is refused.
-    parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
-    evaluate = parser.eval_expr
-
-    def evaluate_number(code: str, *scopes: Any) -> Any:
-        if not _NUMBER_CODE.fullmatch(code.strip()):
-            raise ValueError("text is not evaluated as Python")
-        return evaluate(code, *scopes)
-
-    parser.eval_expr = evaluate_number
     latex_only = [LatexExtractionConfig(boxed_match_priority=-1)]
 
     def read(text: str) -> Any:
@@ -529,8 +532,21 @@ def _load_math_verify() -> Callable[[str, str], bool]:
     def compare(given: str, expected: str) -> bool:
         return bool(verify(read(expected), read(given), timeout_seconds=None))
 
-    if not compare("\\frac{1}{2}", "0.5"):  # also loads what the first comparison would
+    # The first comparisons load what later ones need: an equation of numbers, one of symbols.
+    if not (compare("\\frac{1}{2}", "0.5") and compare("(x-1)(x+1)", "x^2-1")):
         raise ImportError("this math-verify cannot tell that 1/2 is 0.5")
+
+    # sympy turns strings into expressions with eval(). LaTeX is parsed by a grammar that needs it for plain numbers
+    # only, so anything else that should ever get there is refused.
+    parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
+    evaluate = parser.eval_expr
+
+    def evaluate_plain(code: str, *scopes: Any) -> Any:
+        if not _PLAIN_CODE.fullmatch(code.strip()):
+            raise ValueError("text is not evaluated as Python")
+        return evaluate(code, *scopes)
+
+    parser.eval_expr = evaluate_plain
     return compare
 
 

@@ -82,8 +82,9 @@ def sampler_for(policy: Policy, kind: str = "auto") -> Sampler:
         return builtin_sampler
     if kind == "builtin":
         raise ModelError(
-            f"peer {policy.config.name!r}: the built-in sampler needs a decoder with full attention in every layer, "
-            f'which {type(policy.model).__name__} is not: set sampling.sampler = "auto" or "transformers"'
+            f"peer {policy.config.name!r}: the built-in sampler needs a decoder with full attention in every layer "
+            f"(torch's, without ALiBi), which {type(policy.model).__name__} is not: set sampling.sampler = "
+            f'"auto" or "transformers"'
         )
     return generate_sampler
 
@@ -320,7 +321,10 @@ def _as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: in
 
 
 def _full_attention_decoder(model: Any) -> bool:
-    if model.config.is_encoder_decoder:
+    config = model.config
+    if config.is_encoder_decoder or getattr(config, "alibi", False):
+        return False
+    if config._attn_implementation != "sdpa":  # others read a mask of visible slots in their own ways, if at all
         return False
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

@@ -12,6 +12,7 @@ are deterministic on one machine: the directory's name is a digest of everything
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -28,7 +29,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers import __version__ as transformers_version
 
-from ftis import tasks
 from ftis.config import PeerConfig
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
@@ -40,7 +40,7 @@ SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SYMBOLS = "0123456789+-*=;"
 
-STYLES = {"reasoned": 0.27, "direct": 0.50, "slip": 0.08, "untagged": 0.15}
+STYLES = {"reasoned": 0.24, "direct": 0.56, "slip": 0.06, "untagged": 0.14}
 """How a warm-up completion is written, and how often: right reasoning and tags; no reasoning at all; reasoning with
 one wrong step; right reasoning whose answer lacks its tags."""
 
@@ -109,7 +109,8 @@ def path_of(model: str) -> Path:
     ingredients = json.dumps(
         {
             "starter": asdict(starter),
-            "code": [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in (__file__, tasks.__file__)],
+            "recipe": Path(__file__).read_text(encoding="utf-8"),
+            "task": [inspect.getsource(function) for function in (clock_held_out, clock_solution)],
             "torch": torch.__version__,
             "transformers": transformers_version,
             "numpy": np.__version__,

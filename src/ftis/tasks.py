@@ -34,7 +34,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import FtisError, PromptConfig, TaskConfig, _nearest
+from ftis.config import FtisError, PromptConfig, TaskConfig, nearest
 from ftis.rollouts import Prompt
 
 _T = TypeVar("_T")
@@ -73,7 +73,7 @@ def load_task(config: TaskConfig) -> Task:
         return _reasoning_gym(config, dataset)
     if config.name not in _LOADERS:
         known = [*_LOADERS, "reasoning_gym:<dataset>"]
-        raise TaskError(f"task.name = {config.name!r}: there is no such task{_nearest(config.name, known)}")
+        raise TaskError(f"task.name = {config.name!r}: there is no such task{nearest(config.name, known)}")
     return _LOADERS[config.name](config)
 
 
@@ -365,21 +365,27 @@ def _reasoning_gym(config: TaskConfig, dataset: str) -> Task:
     for reserved in {"size", "seed"} & set(config.options):
         raise TaskError(f"task.options.{reserved}: set task.train_size, task.validation_size and task.seed instead")
 
-    def make(part: str, size: int) -> list[_Problem]:
-        name = f"{config.seed}/{part}".encode()
-        seed = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1
-        entries = _generate({"dataset": dataset, "size": size, "seed": seed, "options": config.options})
-        return [_gym_problem(entry, f"reasoning_gym:{dataset}, {part} problem {i}") for i, entry in enumerate(entries)]
+    where = f"reasoning_gym:{dataset}"
 
-    train = make("train", train_size)
+    def part(name: str, size: int) -> tuple[int, int]:
+        digest = hashlib.sha256(f"{config.seed}/{name}".encode()).digest()
+        return size, int.from_bytes(digest[:4], "big") >> 1
+
+    made = _generate(dataset, config.options, [part("train", train_size), part("validation0", wanted)])
+    train = [_gym_problem(entry, f"{where}, training problem {i}") for i, entry in enumerate(made[0])]
     seen = {question for question, _, _ in train}
     fresh: dict[str, _Problem] = {}
-    for attempt in range(4):  # where training has met most problems, few of the first lot are new
-        for problem in make(f"validation{attempt}", wanted):
+
+    def add(entries: list[dict[str, Any]]) -> None:
+        for i, entry in enumerate(entries):
+            problem = _gym_problem(entry, f"{where}, validation problem {i}")
             if problem[0] not in seen:
                 fresh.setdefault(problem[0], problem)
-        if len(fresh) >= wanted:
-            break
+
+    add(made[1])
+    if len(fresh) < wanted:  # training has met most problems, so few were new: look at more
+        for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)]):
+            add(more)
     if not fresh or (config.validation_size is not None and len(fresh) < wanted):
         raise TaskError(
             f"reasoning_gym:{dataset}: of {4 * wanted} validation problems only {len(fresh)} are different and not "
@@ -399,15 +405,16 @@ def _gym_problem(entry: Mapping[str, Any], where: str) -> _Problem:
     return question, answer, {"metadata": entry["metadata"]} if "metadata" in entry else {}
 
 
-def _generate(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _generate(dataset: str, options: Mapping[str, Any], parts: list[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+    """Problems of each part, which is (how many, from which seed)."""
     try:
-        text = json.dumps(request)
+        request = json.dumps({"dataset": dataset, "options": options, "parts": parts})
     except (TypeError, ValueError) as error:
         raise TaskError(f"task.options: {error}; use numbers, strings, booleans and lists of them") from None
     done = subprocess.run(
         # -P: a file named like a library in the working directory must not be imported instead of it.
         [sys.executable, "-P", "-W", "ignore", "-m", "ftis.tasks"],
-        input=text,
+        input=request,
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -418,11 +425,11 @@ def _generate(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         reply = json.loads(done.stdout)
     except ValueError:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise TaskError(f"reasoning_gym:{request['dataset']}: making problems failed: {last}") from None
+        raise TaskError(f"reasoning_gym:{dataset}: making problems failed: {last}") from None
     if "error" in reply:
         raise TaskError(reply["error"])
-    entries: list[dict[str, Any]] = reply["entries"]
-    return entries
+    made: list[list[dict[str, Any]]] = reply["parts"]
+    return made
 
 
 def _serve() -> None:
@@ -431,21 +438,22 @@ def _serve() -> None:
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is no part of the reply
     try:
-        reply: dict[str, Any] = {"entries": _gym_entries(**request)}
+        dataset, options = request["dataset"], request["options"]
+        reply: dict[str, Any] = {"parts": [_gym_entries(dataset, options, *part) for part in request["parts"]]}
     except TaskError as error:
         reply = {"error": str(error)}
     with output:
         json.dump(reply, output)
 
 
-def _gym_entries(dataset: str, size: int, seed: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _gym_entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> list[dict[str, Any]]:
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install 'ftis[reasoning-gym]'") from error
     if dataset not in DATASETS:
-        raise TaskError(f"reasoning_gym:{dataset}: there is no such data set{_nearest(dataset, list(DATASETS))}")
+        raise TaskError(f"reasoning_gym:{dataset}: there is no such data set{nearest(dataset, list(DATASETS))}")
     try:
         made = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
     except (TypeError, ValueError, AssertionError) as error:

@@ -1,0 +1,567 @@
+"""The real commands on tiny models: every way of running, breaking and going on again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from ftis import cli, starters
+from ftis.records import read_jsonl
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data"
+
+RECIPE = """
+name = "tiny"
+output_dir = "{runs}"
+[task]
+name = "clock"
+validation_size = 6
+[[ood]]
+name = "clock"
+options = {{ operators = 4 }}
+validation_size = 4
+[prompt]
+system_prompt = ""
+template = "{{question}}="
+[reward]
+function = "tiny_rewards.evenness"
+[sampling]
+num_generations = 4
+max_completion_length = 8
+[training]
+rounds = 4
+prompts_per_round = 4
+steps_per_generation = 2
+eval_every = 2
+save_every = 2
+[objective]
+kl_threshold = 1e9
+[[peers]]
+name = "a"
+model = "{a}"
+learning_rate = 1e-3
+[[peers]]
+name = "b"
+model = "{b}"
+learning_rate = 1e-3
+"""
+
+REWARDS = '''
+def evenness(prompts, completions, completion_ids, **columns):
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def none_at_all(prompts, completions, completion_ids, **columns):
+    return [0.0 for _ in completions]
+'''
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random models of the starters' family, of different sizes."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = starters.make_tokenizer()
+    paths = {}
+    for seed, (name, width) in enumerate({"a": 16, "b": 24, "c": 32}.items()):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        paths[name] = root / name
+        Qwen2ForCausalLM(config).save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a recipe and a reward module, as a user's would be; commands run in it."""
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(runs=tmp_path / "runs", a=models["a"], b=models["b"]))
+    (tmp_path / "tiny_rewards.py").write_text(REWARDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tiny_rewards", raising=False)
+    return tmp_path
+
+
+def ftis(*arguments: str) -> int:
+    """Run the command in this process; its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from ftis.cli import main; main()", *arguments]
+
+
+TIMES = ("step_time", "time/", "seconds")
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+
+
+def records_of(run: Path) -> dict[str, Any]:
+    """Everything a run recorded, without what depends on the clock."""
+    out: dict[str, Any] = {}
+    for path in sorted(run.rglob("*.jsonl")):
+        out[str(path.relative_to(run))] = without_times(read_jsonl(path))
+    for path in sorted(run.rglob("*.parquet")):
+        out[str(path.relative_to(run))] = pq.read_table(path).to_pylist()
+    return out
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(next(checkpoint.glob("*.safetensors")))
+
+
+def run_of(workplace: Path, name: str = "tiny") -> Path:
+    return workplace / "runs" / f"{name}-seed0"
+
+
+def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    run = run_of(workplace)
+    rows = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert row["peer/b/delivered"] is True
+        assert row["peer/b/admitted"] == 8  # 2 prompts × 4 completions
+        assert row["peer/b/rejected"] == 0
+        assert row["peer/b/kept"] + row["peer/b/dropped"] + row["peer/b/zero_advantage"] == 8
+        assert row["foreign_used"] == 8 - row["peer/b/dropped"]
+        assert row["peer/b/kept"] > 0
+        assert row["sampling/sampling_logp_difference/max"] < 1e-4
+        assert row["optimizer_steps"] == 2
+        assert row["grad_norm"] > 0
+    table = pq.read_table(run / "F-TIS" / "a" / "rollouts" / "round-000000.parquet").to_pylist()
+    assert len(table) == 16
+    # What the wire carries beyond 8 bytes a token is the header and the group table.
+    tokens = sum(len(r["completion_ids"]) for r in table if r["source"] == "b")
+    assert 8 * tokens < rows[0]["peer/b/bytes"] < 8 * tokens + 200
+    summary = json.loads((run / "summary.json").read_text())
+    peer = summary["arms"]["F-TIS"]["b"]
+    assert peer["rounds"] == 4
+    assert peer["foreign_used"] > 0
+    assert peer["bytes_sent"] == sum(row["peer/b/bytes"] for row in read_jsonl(run / "F-TIS/b/metrics.jsonl"))
+    assert set(peer["ood"]) == {"ood-clock"}
+    assert (run / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    steps = [row["step"] for row in read_jsonl(run / "F-TIS/a/evaluations.jsonl") if row["split"] == "validation"]
+    assert steps == [0, 2, 4]
+    assert len(read_jsonl(run / "F-TIS/a/evaluations/validation-4.jsonl")) == 6
+
+
+def test_a_peer_sees_the_same_rollouts_of_another_as_that_one_sampled(workplace: Path) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1") == 0
+    by_peer = {}
+    for peer in "ab":
+        rows = pq.read_table(run_of(workplace) / "F-TIS" / peer / "rollouts" / "round-000000.parquet").to_pylist()
+        by_peer[peer] = [
+            (r["source"], r["item"], r["completion_ids"], r["gen_logp"], r["reward"], r["advantage"]) for r in rows
+        ]
+    assert by_peer["a"] == by_peer["b"]
+
+
+def test_a_checkpoint_is_an_ordinary_model_directory(workplace: Path) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    directory = run_of(workplace) / "F-TIS" / "a"
+    assert sorted(p.name for p in directory.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    model = AutoModelForCausalLM.from_pretrained(directory / "checkpoint-4")
+    tokenizer = AutoTokenizer.from_pretrained(directory / "checkpoint-4")
+    ids = tokenizer("3+4=", return_tensors="pt")["input_ids"]
+    assert torch.isfinite(model(input_ids=ids).logits).all()
+    assert (
+        ftis("eval", str(directory / "checkpoint-4"), "--task", "clock", "--limit", "5", "--output", "out.jsonl") == 0
+    )
+    assert len(read_jsonl(workplace / "out.jsonl")) == 5
+
+
+@pytest.mark.slow
+def test_processes_and_turns_give_the_same_numbers(workplace: Path) -> None:
+    for way in ("inline", "parallel"):
+        output = f"output_dir={workplace / way}"
+        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output, "--set", "threads=1") == 0
+    inline, parallel = (records_of(workplace / way / "tiny-seed0") for way in ("inline", "parallel"))
+    assert inline.keys() == parallel.keys()
+    assert inline == parallel
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path) -> None:
+    settings = ["--set", "training.rounds=12", "--set", "threads=1"]
+    unbroken = f"output_dir={workplace / 'unbroken'}"
+    began = time.monotonic()
+    subprocess.run(command("train", "recipe.toml", *settings, "--set", unbroken), check=True, capture_output=True)
+    whole = time.monotonic() - began
+    moments = random.Random(7)
+    run = run_of(workplace)
+    killed = 0
+    for _ in range(6):
+        process = subprocess.Popen(
+            command("train", "recipe.toml", "--resume", *settings),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout=moments.uniform(0.35, 0.95) * whole)
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            killed += 1
+            for checkpoint in run.glob("*/*/checkpoint-*"):
+                AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert killed >= 1
+    subprocess.run(command("train", "recipe.toml", "--resume", *settings), check=True, capture_output=True)
+    expected, got = records_of(workplace / "unbroken" / "tiny-seed0"), records_of(run)
+    assert got.keys() == expected.keys()
+    assert got == expected
+    for peer in "ab":
+        one = weights(workplace / "unbroken" / "tiny-seed0" / "F-TIS" / peer / "checkpoint-12")
+        other = weights(run / "F-TIS" / peer / "checkpoint-12")
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["inline", "parallel"])
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> None:
+    arguments = ["train", "recipe.toml", "--set", "training.rounds=200", "--set", f"processes={way}"]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
+    give_up = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+        assert time.monotonic() < give_up, "no round was finished"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    done = len(read_jsonl(metrics))
+    assert 3 < done < 200
+    assert (run_of(workplace) / "F-TIS" / "a" / f"checkpoint-{done}").exists()
+    # Its recipe is part of what is resumed, so the rest of the rounds is run under the same one.
+    process = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    assert [row["step"] for row in read_jsonl(metrics)] == list(range(1, 201))
+
+
+def test_arms_are_compared_and_only_those_asked_for_are_run(workplace: Path) -> None:
+    arms = """
+[[arms]]
+name = "alone"
+collaborate = false
+[[arms]]
+name = "NoIS"
+set = { objective.name = "NoIS" }
+[[arms]]
+name = "wide"
+set = { "training.mode" = "horizontal" }
+"""
+    (workplace / "recipe.toml").write_text((workplace / "recipe.toml").read_text() + arms)
+    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2"]
+    assert ftis(*base, "--arm", "alone") == 0
+    run = run_of(workplace)
+    assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["alone"]
+    assert ftis(*base, "--resume") == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(summary["arms"]) == ["alone", "NoIS", "wide"]
+    alone = read_jsonl(run / "alone" / "a" / "metrics.jsonl")[0]
+    assert not any(key.startswith("peer/") for key in alone)
+    assert pq.read_metadata(run / "alone" / "a" / "rollouts" / "round-000000.parquet").num_rows == 16  # all 4 prompts
+    wide = pq.read_table(run / "wide" / "a" / "rollouts" / "round-000000.parquet").to_pylist()
+    assert len(wide) == 16
+    for item in {r["item"] for r in wide}:  # each group of 4 holds 2 of each peer, and one baseline
+        group = [r for r in wide if r["item"] == item]
+        assert sorted(r["source"] for r in group) == ["a", "a", "b", "b"]
+        assert abs(sum(r["advantage"] for r in group)) < 1e-5
+
+
+@pytest.mark.parametrize("recipe", ["demo", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"])
+def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
+    from ftis.config import load
+
+    loaded = load(ROOT / "recipes" / f"{recipe}.toml")
+    tiny = [f"peers.{p.name}.model={models['abc'[i]]}" for i, p in enumerate(loaded.peers)]
+    if recipe == "demo_lora":
+        tiny = [f"peers.{p.name}.model={models['c']}" for p in loaded.peers]
+    overrides = [
+        *tiny,
+        "output_dir=runs",
+        "processes=inline",
+        "training.rounds=2",
+        "training.eval_every=0",
+        "task.validation_size=4",
+        "ood.0.validation_size=4",
+        "reward.function=tiny_rewards.evenness",
+        "objective.kl_threshold=1e9",
+    ]
+    assert ftis("train", str(ROOT / "recipes" / f"{recipe}.toml"), *(f"--set={o}" for o in overrides)) == 0
+    summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
+    together = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"]]
+    assert together
+    assert all(p["foreign_used"] > 0 for p in together)
+    assert all(p["rounds"] == 2 for arm in summary["arms"].values() for p in arm.values())
+    if recipe == "demo_lora":
+        adapter = run_of(workplace, loaded.name) / "F-TIS" / "lora" / "checkpoint-2"
+        assert (adapter / "adapter_model.safetensors").exists()
+        AutoModelForCausalLM.from_pretrained(adapter)
+
+
+def test_a_recipe_for_real_models_runs_on_real_problems(workplace: Path, real_text_models: dict[str, Path]) -> None:
+    for recipe, peers in {
+        "gsm8k_size": ["1.5b", "3b"],
+        "gsm8k_expertise": ["base", "coder"],
+        "gsm8k_lora": None,
+    }.items():
+        names = peers or ["full", "lora"]
+        overrides = [
+            f"peers.{names[0]}.model={real_text_models['a']}",
+            f"peers.{names[1]}.model={real_text_models['b' if peers else 'a']}",
+            f"task.path={DATA / 'gsm8k'}",
+            f"ood.0.path={DATA / 'math500'}",
+            "output_dir=runs",
+            "processes=inline",
+            "training.rounds=2",
+            "training.eval_every=0",
+            "training.prompts_per_round=4",
+            "sampling.num_generations=4",
+            "sampling.max_completion_length=16",
+            "task.validation_size=5",
+            "ood.0.validation_size=5",
+        ]
+        assert ftis("train", str(ROOT / "recipes" / f"{recipe}.toml"), *(f"--set={o}" for o in overrides)) == 0
+        run = run_of(workplace, recipe.replace("_", "-"))
+        rows = pq.read_table(run / "F-TIS" / names[0] / "rollouts" / "round-000000.parquet").to_pylist()
+        assert {r["source"] for r in rows} == set(names)
+        assert all(len(r["question"]) > 20 for r in rows)
+        splits = {row["split"] for row in read_jsonl(run / "F-TIS" / names[1] / "evaluations.jsonl")}
+        assert splits == {"validation", "ood-math500"}
+
+
+@pytest.fixture(scope="session")
+def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random models with a byte-level tokenizer and a chat template, which can read any text."""
+    if not (DATA / "gsm8k" / "train.jsonl").exists():
+        pytest.skip(f"needs GSM8K and MATH-500 as JSONL under {DATA}")
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers import models as tokenizer_models
+    from transformers import PreTrainedTokenizerFast
+
+    root = tmp_path_factory.mktemp("real-text")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *alphabet])}
+    core = Tokenizer(tokenizer_models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    paths = {}
+    for seed, (name, width) in enumerate({"a": 16, "b": 32}.items()):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer) + 7,  # padded embeddings, as real models have
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=4096,
+            eos_token_id=0,
+            pad_token_id=0,
+            bos_token_id=None,
+        )
+        paths[name] = root / name
+        Qwen2ForCausalLM(config).save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "wrong key": (lambda w: ["--set", "training.roundz=3"], "did you mean 'rounds'"),
+    "wrong value": (lambda w: ["--set", "training.rounds=many"], "training.rounds = 'many'"),
+    "unknown task": (lambda w: ["--set", "task.name=gsm9k"], "gsm8k"),
+    "missing model": (lambda w: ["--set", f"peers.a.model={w}/nowhere"], "no model at"),
+    "unknown starter": (lambda w: ["--set", "peers.a.model=starter:huge"], "unknown starter 'huge'"),
+    "group of one": (lambda w: ["--set", "sampling.num_generations=1"], "sampling.num_generations = 1"),
+    "unshareable prompts": (lambda w: ["--set", "training.prompts_per_round=5"], "take a multiple of 2"),
+    "empty data": (lambda w: _data(w, ""), "empty.jsonl"),
+    "data that is not JSON": (lambda w: _data(w, '{"question": "a", "answer": "b"}\nnot json\n'), "line 2"),
+    "too few problems": (lambda w: _data(w, '{"question": "a", "answer": "b"}\n' * 1), ""),
+    "missing reward": (lambda w: ["--set", "reward.function=tiny_rewards.nothing"], "has no 'nothing'"),
+    "unknown arm": (lambda w: ["--arm", "solo"], "no arm 'solo'"),
+    "too long for the model": (lambda w: ["--set", "sampling.max_completion_length=80"], "max_completion_length"),
+    "unwritable output": (lambda w: ["--set", "output_dir=/proc/nowhere"], "/proc/nowhere"),
+    "absent device": (lambda w: ["--set", "peers.a.device=cuda:7"], "cuda:7"),
+    "bad LoRA target": (
+        lambda w: ["--set", "peers.a.train=lora", "--set", 'peers.a.lora_target_modules=["nope"]'],
+        "LoRA does not fit",
+    ),
+}
+
+
+def _data(workplace: Path, text: str) -> list[str]:
+    (workplace / "empty.jsonl").write_text(text)
+    return ["--set", f'task={{name="jsonl", path="{workplace}/empty.jsonl"}}']
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_with_its_remedy(
+    mistake: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, said = MISTAKES[mistake]
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", *make(workplace)) == 1
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert "\n" not in error
+    assert said in error
+    assert not list(workplace.rglob("checkpoint-*"))
+    assert not list(workplace.rglob("metrics.jsonl"))
+
+
+def test_a_missing_recipe_and_a_missing_argument(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "nowhere.toml") == 1
+    assert "no recipe at nowhere.toml" in capsys.readouterr().err
+    assert ftis("train") == 2
+    assert "RECIPE" in capsys.readouterr().err.upper()
+
+
+def test_a_run_directory_is_never_overwritten_unasked(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2"]
+    assert ftis(*base) == 0
+    before = records_of(run_of(workplace))
+    assert ftis(*base) == 1
+    assert "--resume" in capsys.readouterr().err
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume", "--set", "training.rounds=3") == 1
+    assert "another recipe" in capsys.readouterr().err
+    assert records_of(run_of(workplace)) == before
+    assert ftis(*base, "--resume") == 0  # finished: nothing is run again
+    assert records_of(run_of(workplace)) == before
+    assert ftis(*base, "--overwrite") == 0
+    assert records_of(run_of(workplace)) == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_saving_loses_nothing(workplace: Path) -> None:
+    """A limit on file sizes stands in for a full disk: the weights do not fit, the records do."""
+    arguments = ["train", "recipe.toml", "--set", "processes=inline"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+    failed = subprocess.run(command(*arguments), preexec_fn=limit, capture_output=True, text=True)
+    assert failed.returncode == 1, failed.stdout
+    assert "could not be saved" in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1
+    run = run_of(workplace)
+    assert not list(run.rglob("checkpoint-*"))
+    assert not list(run.rglob(".partial-*"))
+    assert subprocess.run(command(*arguments, "--resume"), capture_output=True).returncode == 0
+    assert [row["step"] for row in read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_collaborating_with_nobody_is_said_and_is_a_failure(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ftis.exchange import Collected, HubEndpoint
+
+    collect = HubEndpoint.collect
+
+    def damaged(self: HubEndpoint, round: int) -> Collected:
+        messages = collect(self, round).messages
+        return Collected({name: data[:-1] for name, data in messages.items()})
+
+    monkeypatch.setattr(HubEndpoint, "collect", damaged)
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
+    captured = capsys.readouterr()
+    assert "no foreign rollout was used in round 1 (b: 1 rejected for malformed)" in captured.out
+    assert "used no foreign rollout in 4 of 4 rounds" in captured.out
+    assert "used no foreign rollout in any round" in captured.err
+    row = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")[0]
+    assert row["peer/b/rejected/malformed"] == 1
+    assert row["peer/b/admitted"] == 0
+
+
+def test_without_any_reward_nothing_is_learned_and_that_is_said(
+    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "reward.function=tiny_rewards.none_at_all"]
+    assert ftis(*base) == 0
+    assert "never learned" in capsys.readouterr().out
+    trained, before = weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"])
+    assert all(torch.equal(trained[name], before[name]) for name in before)
+
+
+def test_peers_with_different_tokenizers_are_refused(
+    workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models["b"])
+    tokenizer.add_tokens(["?"])
+    AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    assert ftis("train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'other'}") == 1
+    assert "tokenizers differ" in capsys.readouterr().err
+
+
+def test_a_dry_run_trains_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml", "--dry-run", "--set", "peers.b.train=lora", "--set", "peers.b.lora_r=4") == 0
+    out = capsys.readouterr().out
+    assert '"rounds": 4' in out
+    assert "wire: each peer offers at most" in out
+    # b is 24 wide with 2 layers: r (in + out) for q (24 → 24) and v (24 → 12)
+    assert f"{2 * 4 * ((24 + 24) + (24 + 12)):,} trained" in out
+    assert not (workplace / "runs").exists()
+
+
+def test_doctor_and_starters_and_help(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ftis("doctor") == 0
+    assert "torch" in capsys.readouterr().out
+    monkeypatch.setenv("FTIS_HOME", str(workplace / "home"))
+    monkeypatch.setattr(starters, "MAX_STEPS", 2)
+    assert ftis("starters", "small") == 0
+    assert "starter:small" in capsys.readouterr().out
+    made = next((workplace / "home" / "starters").iterdir())
+    AutoModelForCausalLM.from_pretrained(made)
+    assert ftis("starters", "gigantic") == 1
+    assert ftis("--help") == 0
+
+
+def test_a_peer_whose_process_dies_ends_the_run_in_words(workplace: Path) -> None:
+    (workplace / "tiny_rewards.py").write_text(
+        "import os\ndef evenness(prompts, completions, completion_ids, **columns):\n    os._exit(9)\n"
+    )
+    failed = subprocess.run(
+        command("train", "recipe.toml", "--set", "processes=parallel"), capture_output=True, text=True, timeout=120
+    )
+    assert failed.returncode == 1
+    assert "died (exit code 9)" in failed.stderr
