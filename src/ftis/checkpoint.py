@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from ftis.config import FtisError, PeerConfig
-from ftis.policy import Policy
+from ftis.policy import Policy, first_line
 
 
 class CheckpointError(FtisError):
@@ -70,7 +70,7 @@ def save(directory: Path, policy: Policy, cursor: Cursor, keep: int) -> Path:
             delete(directory / f"checkpoint-{step}")
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            f"checkpoint {target} could not be saved ({str(error).splitlines()[0]}): free some space or change "
+            f"checkpoint {target} could not be saved ({first_line(error)}): free some space or change "
             f"output_dir, then run again with --resume"
         ) from error
     return target
@@ -100,7 +100,7 @@ def load(directory: Path, step: int, config: PeerConfig, model_path: str) -> tup
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(
-            f"{source} cannot be resumed ({str(error).splitlines()[0]}): delete that directory to go on from the one "
+            f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the one "
             f"before, or start the run anew"
         ) from error
     return policy, cursor

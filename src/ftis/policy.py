@@ -217,10 +217,10 @@ def load_model(source: str) -> PreTrainedModel:
         if getattr(model, "_hf_peft_config_loaded", False):  # it would save its adapter only, whatever was trained
             from peft import AutoPeftModelForCausalLM
 
-            return AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
-        return model
+            model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
+        return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"model {source!r} cannot be loaded: {_first_line(error)}") from None
+        raise ModelError(f"model {source!r} cannot be loaded: {first_line(error)}") from None
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -228,7 +228,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_first_line(error)}") from None
+        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {first_line(error)}") from None
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
     return tokenizer
@@ -295,7 +295,7 @@ def _with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | 
         try:
             return get_peft_model(model, lora)
         except ValueError as error:
-            raise ModelError(f"peer {config.name!r}: LoRA does not fit {config.model}: {_first_line(error)}") from None
+            raise ModelError(f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)}") from None
     patterns = [re.compile(p) for p in config.trainable_parameters]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(p.search(name) for p in patterns))
@@ -338,6 +338,6 @@ def _selected_logp(logits_nKV: Tensor, position_nT: Tensor, targets_nT: Tensor, 
     return (selected_nT - at_nTV.logsumexp(-1)).clamp(max=0.0)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from ftis.config import RecipeError
 
-
 ROLLOUTS = pa.schema(
     {
         "round": pa.int64(),

@@ -1,0 +1,162 @@
+"""Tiny Hugging Face models, made on the spot and once a session; torch is imported by the tests that ask for one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from ftis.policy import Policy
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+CHARACTERS = "0123456789+-*=;abcdefghijklmnopqrstuvwxyz .,:?![]\n"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "llama": ("llama", {}),
+    "gemma": ("gemma", {"head_dim": 8}),
+    "gpt2": ("gpt2", {"n_inner": 48}),  # learned absolute positions
+    "sliding": ("mistral", {"sliding_window": 4}),
+    "gptj": ("gptj", {"rotary_dim": 4, "n_inner": 48}),  # attention by eager code
+    "falcon-alibi": ("falcon", {"alibi": True, "multi_query": False}),
+}
+
+
+class TinyModelDir(Protocol):
+    """Makes (or finds again) a Hugging Face directory with a random model and a tokenizer."""
+
+    def __call__(
+        self,
+        kind: str = "qwen2",
+        *,
+        seed: int = 0,
+        hidden_size: int = 32,
+        chat_template: bool = False,
+        generation_config: dict[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Path: ...
+
+
+class TinyPolicy(Protocol):
+    """A fresh policy on the CPU in float32; options of the peer, and ``model`` for options of the directory."""
+
+    def __call__(self, kind: str = "qwen2", *, model: dict[str, Any] | None = None, **peer: Any) -> Policy: ...
+
+
+def make_tokenizer(chat_template: bool = False) -> PreTrainedTokenizerFast:
+    """One token per character and per tag; tags are not special, so they stay in decoded text."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *TAGS, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+    if chat_template:
+        fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(kind: str, seed: int, hidden_size: int, vocab_size: int, **overrides: Any) -> PreTrainedModel:
+    """Random weights, large enough that the next token's distribution is far from uniform."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, settings = KINDS[kind]
+    settings = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **settings,
+        **overrides,
+    }
+    if model_type in ("gpt2", "gptj"):
+        for name in ("num_key_value_heads", "intermediate_size"):
+            settings.pop(name)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+    generator = torch.Generator().manual_seed(seed)
+    embedding = model.get_input_embeddings().weight
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.5 if parameter is embedding else 0.3, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Small models are fastest on one thread, and sums are then taken in one order."""
+    import os
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+    return make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
+    made: dict[str, Path] = {}
+
+    def directory(
+        kind: str = "qwen2",
+        *,
+        seed: int = 0,
+        hidden_size: int = 32,
+        chat_template: bool = False,
+        generation_config: dict[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Path:
+        key = repr((kind, seed, hidden_size, chat_template, generation_config, sorted(overrides.items())))
+        if key not in made:
+            path = tmp_path_factory.mktemp(f"tiny-{kind}")
+            tokenizer = make_tokenizer(chat_template)
+            make_model(kind, seed, hidden_size, len(tokenizer), **overrides).save_pretrained(path)
+            tokenizer.save_pretrained(path)
+            if generation_config is not None:
+                (path / "generation_config.json").write_text(json.dumps(generation_config))
+            made[key] = path
+        return made[key]
+
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tiny_model_dir: TinyModelDir) -> TinyPolicy:
+    def policy(kind: str = "qwen2", *, model: dict[str, Any] | None = None, **peer: Any) -> Policy:
+        from ftis.config import PeerConfig
+        from ftis.policy import Policy
+
+        settings = {"name": "tiny", "device": "cpu", "dtype": "float32", **peer}
+        settings.setdefault("model", str(tiny_model_dir(kind, **(model or {}))))
+        return Policy.load(PeerConfig(**settings))
+
+    return policy
