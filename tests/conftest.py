@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from ftis.policy import Policy
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models are fastest on one thread, and sums then have one order
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -107,14 +110,6 @@ def make_model(kind: str, seed: int, hidden_size: int, vocab_size: int, **overri
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.5 if parameter is embedding else 0.3, generator=generator)
     return model
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Small models are fastest on one thread, and sums are then taken in one order."""
-    import os
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -190,10 +190,22 @@ class ArmConfig(_Section):
 
     name: Name
     collaborate: bool = True
-    """``false``: every peer trains alone on ``prompts_per_round`` prompts of its own."""
+    """``false``: every peer trains alone."""
+    budget: Literal["trained", "generated"] = "trained"
+    """What a peer alone has as much of as one in the swarm of m peers: rollouts ``trained`` on per update (it samples
+    all of a round's prompts itself), or rollouts ``generated`` (it samples its 1/m of them)."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm. ``training.mode = "horizontal"`` means the same with and without
     quotes around the key: tables are opened, so that what they don't mention stays as it is."""
+
+
+class ExperimentConfig(_Section):
+    """What a comparison of arms over seeds is about."""
+
+    title: str = ""
+    question: str = ""
+    baseline: str = "alone"
+    """The arm that the others are compared with."""
 
 
 class Recipe(_Section):
@@ -219,6 +231,7 @@ class Recipe(_Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     peers: Annotated[tuple[PeerConfig, ...], Field(strict=False)]
     arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()
+    experiment: ExperimentConfig = ExperimentConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -228,6 +241,9 @@ class Recipe(_Section):
             twice = {n for n in names if names.count(n) > 1}
             if twice:
                 raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
+        for arm in self.arms:
+            if arm.collaborate and arm.budget != "trained":
+                raise ValueError(f'arm {arm.name!r}: budget = "generated" is for arms with collaborate = false')
         unknown = set(self.report_to) - {"tensorboard", "wandb", "trackio"}
         if unknown:
             raise ValueError(f"report_to: {sorted(unknown)[0]!r} is not one of tensorboard, wandb, trackio")
@@ -254,13 +270,13 @@ class Recipe(_Section):
         """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
         document, where = self.model_dump(), f"arm {arm.name!r}"
         for key, value in _dotted(arm.set):
-            if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "processes", "threads"):
+            if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads"):
                 raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
             try:
                 set_key(document, key, value)
             except RecipeError as error:
                 raise RecipeError(f"{where}: {error}") from None
-        document["arms"] = [{"name": arm.name, "collaborate": arm.collaborate, "set": {}}]
+        document["arms"] = [{**arm.model_dump(), "set": {}}]
         return parse(document, where=where)
 
 
@@ -425,6 +441,7 @@ def _known_keys(path: list[str]) -> list[str]:
         "objective": ObjectiveConfig,
         "peers": PeerConfig,
         "arms": ArmConfig,
+        "experiment": ExperimentConfig,
     }
     section = sections.get(path[0], Recipe) if path else Recipe
     return list(section.model_fields)

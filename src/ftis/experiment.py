@@ -22,14 +22,15 @@ import queue
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +44,14 @@ from ftis.records import Records, Tracker
 
 Say = Callable[[Event], None]
 LOCK_SECONDS = 30.0
+
+
+class Stop(Protocol):
+    """An event of threading or multiprocessing: asks the peers to stop after the rounds they are in."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
 
 
 class RunError(FtisError):
@@ -85,13 +94,27 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
         of_arm = recipe.arm(config)
         swarms: tuple[Recipe, ...] = (of_arm,)
         if not config.collaborate:
-            swarms = tuple(of_arm.model_copy(update={"peers": (peer,)}) for peer in of_arm.peers)
+            training = of_arm.training
+            if config.budget == "generated":
+                prompts = training.prompts_per_round // len(of_arm.peers)
+                training = training.model_copy(update={"prompts_per_round": prompts})
+            swarms = tuple(of_arm.model_copy(update={"peers": (p,), "training": training}) for p in of_arm.peers)
         arms.append(Arm(config.name, of_arm, swarms))
     return arms
 
 
-def run(recipe: Recipe, *, resume: bool = False, only: tuple[str, ...] = (), say: Say = lambda event: None) -> bool:
+def run(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    only: tuple[str, ...] = (),
+    say: Say = lambda event: None,
+    stop: Stop | None = None,
+) -> bool:
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
+
+    Args:
+        stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
 
     Raises:
         RunError: the run directory is in use, or holds another run.
@@ -99,18 +122,40 @@ def run(recipe: Recipe, *, resume: bool = False, only: tuple[str, ...] = (), say
     """
     directory = run_directory(recipe)
     arms = arms_of(recipe, only)
-    for arm in arms:
-        for peer in arm.recipe.peers:
-            if starters.is_starter(peer.model):
-                starters.lookup(peer.model)
-    with _claimed(directory, resume, recipe):
-        models = _made_starters([p.model for arm in arms for p in arm.recipe.peers], say)
+    models = prepare_models(arms, say, make=False)
+    try:
+        _claim(directory, resume, recipe)
+        models = prepare_models(arms, say)
         for arm in arms:
-            _check_one_tokenizer(arm, models)
-        for arm in arms:
-            if not _run_arm(directory, arm, models, say):
-                return False
+            with _locked(directory / arm.name / ".lock", 0):
+                if not _run_arm(directory, arm, models, say, stop or threading.Event()):
+                    return False
+    except OSError as error:
+        raise RunError(
+            f"{directory}: {error}; free space or change output_dir, then run again with --resume"
+        ) from error
     return True
+
+
+def prepare_models(arms: list[Arm], say: Say, make: bool = True) -> dict[str, str]:
+    """Where each model named in the arms is, starters made first; or, without ``make``, only whether they can be.
+
+    Raises:
+        ModelError: a starter that is unknown, a model that is not there.
+        RunError: peers of one swarm whose tokenizers differ.
+    """
+    models = sorted({p.model for arm in arms for p in arm.recipe.peers})
+    wanted = [model for model in models if starters.is_starter(model)]
+    for model in wanted:
+        starters.lookup(model)
+    if not make:
+        for model in set(models) - set(wanted):
+            load_tokenizer(model)
+        return {}
+    paths = _made_starters(wanted, say)
+    for arm in arms:
+        _check_one_tokenizer(arm, paths)
+    return paths
 
 
 def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
@@ -126,7 +171,7 @@ def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
             )
 
 
-def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say) -> bool:
+def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
     seats = []
     for swarm in arm.swarms:
         step = _resume_step(directory / arm.name, swarm)
@@ -153,7 +198,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say) -> boo
     if len(seats) > 1 and runs_in_parallel(arm.recipe):
         finished = _in_processes(seats, say)
     else:
-        finished = _in_this_process(seats, say)
+        finished = _in_this_process(seats, say, stop)
     if finished:
         shutil.rmtree(directory / arm.name / ".exchange", ignore_errors=True)
     return finished
@@ -198,9 +243,8 @@ def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: S
     return peer.cursor.step == recipe.training.rounds
 
 
-def _in_this_process(seats: list[Seat], say: Say) -> bool:
+def _in_this_process(seats: list[Seat], say: Say, stop: Stop) -> bool:
     """Peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
-    stop = threading.Event()
     hub = Hub(tuple(p.name for p in seats[0].recipe.peers), stop.is_set)
     alone = len(seats[0].recipe.peers) == 1
     failures: list[BaseException] = []
@@ -326,9 +370,8 @@ def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
     return recipe.model_copy(update={"peers": tuple(placed if p.name == peer.name else p for p in recipe.peers)})
 
 
-def _made_starters(models: list[str], say: Say) -> dict[str, str]:
-    """Make the starters among ``models`` that are not there yet, side by side; their directories by model."""
-    wanted = sorted({m for m in models if starters.is_starter(m)})
+def _made_starters(wanted: list[str], say: Say) -> dict[str, str]:
+    """Make the starters that are not there yet, side by side; their directories by model."""
     missing = [m for m in wanted if not (starters.path_of(m) / "config.json").exists()]
 
     def report(name: str, step: int, of: int) -> None:
@@ -366,6 +409,7 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seed": recipe.seed,
+        "commit": _commit(),
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
         "machine": {
             "platform": platform.platform(),
@@ -376,32 +420,30 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _claimed(directory: Path, resume: bool, recipe: Recipe) -> Iterator[None]:
-    """Hold the run directory for this process, new or, with ``resume``, as an earlier run of this recipe left it."""
+def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
+    """Make the run directory, or check that an earlier run of this very recipe left it."""
     known = directory / "recipe.json"
-    if known.exists() and not resume:
-        raise RunError(
-            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
-            f"--set output_dir=… for another place"
-        )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory / ".lock", 0):
-            if known.exists():
-                _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
-            else:
-                (directory / "manifest.json").write_text(json.dumps(manifest(recipe), indent=1) + "\n")
-                known.with_suffix(".partial").write_text(recipe.model_dump_json(indent=1) + "\n", encoding="utf-8")
-                known.with_suffix(".partial").replace(known)
-            yield
-    except OSError as error:
-        raise RunError(
-            f"{directory}: {error}; free space or change output_dir, then run again with --resume"
-        ) from error
+    if known.exists():
+        if not resume:
+            raise RunError(
+                f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
+                f"--set output_dir=… for another place"
+            )
+        _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory / ".lock", LOCK_SECONDS):
+        _write_whole(directory / "manifest.json", json.dumps(manifest(recipe), indent=1) + "\n")
+        _write_whole(known, recipe.model_dump_json(indent=1) + "\n")
 
 
-FREE_TO_CHANGE = ("output_dir", "processes", "threads", "report_to")
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+FREE_TO_CHANGE = ("output_dir", "processes", "threads", "report_to", "experiment")
 """Keys that may differ when a run is resumed: they do not change its numbers."""
 
 
@@ -436,8 +478,140 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
         yield
 
 
+def _commit() -> str | None:
+    """The source's git commit, where ftis runs from a checkout."""
+    head = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return head.stdout.strip() or None
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def experiment_directory(recipe: Recipe) -> Path:
+    return Path(recipe.output_dir) / recipe.name
+
+
+def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = lambda event: None) -> bool:
+    """Run every arm of ``recipe`` under every seed, ``jobs`` of them at a time. Returns False if it was stopped.
+
+    A job is one arm under one seed, its peers taking turns on one thread's share of the machine; run directories are
+    those of :func:`run`, side by side under ``<output_dir>/<name>/``. Finished jobs are passed over, a killed one
+    goes on from its checkpoints, so an experiment that is started again ends with the same tables.
+
+    Raises:
+        RunError: a job failed, or the directory holds an experiment of another recipe.
+    """
+    directory = experiment_directory(recipe)
+    arms = arms_of(recipe)
+    if recipe.experiment.baseline not in {arm.name for arm in arms}:
+        raise RunError(
+            f"experiment.baseline = {recipe.experiment.baseline!r} is none of the arms "
+            f"({', '.join(arm.name for arm in arms)}): name the one to compare with"
+        )
+    prepare_models(arms, say, make=False)
+    threads = recipe.threads or max(1, _cores() // jobs)
+    runs = [
+        recipe.model_copy(
+            update={"seed": seed, "output_dir": str(directory), "processes": "inline", "threads": threads}
+        )
+        for seed in seeds
+    ]
+    for of_seed in runs:
+        _claim(run_directory(of_seed), True, of_seed)
+    _write_experiment(directory, recipe, seeds)
+    models = prepare_models(arms, say)
+    todo = [(r, arm.name) for r in runs for arm in arms if not arm_finished(run_directory(r), arm, models)]
+    say({"kind": "experiment", "jobs": len(runs) * len(arms), "done": len(runs) * len(arms) - len(todo)})
+    return _in_job_processes(todo, jobs, say)
+
+
+def arm_finished(run: Path, arm: Arm, models: dict[str, str]) -> bool:
+    return all(arm.recipe.training.rounds in checkpoint.steps(run / arm.name / peer.name) for peer in arm.recipe.peers)
+
+
+def _in_job_processes(todo: list[tuple[Recipe, str]], jobs: int, say: Say) -> bool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ftis.experiment"])
+    events: Any = context.Queue()
+    stop = context.Event()
+    waiting, working = list(todo), {}
+    failure: str | None = None
+    try:
+        while waiting or working:
+            try:
+                while waiting and len(working) < jobs and not stop.is_set():
+                    recipe, arm = waiting.pop(0)
+                    label = f"seed {recipe.seed} {arm}"
+                    worker = context.Process(target=_job_process, args=(recipe, arm, label, events, stop), name=label)
+                    worker.start()
+                    working[label] = worker
+                if stop.is_set():
+                    waiting.clear()
+                try:
+                    event = events.get(timeout=0.1)
+                    if event["kind"] == "failed":
+                        failure = failure or event["message"]
+                        stop.set()
+                    else:
+                        say(event)
+                    continue  # drain what the workers said before looking at who has ended
+                except queue.Empty:
+                    pass
+                for label, worker in list(working.items()):
+                    if worker.is_alive():
+                        continue
+                    del working[label]
+                    if worker.exitcode:
+                        failure = failure or f"{label} died (exit code {worker.exitcode}); run again to go on with it"
+                        stop.set()
+                    elif not stop.is_set():
+                        say({"kind": "job", "label": label})
+            except KeyboardInterrupt:
+                if stop.is_set():
+                    raise
+                say({"kind": "stopping"})
+                stop.set()
+    finally:
+        for worker in working.values():
+            worker.kill()
+            worker.join()
+    if failure:
+        raise RunError(failure)
+    return not stop.is_set()
+
+
+def _job_process(recipe: Recipe, arm: str, label: str, events: Any, stop: Any) -> None:
+    """One arm under one seed, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def die_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    try:
+        run(recipe, resume=True, only=(arm,), say=lambda event: events.put({**event, "label": label}), stop=stop)
+    except FtisError as error:
+        events.put({"kind": "failed", "message": f"{label}: {error}"})
+    except Exception:
+        events.put({"kind": "failed", "message": f"{label} met a bug:\n{traceback.format_exc()}"})
+
+
+def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> None:
+    """experiment.json: the recipe, every seed asked for so far, versions and machine."""
+    known = directory / "experiment.json"
+    before = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {"seeds": []}
+    document = {
+        **manifest(recipe),
+        "recipe": json.loads(recipe.model_dump_json()),
+        "seeds": sorted({*before["seeds"], *seeds}),
+    }
+    _write_whole(known, json.dumps(document, indent=1) + "\n")
 
 
 def estimate(recipe: Recipe) -> list[str]:

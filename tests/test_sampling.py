@@ -1,0 +1,565 @@
+"""Samplers: what was drawn, with which probability, from exactly which distribution."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyModelDir, TinyPolicy, make_tokenizer
+from scipy.stats import chi2
+from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
+
+from ftis.config import PeerConfig, SamplingConfig
+from ftis.policy import ModelError, Policy
+from ftis.rollouts import Rollout
+from ftis.sampling import (
+    Decoding,
+    Sampler,
+    _SlotCache,
+    builtin_sampler,
+    generate_sampler,
+    in_chunks,
+    sampler_for,
+)
+
+SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
+KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
+
+ENDS = frozenset({2, 11, 13, 17, 23, 29, 31, 37, 41, 43})
+"""More end-of-sequence ids than usual, so that random models end their rows soon, at different steps."""
+
+POISON = {
+    "do_sample": True,
+    "temperature": 0.05,
+    "top_k": 2,
+    "top_p": 0.3,
+    "repetition_penalty": 4.0,
+    "no_repeat_ngram_size": 1,
+    "min_new_tokens": 9,
+    "max_length": 3,
+    "suppress_tokens": list(range(20, 40)),
+    "eos_token_id": 2,
+}
+"""Generation defaults that would change every completion if any of them were heeded."""
+
+
+def prompts_of(lengths: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
+
+
+PROMPTS = prompts_of((3, 9, 5, 9, 1, 7))
+
+
+def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def tokens(groups: list[tuple[Rollout, ...]]) -> list[list[list[int]]]:
+    return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
+
+
+def learner_logps(policy: Policy, prompts: list[np.ndarray], groups: list[tuple[Rollout, ...]], t: float) -> list[Any]:
+    repeated = [p for p, group in zip(prompts, groups, strict=True) for _ in group]
+    return policy.logps(repeated, [r.completion_ids for r in flat(groups)], t)
+
+
+def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
+    """A rollout stops at its first end-of-sequence id, which it includes, or else at the maximum length."""
+    ids = rollout.completion_ids.tolist()
+    assert 1 <= len(ids) <= longest
+    assert not ends.intersection(ids[:-1])
+    assert ids[-1] in ends or len(ids) == longest
+
+
+# --- the same policy as the learner's, and one text from both ---------------------------------------------------------
+
+
+@KINDS
+def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
+    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    compactions: list[tuple[int, int]] = []
+    select = _SlotCache.select
+
+    def counted(self: _SlotCache, active: torch.Tensor) -> None:
+        compactions.append((int(active.sum()), len(active)))
+        select(self, active)
+
+    monkeypatch.setattr(_SlotCache, "select", counted)
+    decoding, prompts = Decoding(20, temperature=0.0), prompts_of((3, 9, 5, 9, 1, 7) * 4)
+    fast = builtin_sampler(policy, prompts, 1, decoding, 0)
+    slow = generate_sampler(policy, prompts, 1, decoding, 0)
+
+    assert tokens(fast) == tokens(slow)
+    lengths = [len(r) for r in flat(fast)]
+    assert len(set(lengths)) > 4, lengths
+    assert len(compactions) > 1
+    assert all(0 < active < rows for active, rows in compactions)
+    for a, b, c in zip(flat(fast), flat(slow), learner_logps(policy, prompts, fast, 1.0), strict=True):
+        np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
+        np.testing.assert_allclose(a.gen_logp, c, atol=1e-4)
+        check_ends(a, ENDS, 20)
+
+
+@KINDS
+@SAMPLERS
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_equal_the_learners(
+    kind: str, sampler: Sampler, temperature: float, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    groups = sampler(policy, PROMPTS, 4, Decoding(16, temperature), 3)
+    lengths = {len(r) for r in flat(groups)}
+    assert len(lengths) > 4
+    for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, temperature), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+        assert rollout.gen_logp.dtype == np.float32
+        assert rollout.completion_ids.dtype == np.int32
+        assert (rollout.gen_logp <= 0).all()
+        check_ends(rollout, ENDS, 16)
+
+
+def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the_likeliest(
+    tiny_policy: TinyPolicy,
+) -> None:
+    policy = tiny_policy()
+    groups = builtin_sampler(policy, PROMPTS, 1, Decoding(6, 0.0, top_k=1, top_p=0.1), 0)
+    for prompt, rollout in zip(PROMPTS, flat(groups), strict=True):
+        logits = full_logits(policy, prompt, rollout)
+        assert rollout.completion_ids.tolist() == logits.argmax(-1).tolist()
+        assert (rollout.gen_logp < -1e-3).any()  # not those of a point mass
+
+
+@SAMPLERS
+def test_a_sliding_window_is_respected(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("sliding")
+    prompts = prompts_of((9, 12, 3))
+    groups = generate_sampler(policy, prompts, 2, Decoding(12), 0)
+    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
+@SAMPLERS
+def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(train="lora", lora_r=4, learning_rate=0.05)
+    untrained = tokens(sampler(policy, PROMPTS, 2, Decoding(10), 0))
+    completions = prompts_of((4,) * len(PROMPTS), seed=1)
+    policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -logp.sum())
+    groups = sampler(policy, PROMPTS, 2, Decoding(10), 0)
+    assert tokens(groups) != untrained
+    for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
+@SAMPLERS
+def test_in_bfloat16_sampler_and_learner_still_see_nearly_one_policy(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    policy.end_ids = ENDS
+    groups = sampler(policy, PROMPTS, 4, Decoding(16), 0)
+    gaps = [
+        np.abs(r.gen_logp - logp).mean()
+        for r, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, 1.0), strict=True)
+    ]
+    assert np.mean(gaps) < 0.05
+    assert all(r.gen_logp.dtype == np.float32 for r in flat(groups))
+
+
+# --- truncation -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def full_logits(policy: Policy, prompt: np.ndarray, rollout: Rollout) -> np.ndarray:
+    """Logits [T, V] of each completion token, from one plain forward."""
+    ids = torch.from_numpy(np.concatenate([prompt, rollout.completion_ids]).astype(np.int64))[None]
+    logits: torch.Tensor = policy.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+    return logits.double().numpy()
+
+
+def warped(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """Probabilities [V] after temperature, top-k and nucleus truncation, from their definitions."""
+    scaled = logits / temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    if top_k:
+        p[np.argsort(-p, kind="stable")[top_k:]] = 0
+        p /= p.sum()
+    if top_p < 1:
+        order = np.argsort(-p, kind="stable")
+        before = np.cumsum(p[order]) - p[order]  # mass of the strictly likelier ones
+        p[order[before >= top_p]] = 0
+        p /= p.sum()
+    return p
+
+
+@SAMPLERS
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 3, 1.0), (1.0, 0, 0.8), (0.7, 5, 0.9), (1.5, 4, 0.5), (1.0, 1, 1.0), (1.0, 1000, 1.0)],
+)
+def test_log_probabilities_are_those_of_the_truncated_distribution(
+    sampler: Sampler, temperature: float, top_k: int, top_p: float, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy()
+    policy.end_ids = ENDS
+    decoding = Decoding(8, temperature, top_k, top_p)
+    assert decoding.truncated
+    groups = sampler(policy, PROMPTS, 3, decoding, 0)
+    changed = 0.0
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for rollout in group:
+            logits = full_logits(policy, prompt, rollout)
+            for row, token, logp in zip(logits, rollout.completion_ids, rollout.gen_logp, strict=True):
+                expected = warped(row, temperature, top_k, top_p)[token]
+                assert expected > 0
+                assert logp == pytest.approx(np.log(expected), abs=1e-4)
+                changed = max(changed, expected - warped(row, temperature, 0, 1.0)[token])
+    assert (changed > 0.02) == (top_k < 1000)
+
+
+# --- a model whose distribution is known exactly ----------------------------------------------------------------------
+
+N_STATES = 8
+END = 2
+
+
+def known_policy(seed: int = 0) -> tuple[Policy, np.ndarray]:
+    """A real Qwen2 with weights set by hand so that the next token depends on the last one alone.
+
+    Attention and MLP write nothing, the embedding is the identity, and the normalisation turns e_i into √V e_i (up to
+    its epsilon): so the logits after token i are column i of the head, scaled back.
+
+    Returns:
+        the policy, and its table of probabilities [last token, next token].
+    """
+    config = Qwen2Config(
+        vocab_size=N_STATES,
+        hidden_size=N_STATES,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        eos_token_id=END,
+        pad_token_id=0,
+        bos_token_id=1,
+    )
+    model = Qwen2ForCausalLM(config)
+    table = np.random.default_rng(seed).normal(0, 1.2, size=(N_STATES, N_STATES)).astype(np.float32)
+    scale = np.sqrt(N_STATES / (1 + N_STATES * config.rms_norm_eps))
+    with torch.no_grad():
+        layer = model.model.layers[0]
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        model.model.norm.weight.fill_(1.0)
+        model.model.embed_tokens.weight.copy_(torch.eye(N_STATES))
+        model.lm_head.weight.copy_(torch.from_numpy(table.T / scale))
+    config_of_peer = PeerConfig(name="known", model="known", device="cpu", dtype="float32")
+    policy = Policy(model, make_tokenizer(), config_of_peer)
+    assert policy.end_ids == {END}
+    logits = table.astype(np.float64)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return policy, p / p.sum(-1, keepdims=True)
+
+
+@SAMPLERS
+def test_log_probabilities_of_a_known_distribution(sampler: Sampler) -> None:
+    policy, p = known_policy()
+    for temperature in (1.0, 0.5):
+        table = p ** (1 / temperature)
+        table /= table.sum(-1, keepdims=True)
+        prompts = [np.array(ids, np.int32) for ids in ([1, 4], [1, 3, 3, 5], [6])]
+        for prompt, group in zip(prompts, sampler(policy, prompts, 5, Decoding(10, temperature), 0), strict=True):
+            for rollout in group:
+                before = [int(prompt[-1]), *rollout.completion_ids[:-1].tolist()]
+                expected = np.log(table[before, rollout.completion_ids])
+                np.testing.assert_allclose(rollout.gen_logp, expected, atol=1e-5)
+
+
+@SAMPLERS
+@pytest.mark.parametrize("decoding", [Decoding(3), Decoding(3, 0.6, top_k=4, top_p=0.9)])
+def test_tokens_are_drawn_as_often_as_they_are_probable(sampler: Sampler, decoding: Decoding) -> None:
+    policy, p = known_policy()
+    table = np.stack([warped(np.log(row), decoding.temperature, decoding.top_k, decoding.top_p) for row in p])
+    # Two prompts of unequal length, so that padding and compaction are in play.
+    prompts = [np.array([1, 4], np.int32), np.array([1, 3, 3, 5], np.int32)]
+    transitions: Counter[tuple[int, int]] = Counter()
+    firsts: dict[int, Counter[int]] = {}
+    for prompt, group in zip(prompts, sampler(policy, prompts, 3000, decoding, 7), strict=True):
+        firsts[int(prompt[-1])] = Counter(int(r.completion_ids[0]) for r in group)
+        for rollout in group:
+            ids = [int(prompt[-1]), *rollout.completion_ids.tolist()]
+            transitions.update(zip(ids[:-1], ids[1:], strict=True))
+    assert not any(before == END for before, _ in transitions)
+
+    by_state: dict[int, Counter[int]] = {before: Counter() for before, _ in transitions}
+    for (before, after), count in transitions.items():
+        by_state[before][after] = count
+    assert len(by_state) >= 4
+    assert p_value(firsts, table) > 1e-3
+    assert p_value(by_state, table) > 1e-3
+    assert p_value(by_state, np.roll(table, 1, axis=0)) < 1e-9  # so many counts do notice a wrong distribution
+
+
+def p_value(counts: dict[int, Counter[int]], table: np.ndarray) -> float:
+    """Pearson's test that each state's counts were drawn from its row of the table."""
+    statistic, freedom = 0.0, 0
+    for before, row in counts.items():
+        observed = np.array([row[after] for after in range(N_STATES)])
+        possible = table[before] > 0
+        if observed[~possible].any():
+            return 0.0
+        expected = observed.sum() * table[before][possible]
+        if expected.min() >= 5:
+            statistic += float(((observed[possible] - expected) ** 2 / expected).sum())
+            freedom += int(possible.sum()) - 1
+    assert freedom > 0
+    return float(chi2.sf(statistic, freedom))
+
+
+@SAMPLERS
+def test_rollouts_of_one_prompt_are_independent_draws(sampler: Sampler) -> None:
+    """Not one draw repeated, nor the same draw in every group."""
+    policy, p = known_policy()
+    prompt = np.array([1, 4], np.int32)
+    first, second = sampler(policy, [prompt, prompt], 400, Decoding(1), 5)
+    a = np.array([r.completion_ids[0] for r in first])
+    b = np.array([r.completion_ids[0] for r in second])
+    agreement = float((p[4] ** 2).sum())
+    for x, y in ((a, b), (a[:-1], a[1:])):
+        assert abs((x == y).mean() - agreement) < 5 * np.sqrt(agreement * (1 - agreement) / len(x))
+
+
+# --- where rows end ---------------------------------------------------------------------------------------------------
+
+
+@SAMPLERS
+def test_the_end_of_sequence_stops_a_row_and_is_its_last_token(sampler: Sampler) -> None:
+    policy, _ = known_policy()
+    groups = sampler(policy, [np.array([1, 4], np.int32)], 200, Decoding(12), 0)
+    lengths = Counter(len(r) for r in groups[0])
+    assert len(lengths) > 5
+    for rollout in groups[0]:
+        check_ends(rollout, frozenset({END}), 12)
+    ended = [r for r in groups[0] if r.completion_ids[-1] == END]
+    cut = [r for r in groups[0] if r.completion_ids[-1] != END]
+    assert ended
+    assert cut
+    assert {len(r) for r in cut} == {12}
+
+
+@SAMPLERS
+def test_a_row_may_end_at_once_and_the_longest_may_be_one_token(sampler: Sampler) -> None:
+    policy, _ = known_policy()
+    policy.end_ids = frozenset(range(N_STATES))
+    groups = sampler(policy, [np.array([1, 4], np.int32), np.array([3], np.int32)], 3, Decoding(9), 0)
+    assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
+    policy.end_ids = frozenset({END})
+    groups = sampler(policy, [np.array([1, 4], np.int32), np.array([3], np.int32)], 3, Decoding(1), 0)
+    assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
+
+
+@SAMPLERS
+def test_any_of_several_end_of_sequence_ids_ends_a_row(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(model={"generation_config": {"eos_token_id": sorted(ENDS - {2})}})
+    assert policy.end_ids == ENDS  # those of the directory and the tokenizer's
+    rollouts = flat(sampler(policy, PROMPTS, 12, Decoding(24), 0))
+    assert len({int(r.completion_ids[-1]) for r in rollouts} & ENDS) > 1
+    for rollout in rollouts:
+        check_ends(rollout, ENDS, 24)
+
+
+# --- groups, seeds, chunks --------------------------------------------------------------------------------------------
+
+
+@SAMPLERS
+def test_groups_come_in_the_order_of_their_prompts(sampler: Sampler) -> None:
+    """A model that repeats its last token shows which prompt a rollout belongs to."""
+    policy, _ = known_policy()
+    with torch.no_grad():
+        policy.model.lm_head.weight.copy_(40 * torch.eye(N_STATES))
+    lasts = (5, 3, 7, 4, 6)
+    prompts = [np.array([1] * (i % 3) + [last], np.int32) for i, last in enumerate(lasts)]
+    groups = sampler(policy, prompts, 3, Decoding(4), 0)
+    assert tokens(groups) == [[[last] * 4] * 3 for last in lasts]
+
+
+@SAMPLERS
+def test_sampling_depends_on_its_seed_alone(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = sampler(policy, PROMPTS, 3, Decoding(10), 5)
+    assert torch.equal(torch.get_rng_state(), before)  # whoever else draws numbers is not disturbed
+    torch.manual_seed(2)
+    again = sampler(policy, PROMPTS, 3, Decoding(10), 5)
+    assert tokens(again) == tokens(first)
+    for a, b in zip(flat(first), flat(again), strict=True):
+        assert a.gen_logp.tobytes() == b.gen_logp.tobytes()
+    others = [tokens(sampler(policy, PROMPTS, 3, Decoding(10), seed)) for seed in (6, 2**31, 0)]
+    assert all(other != tokens(first) for other in others)
+    assert others[0] != others[1] != others[2]
+
+
+@SAMPLERS
+def test_no_prompts_no_groups(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+    assert sampler(tiny_policy(), [], 4, Decoding(10), 0) == []
+    assert in_chunks(sampler, tiny_policy(), [], 4, Decoding(10), 0, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [(0, [7]), (100, [7]), (28, [7]), (27, [6, 1]), (12, [3, 3, 1]), (8, [2, 2, 2, 1]), (4, [1] * 7), (1, [1] * 7)],
+)
+def test_chunks_hold_whole_groups_within_the_batch_size(batch_size: int, expected: list[int]) -> None:
+    sizes, seeds = [], []
+
+    def recording(
+        policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int
+    ) -> list[tuple[Rollout, ...]]:
+        sizes.append(len(prompt_ids))
+        seeds.append(seed)
+        return [tuple(Rollout(p, np.zeros(len(p), np.float32)) for _ in range(repeats)) for p in prompt_ids]
+
+    prompts = [np.array([i], np.int32) for i in range(7)]
+    groups = in_chunks(recording, SimpleNamespace(), prompts, 4, Decoding(5), 50, batch_size)  # type: ignore[arg-type]
+    assert sizes == expected
+    assert len(set(seeds)) == len(seeds)  # chunks that drew the same numbers would repeat one another
+    assert tokens(groups) == [[[i]] * 4 for i in range(7)]
+
+
+def test_greedy_completions_do_not_depend_on_the_chunks(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    policy.end_ids = ENDS
+    whole = in_chunks(builtin_sampler, policy, PROMPTS, 2, Decoding(12, 0.0), 0, 0)
+    for batch_size in (2, 5, 8):
+        assert tokens(in_chunks(builtin_sampler, policy, PROMPTS, 2, Decoding(12, 0.0), 0, batch_size)) == tokens(whole)
+    assert all(a.completion_ids.tolist() == b.completion_ids.tolist() for a, b in whole)
+
+
+# --- generation defaults ----------------------------------------------------------------------------------------------
+
+
+@SAMPLERS
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.filterwarnings("default")  # transformers may well complain of such defaults
+def test_generation_defaults_of_the_directory_never_leak(
+    sampler: Sampler, train: str, temperature: float, tiny_policy: TinyPolicy
+) -> None:
+    clean = tiny_policy(train=train, lora_r=4)
+    poisoned = tiny_policy(train=train, lora_r=4, model={"generation_config": POISON})
+    inner = poisoned.model.get_base_model() if train == "lora" else poisoned.model
+    stored = inner.generation_config
+    assert stored.repetition_penalty == 4.0
+    decoding = Decoding(12, temperature)
+    expected, found = sampler(clean, PROMPTS, 3, decoding, 1), sampler(poisoned, PROMPTS, 3, decoding, 1)
+    assert tokens(found) == tokens(expected)
+    for a, b in zip(flat(expected), flat(found), strict=True):
+        np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
+    assert inner.generation_config is stored  # hidden, not lost
+
+
+@pytest.mark.filterwarnings("default")
+def test_generation_defaults_come_back_when_sampling_fails(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(model={"generation_config": POISON})
+    stored = policy.model.generation_config
+    with pytest.raises(IndexError):  # an id outside the vocabulary
+        generate_sampler(policy, [np.array([10_000], np.int32)], 1, Decoding(3), 0)
+    assert policy.model.generation_config is stored
+
+
+# --- which sampler ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
+def test_full_attention_decoders_get_the_built_in_sampler(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind)
+    assert sampler_for(policy) is builtin_sampler
+    assert sampler_for(policy, "builtin") is builtin_sampler
+    assert sampler_for(policy, "transformers") is generate_sampler
+
+
+def test_a_lora_policy_gets_the_sampler_of_its_base(tiny_policy: TinyPolicy) -> None:
+    assert sampler_for(tiny_policy(train="lora")) is builtin_sampler
+
+
+@pytest.mark.parametrize("kind", ["sliding", "gptj", "falcon-alibi"])
+def test_other_decoders_get_transformers_own(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind)
+    assert sampler_for(policy) is generate_sampler
+    assert sampler_for(policy, "transformers") is generate_sampler
+    with pytest.raises(ModelError, match=r"peer 'tiny'.* set sampling\.sampler = ") as caught:
+        sampler_for(policy, "builtin")
+    assert type(policy.model).__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # And it serves them: with prompts of unequal length, the log-probabilities are the learner's.
+    groups = generate_sampler(policy, PROMPTS, 2, Decoding(10), 0)
+    for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
+def test_an_encoder_decoder_gets_transformers_own() -> None:
+    policy: Any = SimpleNamespace(model=SimpleNamespace(config=T5Config()), config=SimpleNamespace(name="t5"))
+    assert sampler_for(policy) is generate_sampler
+    with pytest.raises(ModelError, match="'t5'"):
+        sampler_for(policy, "builtin")
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def test_decoding_is_read_from_the_recipe() -> None:
+    config = SamplingConfig(max_completion_length=9, temperature=0.5, top_k=3, top_p=0.4)
+    assert Decoding.of(config) == Decoding(9, 0.5, 3, 0.4)
+    assert Decoding.of(SamplingConfig()).truncated is False
+    assert [Decoding(1).greedy, Decoding(1, 0.0).greedy] == [False, True]
+    assert [Decoding(1, top_k=1).truncated, Decoding(1, top_p=0.99).truncated] == [True, True]
+
+
+def test_a_cache_repeats_and_selects_rows(tiny_model_dir: TinyModelDir) -> None:
+    model = SimpleNamespace(config=Qwen2Config(num_hidden_layers=2))
+    cache = _SlotCache(model, capacity=5)
+    states = torch.arange(2 * 1 * 3 * 2, dtype=torch.float32).reshape(2, 1, 3, 2)  # rows, heads, slots, width
+    for layer in range(2):
+        keys, values = cache.update(states, -states, layer)
+        assert torch.equal(keys, states)
+        assert torch.equal(values, -states)
+    cache.repeat(3)
+    cache.select(torch.tensor([True, False, False, False, True, True]))
+    assert cache.get_seq_length() == 3
+    more = torch.full((3, 1, 1, 2), 99.0)
+    for layer in range(2):
+        keys, values = cache.update(more, -more, layer)
+        assert torch.equal(keys, torch.cat([states[[0, 1, 1]], more], 2))
+        assert torch.equal(values, -keys)
+
+
+def test_the_policys_precision_is_in_force_while_sampling(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy()
+    inside = 0
+
+    @contextlib.contextmanager
+    def counted() -> Any:
+        nonlocal inside
+        inside += 1
+        yield
+
+    monkeypatch.setattr(policy, "precision", counted)
+    builtin_sampler(policy, PROMPTS, 1, Decoding(5), 0)
+    assert inside == 5  # a prefill and four steps, the last token needing none
+    generate_sampler(policy, PROMPTS, 1, Decoding(5), 0)
+    assert inside == 6
