@@ -106,9 +106,11 @@ def make_model(kind: str, seed: int, hidden_size: int, vocab_size: int, **overri
     generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.5 if parameter is embedding else 0.3, generator=generator)
+        for name, parameter in model.named_parameters():
+            if parameter is embedding:
+                parameter.normal_(0, 0.3, generator=generator)
+            elif parameter.dim() > 1 or name.endswith("bias"):
+                parameter.normal_(0, 0.4, generator=generator)
     return model
 
 

@@ -77,6 +77,54 @@ def train(
         raise typer.Exit(3)
 
 
+@app.command()
+def experiment(
+    recipe: Annotated[
+        Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
+    jobs: Annotated[int, typer.Option(min=0, help="Arms trained at a time; 0 is one per core.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key. Repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
+    ] = False,
+) -> None:
+    """Train every arm under several seeds and say what differs. Run it again to go on with it."""
+    import os
+
+    from ftis import experiment as experiments
+    from ftis import report
+    from ftis.progress import Display
+
+    loaded = load(recipe, set_ or [])
+    if dry_run:
+        _print_plan(loaded)
+        return
+    display = Display(console)
+    with display.live():
+        finished = experiments.run_experiment(loaded, range(seeds), jobs or os.cpu_count() or 1, display)
+    directory = experiments.experiment_directory(loaded)
+    if not finished:
+        console.print(f"stopped; the same command goes on with {directory}")
+        raise typer.Exit(130)
+    results = report.compare(directory)
+    report.print_comparison(results, console)
+    page = report.write_page(directory)
+    console.print(f"report: {page}")
+
+
+@app.command("report")
+def make_report(
+    directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
+) -> None:
+    """Write one self-contained HTML page, figures and tables from the files in a directory."""
+    from ftis import report
+
+    console.print(f"report: {report.write_page(directory)}")
+
+
 @app.command("eval")
 def evaluate_model(
     model: Annotated[

@@ -480,8 +480,11 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
 
 def _commit() -> str | None:
     """The source's git commit, where ftis runs from a checkout."""
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists() or not shutil.which("git"):
+        return None
     head = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return head.stdout.strip() or None
 
@@ -537,7 +540,8 @@ def _in_job_processes(todo: list[tuple[Recipe, str]], jobs: int, say: Say) -> bo
     context.set_forkserver_preload(["ftis.experiment"])
     events: Any = context.Queue()
     stop = context.Event()
-    waiting, working = list(todo), {}
+    waiting = list(todo)
+    working: dict[str, Any] = {}
     failure: str | None = None
     try:
         while waiting or working:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
         self._notes: dict[str, dict[str, str]] = {}
+        self._jobs, self._fresh, self._began = (0, 0), 0, time.monotonic()
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -41,6 +43,20 @@ class Display:
             self._advance(f"warm-up {event['starter']}", event["step"], event["of"], "")
             if event["step"] % 250 == 0:
                 self._line(f"warm-up {event['starter']}: step {event['step']}, at most {event['of']}")
+        elif kind == "experiment":
+            self._jobs = (event["done"], event["jobs"])
+            self._line(f"{event['jobs']} jobs, {event['done']} of them finished before")
+            self._advance("jobs", *self._jobs, "")
+        elif kind == "job":
+            done, jobs = self._jobs[0] + 1, self._jobs[1]
+            self._jobs = (done, jobs)
+            took = time.monotonic() - self._began
+            self._fresh += 1
+            left = took / self._fresh * (jobs - done)
+            self._line(f"{event['label']} finished: {done} of {jobs} jobs, about {left / 60:.1f} min left")
+            self._advance("jobs", done, jobs, event["label"])
+        elif "label" in event and kind not in ("stopping", "warm-up"):
+            return  # the peers of an experiment's jobs: their bars would drown the one that counts
         elif kind == "arm":
             for peer in event["peers"]:
                 self._rounds[f"{event['arm']}/{peer}"] = event["rounds"]
