@@ -52,9 +52,9 @@ class TinyModelDir(Protocol):
 
 
 class TinyPolicy(Protocol):
-    """A fresh policy on the CPU in float32; options of the peer, and ``model`` for options of the directory."""
+    """A fresh policy on the CPU in float32. ``model``: a directory, or options for making one; the rest: the peer's."""
 
-    def __call__(self, kind: str = "qwen2", *, model: dict[str, Any] | None = None, **peer: Any) -> Policy: ...
+    def __call__(self, kind: str = "qwen2", *, model: Path | dict[str, Any] | None = None, **peer: Any) -> Policy: ...
 
 
 def make_tokenizer(chat_template: bool = False) -> PreTrainedTokenizerFast:
@@ -78,15 +78,13 @@ def make_tokenizer(chat_template: bool = False) -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(kind: str, seed: int, hidden_size: int, vocab_size: int, **overrides: Any) -> PreTrainedModel:
+def make_model(kind: str, seed: int, **overrides: Any) -> PreTrainedModel:
     """Random weights, large enough that the next token's distribution is far from uniform."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, settings = KINDS[kind]
     settings = {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -136,7 +134,8 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
         if key not in made:
             path = tmp_path_factory.mktemp(f"tiny-{kind}")
             tokenizer = make_tokenizer(chat_template)
-            make_model(kind, seed, hidden_size, len(tokenizer), **overrides).save_pretrained(path)
+            settings = {"vocab_size": len(tokenizer), "hidden_size": hidden_size, **overrides}
+            make_model(kind, seed, **settings).save_pretrained(path)
             tokenizer.save_pretrained(path)
             if generation_config is not None:
                 (path / "generation_config.json").write_text(json.dumps(generation_config))
@@ -148,12 +147,12 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
 
 @pytest.fixture(scope="session")
 def tiny_policy(tiny_model_dir: TinyModelDir) -> TinyPolicy:
-    def policy(kind: str = "qwen2", *, model: dict[str, Any] | None = None, **peer: Any) -> Policy:
+    def policy(kind: str = "qwen2", *, model: Path | dict[str, Any] | None = None, **peer: Any) -> Policy:
         from ftis.config import PeerConfig
         from ftis.policy import Policy
 
-        settings = {"name": "tiny", "device": "cpu", "dtype": "float32", **peer}
-        settings.setdefault("model", str(tiny_model_dir(kind, **(model or {}))))
+        directory = model if isinstance(model, Path) else tiny_model_dir(kind, **(model or {}))
+        settings = {"name": "tiny", "model": str(directory), "device": "cpu", "dtype": "float32", **peer}
         return Policy.load(PeerConfig(**settings))
 
     return policy

@@ -229,6 +229,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer of {source!r} cannot be loaded: {first_line(error)}") from None
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers makes an empty one up
+        raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
     return tokenizer

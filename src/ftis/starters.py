@@ -3,7 +3,8 @@
 A starter is warmed up by a short supervised run on the clock calculator (:mod:`ftis.tasks`) in a mixture of styles,
 of which only some earn reward: most completions answer without reasoning. It can do the task now and then, and
 reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
-``starter:adder`` and ``starter:multiplier`` are of one size and were warmed on different operators.
+``starter:adder`` and ``starter:multiplier`` are of ``small``'s size and were warmed on other mixtures of operators;
+``starter:large-multiplier`` is of ``large``'s.
 
 Starters are ordinary Hugging Face directories, kept under ``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). They
 are deterministic on one machine: the directory's name is a digest of everything they depend on.
@@ -73,9 +74,10 @@ class Starter:
 
 STARTERS: dict[str, Starter] = {
     "small": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-*", seed=3),
-    "large": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=13),
+    "large": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=15),
     "adder": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="++--*", seed=21),
     "multiplier": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-****", seed=22),
+    "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
 }
 
 Report = Callable[[str, int, int], None]

@@ -1,0 +1,623 @@
+"""A policy: its log-probabilities, its one optimiser step, what of it is trained, saved and refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyModelDir, TinyPolicy
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import AutoPeftModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ftis.config import PeerConfig
+from ftis.policy import (
+    ModelError,
+    Policy,
+    load_model,
+    load_tokenizer,
+    microbatches,
+    resolve_device,
+    resolve_dtype,
+    tokenizer_fingerprint,
+)
+from ftis.sampling import Decoding, builtin_sampler
+
+KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gptj", "falcon-alibi"])
+
+TRAINS: dict[str, dict[str, Any]] = {
+    "full": {"train": "full"},
+    "lora": {"train": "lora", "lora_r": 4, "lora_alpha": 8},
+    "subset": {"train": "subset", "trainable_parameters": (r"layers\.1\.mlp", r"norm\.weight$")},
+}
+EACH_TRAIN = pytest.mark.parametrize("train", list(TRAINS))
+
+
+def rows_of(lengths: tuple[int, ...], seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
+
+
+PROMPTS = rows_of((3, 9, 1, 9, 5, 2, 7), seed=0)
+COMPLETIONS = rows_of((6, 1, 12, 4, 9, 2, 6), seed=1)
+WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.75, 1.5, -0.1])
+
+
+def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+    """A loss that tells rows, and positions within them, apart, and divides by the step's number of sequences."""
+    position = torch.linspace(0.5, 1.5, 12)[: logp_nT.shape[1]]
+    per_row = torch.where(mask_nT, logp_nT * position, 0.0).sum(-1)
+    return (per_row * WEIGHTS[torch.from_numpy(rows)]).sum() / len(WEIGHTS)
+
+
+def ascend(policy: Policy, steps: int = 1) -> None:
+    for _ in range(steps):
+        policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
+
+
+def gradients(policy: Policy) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+
+
+def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
+    return float(np.sqrt(difference / sum(float(v.double().square().sum()) for v in a.values())))
+
+
+def assert_one_line(error: pytest.ExceptionInfo[ModelError]) -> None:
+    assert str(error.value).strip()
+    assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def naive_logps(policy: Policy, temperature: float) -> list[np.ndarray]:
+    """Each row alone, without padding, by the definition of softmax in float64."""
+    out = []
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
+        logits = policy.model(input_ids=ids).logits[0].double().numpy() / temperature
+        at = logits[len(prompt) - 1 : -1]
+        norm = np.log(np.exp(at - at.max(-1, keepdims=True)).sum(-1)) + at.max(-1)
+        out.append(at[np.arange(len(completion)), completion] - norm)
+    return out
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("budget", [1, 40, 10_000])
+def test_log_probabilities_are_those_of_each_row_alone(
+    kind: str, temperature: float, budget: int, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind, tokens_per_microbatch=budget)
+    found = policy.logps(PROMPTS, COMPLETIONS, temperature)
+    assert [len(row) for row in found] == [len(c) for c in COMPLETIONS]
+    assert {row.dtype for row in found} == {np.dtype(np.float32)}
+    for row, expected in zip(found, naive_logps(policy, temperature), strict=True):
+        np.testing.assert_allclose(row, expected, atol=2e-5)
+        assert (row <= 0).all()
+
+
+def test_a_row_is_scored_alike_in_any_company(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    alone = policy.logps(PROMPTS[:1], COMPLETIONS[:1], 1.0)[0]
+    long = rows_of((40,), seed=2)
+    for others_p, others_c in ((PROMPTS[1:], COMPLETIONS[1:]), (long, long), (long, COMPLETIONS[:1])):
+        together = policy.logps([*others_p, PROMPTS[0]], [*others_c, COMPLETIONS[0]], 1.0)[-1]
+        np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_no_rows_no_log_probabilities(tiny_policy: TinyPolicy) -> None:
+    assert tiny_policy().logps([], [], 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gpt2", {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}),
+        ("qwen2", {"attention_dropout": 0.5}),
+    ],
+)
+def test_dropout_is_off_in_samplers_learner_and_step_alike(
+    kind: str, options: dict[str, float], tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind, model=options)
+    before = policy.logps(PROMPTS, COMPLETIONS, 1.0)
+    seen: dict[int, np.ndarray] = {}
+
+    def recording(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+        seen.update({int(r): logp_nT[i].detach().numpy() for i, r in enumerate(rows)})
+        return weighted(logp_nT, mask_nT, rows)
+
+    policy.step(PROMPTS, COMPLETIONS, 1.0, recording)
+    for i, row in enumerate(before):
+        np.testing.assert_allclose(seen[i][: len(row)], row, atol=1e-5)
+
+
+# --- micro-batches ----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200))
+def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:
+    array = np.array(lengths, dtype=np.int64)
+    batches = microbatches(array, budget)
+    assert sorted(int(r) for rows in batches for r in rows) == list(range(len(lengths)))
+    assert all(len(rows) for rows in batches)
+    for rows in batches:
+        assert len(rows) == 1 or len(rows) * array[rows].max() <= budget
+    in_order = [int(array[r]) for rows in batches for r in rows]
+    assert in_order == sorted(lengths, reverse=True)
+    for rows, following in zip(batches[:-1], batches[1:], strict=True):  # none is smaller than it must be
+        assert (len(rows) + 1) * array[rows[0]] > budget
+        assert array[rows].min() >= array[following].max()
+
+
+def test_micro_batches_of_the_step_respect_the_peers_budget(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(tokens_per_microbatch=30)
+    shapes: list[tuple[int, ...]] = []
+    policy.model.register_forward_hook(
+        lambda module, args, kwargs, output: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    ascend(policy)
+    assert len(shapes) > 1
+    assert all(rows * width <= 30 for rows, width in shapes)
+    assert sum(rows for rows, _ in shapes) == len(PROMPTS)
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
+
+@EACH_TRAIN
+@pytest.mark.parametrize("budget", [1, 17, 30, 60])
+def test_the_gradient_does_not_depend_on_the_micro_batches(train: str, budget: int, tiny_policy: TinyPolicy) -> None:
+    whole = tiny_policy(**TRAINS[train], tokens_per_microbatch=10_000, max_grad_norm=1e9)
+    split = tiny_policy(**TRAINS[train], tokens_per_microbatch=budget, max_grad_norm=1e9)
+    for policy in (whole, split):
+        if train == "lora":  # with B = 0, half of the gradients are 0
+            torch.manual_seed(0)
+            for name, parameter in policy.model.named_parameters():
+                if "lora_" in name:
+                    torch.nn.init.normal_(parameter, std=0.2)
+    norms = [policy.step(PROMPTS, COMPLETIONS, 0.8, weighted) for policy in (whole, split)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert relative_difference(gradients(whole), gradients(split)) < 3e-6  # float32 sums in another order
+
+
+def test_the_gradient_is_that_of_the_loss(tiny_policy: TinyPolicy) -> None:
+    """Against autograd on each row alone, by a way of its own."""
+    policy = tiny_policy(max_grad_norm=1e9, tokens_per_microbatch=40)
+    reference = tiny_policy()
+    total = torch.zeros(())
+    for i, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
+        logp = torch.log_softmax(reference.model(input_ids=ids).logits[0, len(prompt) - 1 : -1], -1)
+        chosen = logp[torch.arange(len(completion)), torch.from_numpy(completion.astype(np.int64))]
+        total = total + WEIGHTS[i] * (chosen * torch.linspace(0.5, 1.5, 12)[: len(completion)]).sum()
+    (total / len(PROMPTS)).backward()
+    policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
+    assert relative_difference(gradients(reference), gradients(policy)) < 1e-5
+
+
+def test_a_step_descends_the_loss(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(learning_rate=1e-3)
+
+    def loss() -> float:
+        logps = policy.logps(PROMPTS, COMPLETIONS, 1.0)
+        position = np.linspace(0.5, 1.5, 12)
+        return float(
+            sum(float(w) * (row * position[: len(row)]).sum() for w, row in zip(WEIGHTS, logps, strict=True))
+        )
+
+    before = loss()
+    ascend(policy, steps=3)
+    assert loss() < before - 1
+
+
+def test_the_first_step_of_adamw_moves_each_weight_by_the_learning_rate(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(learning_rate=1e-3, adam_epsilon=1e-30)
+    before = weights(policy)
+    ascend(policy)
+    for name, parameter in policy.model.named_parameters():
+        moved = (parameter.detach() - before[name]).abs()[parameter.grad.abs() > 1e-12]
+        torch.testing.assert_close(moved, torch.full_like(moved, 1e-3), rtol=1e-3, atol=1e-6)
+
+
+def test_adamw_is_set_as_the_peer_says(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(
+        learning_rate=3e-4, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6, weight_decay=0.1, max_grad_norm=0.3
+    )
+    (group,) = policy.optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-4, (0.8, 0.95), 1e-6, 0.1)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e6])
+def test_gradients_are_clipped_and_the_norm_before_is_returned(max_grad_norm: float, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(max_grad_norm=max_grad_norm)
+    unclipped = tiny_policy(max_grad_norm=1e9)
+    norm = policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
+    assert norm == pytest.approx(unclipped.step(PROMPTS, COMPLETIONS, 1.0, weighted))
+    assert norm > 0.1
+    after = float(torch.sqrt(sum(g.square().sum() for g in gradients(policy).values())))
+    assert after == pytest.approx(min(norm, max_grad_norm), rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("budget", [10_000, 30])
+def test_a_step_whose_gradient_is_not_finite_is_not_taken(bad: float, budget: int, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(learning_rate=1e-2, tokens_per_microbatch=budget)
+    twin = tiny_policy(learning_rate=1e-2, tokens_per_microbatch=budget)
+    ascend(policy)
+    ascend(twin)
+    before = weights(policy)
+
+    def broken(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+        return weighted(logp_nT, mask_nT, rows) * (bad if 3 in rows else 1.0)
+
+    with pytest.raises(ModelError, match=r"peer 'tiny': the gradient's norm is (nan|inf).*learning rate") as caught:
+        policy.step(PROMPTS, COMPLETIONS, 1.0, broken)
+    assert_one_line(caught)
+    assert all(torch.equal(before[n], p) for n, p in policy.model.named_parameters())
+    # Nor has it left a trace in the optimiser or the gradients: the next step is that of a policy that never met it.
+    ascend(policy)
+    ascend(twin)
+    assert all(torch.equal(a, b) for a, b in zip(policy.trainable, twin.trainable, strict=True))
+
+
+def test_a_step_starts_from_no_gradient(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(learning_rate=1e-12, max_grad_norm=1e9)
+    first = policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
+    assert policy.step(PROMPTS, COMPLETIONS, 1.0, weighted) == pytest.approx(first, rel=1e-3)
+
+
+def test_bfloat16_arithmetic_with_float32_weights_and_log_probabilities(tiny_policy: TinyPolicy) -> None:
+    half, single = (tiny_policy(dtype=dtype, learning_rate=1e-2) for dtype in ("bfloat16", "float32"))
+    pairs = list(zip(half.logps(PROMPTS, COMPLETIONS, 1.0), single.logps(PROMPTS, COMPLETIONS, 1.0), strict=True))
+    assert {a.dtype for a, _ in pairs} == {np.dtype(np.float32)}
+    gap = np.concatenate([np.abs(a - b) for a, b in pairs])
+    assert 0 < gap.mean() < 0.05  # really in another precision, and not far off
+    before = weights(half)
+    assert np.isfinite(half.step(PROMPTS, COMPLETIONS, 1.0, weighted))
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+    assert not any(torch.equal(before[n], p) for n, p in half.model.named_parameters())
+
+
+# --- gradient checkpointing -------------------------------------------------------------------------------------------
+
+
+def forwards_of_a_layer(policy: Policy) -> list[bool]:
+    """Fills up with one entry each time the first layer's MLP is called: whether gradients are on."""
+    seen: list[bool] = []
+    mlp = next(module for name, module in policy.model.named_modules() if name.endswith(".mlp"))
+    mlp.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "sliding"])
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # peft, of GPT-2's transposed weights
+def test_gradient_checkpointing_computes_twice_and_the_same(
+    kind: str, train: str, dtype: str, tiny_policy: TinyPolicy
+) -> None:
+    targets = ("c_attn",) if kind == "gpt2" else ("q_proj", "v_proj")
+    settings = {**TRAINS[train], "lora_target_modules": targets, "dtype": dtype, "max_grad_norm": 1e9}
+    plain, saving = (tiny_policy(kind, **settings, gradient_checkpointing=on) for on in (False, True))
+    if train == "lora":
+        for policy in (plain, saving):
+            torch.manual_seed(0)
+            for parameter in policy.trainable:
+                torch.nn.init.normal_(parameter, std=0.2)
+    runs = [forwards_of_a_layer(policy) for policy in (plain, saving)]
+    for policy in (plain, saving):
+        policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
+    assert [len(r) for r in runs] == [1, 2]
+    assert relative_difference(gradients(plain), gradients(saving)) < 1e-6
+
+
+def test_gradient_checkpointing_leaves_dropout_off_and_sampling_alone(tiny_policy: TinyPolicy) -> None:
+    options = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    plain, saving = (tiny_policy("gpt2", model=options, gradient_checkpointing=on) for on in (False, True))
+    ascend(plain)
+    ascend(saving)
+    for a, b in zip(plain.logps(PROMPTS, COMPLETIONS, 1.0), saving.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    runs = forwards_of_a_layer(saving)
+    groups = [builtin_sampler(policy, PROMPTS, 2, Decoding(6), 0) for policy in (plain, saving)]
+    assert [[r.completion_ids.tolist() for r in g] for g in groups[0]] == [
+        [r.completion_ids.tolist() for r in g] for g in groups[1]
+    ]
+    assert runs == [False] * len(runs)
+
+
+def test_gradient_checkpointing_of_a_model_that_cannot(tiny_policy: TinyPolicy, monkeypatch: Any) -> None:
+    class Unknown:
+        pass
+
+    monkeypatch.setattr("ftis.policy.GradientCheckpointingLayer", Unknown)
+    with pytest.raises(ModelError, match="set gradient_checkpointing = false") as caught:
+        tiny_policy(gradient_checkpointing=True)
+    assert_one_line(caught)
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+
+
+@EACH_TRAIN
+def test_exactly_the_named_parameters_are_trained(train: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2, weight_decay=0.1)
+    expected: Callable[[str], bool] = {
+        "full": lambda name: True,
+        "lora": lambda name: ".lora_A." in name or ".lora_B." in name,
+        "subset": lambda name: "layers.1.mlp." in name or name.endswith("norm.weight"),
+    }[train]
+    before = weights(policy)
+    ascend(policy, steps=2)
+    changed = {n for n, p in policy.model.named_parameters() if not torch.equal(before[n], p)}
+    assert changed == {n for n in before if expected(n)}
+    assert len(changed) == len(policy.trainable)
+    assert changed == {n for n, p in policy.model.named_parameters() if p.requires_grad}
+
+
+def test_lora_adapts_exactly_its_targets(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(train="lora", lora_r=3, lora_target_modules=("up_proj",))
+    names = {n for n, p in policy.model.named_parameters() if p.requires_grad}
+    assert len(names) == 4  # A and B of two layers
+    assert all(".mlp.up_proj.lora_" in name for name in names)
+    assert {tuple(p.shape) for p in policy.trainable} == {(3, 32), (48, 3)}
+
+
+def test_a_fresh_adapter_changes_nothing(tiny_policy: TinyPolicy) -> None:
+    base, lora = tiny_policy(), tiny_policy(**TRAINS["lora"])
+    for a, b in zip(base.logps(PROMPTS, COMPLETIONS, 1.0), lora.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_tied_embeddings_stay_tied(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(train="subset", trainable_parameters=("embed_tokens",), learning_rate=1e-2)
+    ascend(policy)
+    assert len(policy.trainable) == 1
+    assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
+
+
+# --- saving and loading -----------------------------------------------------------------------------------------------
+
+
+@EACH_TRAIN
+def test_a_saved_policy_is_an_ordinary_hugging_face_directory(
+    train: str, tiny_policy: TinyPolicy, tmp_path: Path
+) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
+    untrained = policy.logps(PROMPTS, COMPLETIONS, 1.0)
+    ascend(policy, steps=2)
+    policy.save_pretrained(tmp_path)
+    expected = policy.logps(PROMPTS, COMPLETIONS, 1.0)
+    assert max(np.abs(a - b).max() for a, b in zip(untrained, expected, strict=True)) > 0.01
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(policy.tokenizer)
+    loaded = [AutoModelForCausalLM.from_pretrained(tmp_path)]
+    if train == "lora":
+        assert (tmp_path / "adapter_model.safetensors").exists()
+        assert not (tmp_path / "model.safetensors").exists()
+        loaded.append(AutoPeftModelForCausalLM.from_pretrained(tmp_path))
+    else:
+        assert (tmp_path / "model.safetensors").exists()
+        found = dict(loaded[0].named_parameters())
+        assert found.keys() == weights(policy).keys()
+        assert all(torch.equal(found[n], p) for n, p in policy.model.named_parameters())
+    for model in loaded:
+        other = Policy(model, tokenizer, PeerConfig(name="other", model="x", device="cpu", dtype="float32"))
+        for a, b in zip(expected, other.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@EACH_TRAIN
+def test_a_saved_policy_goes_on_being_trained(train: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
+    ascend(policy)
+    policy.save_pretrained(tmp_path)
+    again = Policy.load(policy.config, checkpoint=tmp_path)
+    assert weights(again).keys() == weights(policy).keys()
+    assert all(torch.equal(p, dict(policy.model.named_parameters())[n]) for n, p in again.model.named_parameters())
+    assert [p.requires_grad for p in again.model.parameters()] == [p.requires_grad for p in policy.model.parameters()]
+    assert again.end_ids == policy.end_ids
+
+
+@pytest.mark.filterwarnings("default")  # transformers complains of the invalid defaults
+def test_generation_defaults_survive_a_round_trip_even_invalid_ones(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    defaults = {"do_sample": False, "temperature": 0.3, "top_p": 0.5, "eos_token_id": [2, 9]}
+    policy = tiny_policy(model={"generation_config": defaults})
+    policy.save_pretrained(tmp_path)
+    again = Policy.load(policy.config, checkpoint=tmp_path)
+    assert again.end_ids == policy.end_ids == {2, 9}
+
+
+@pytest.mark.parametrize("train", ["full", "subset"])
+def test_a_lora_directory_is_merged_into_its_base(train: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    adapter = tiny_policy(**TRAINS["lora"], learning_rate=1e-2)
+    ascend(adapter, steps=2)
+    adapter.save_pretrained(tmp_path / "adapter")
+    policy = tiny_policy(**TRAINS[train], model=tmp_path / "adapter", learning_rate=1e-2)
+    expected = adapter.logps(PROMPTS, COMPLETIONS, 1.0)
+    for a, b in zip(expected, policy.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    assert weights(policy).keys() == weights(tiny_policy()).keys()
+    # What is then trained is what is saved.
+    ascend(policy, steps=2)
+    policy.save_pretrained(tmp_path / "saved")
+    again = Policy.load(policy.config, checkpoint=tmp_path / "saved")
+    for a, b in zip(policy.logps(PROMPTS, COMPLETIONS, 1.0), again.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    adapter = tiny_policy(**TRAINS["lora"])
+    adapter.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="itself a LoRA adapter.*merge") as caught:
+        tiny_policy(**TRAINS["lora"], model=tmp_path)
+    assert_one_line(caught)
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def test_fingerprints_are_equal_where_ids_mean_the_same(tiny_tokenizer: Any, tiny_model_dir: TinyModelDir) -> None:
+    fingerprint = tokenizer_fingerprint(tiny_tokenizer())
+    assert len(fingerprint) == 32
+    assert int(fingerprint, 16) >= 0
+    assert tokenizer_fingerprint(load_tokenizer(str(tiny_model_dir("gpt2", seed=5)))) == fingerprint
+    # A chat template changes the prompts, not what ids mean.
+    assert tokenizer_fingerprint(tiny_tokenizer(chat_template=True)) == fingerprint
+
+
+def test_fingerprints_differ_where_ids_do(tiny_tokenizer: Any) -> None:
+    one_more = tiny_tokenizer()
+    one_more.add_tokens(["zebra"])
+    swapped = tiny_tokenizer()
+    vocabulary = swapped.get_vocab()
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    swapped.get_vocab = lambda: vocabulary
+    accented = tiny_tokenizer()
+    accented.add_tokens(["zébra"])
+    fingerprints = [tokenizer_fingerprint(t) for t in (tiny_tokenizer(), one_more, swapped, accented)]
+    assert len(set(fingerprints)) == 4
+
+
+def test_a_completion_is_decoded_without_special_tokens_but_with_its_tags(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    text = "<think>1+2=3;</think><answer>3</answer>"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert policy.detokenize([*ids, policy.tokenizer.eos_token_id]) == text
+    assert policy.detokenize([policy.tokenizer.bos_token_id, *ids, policy.tokenizer.pad_token_id]) == text
+
+
+def test_the_vocabulary_is_as_large_as_the_embedding(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(model={"vocab_size": 70})
+    assert policy.vocab_size == 70
+    assert len(policy.tokenizer) < 70
+    assert np.isfinite(policy.logps(PROMPTS[:1], [np.array([69], np.int32)], 1.0)[0]).all()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy_of_tiny(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model_dir(), tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_a_directory_that_is_missing_or_holds_no_model(load: Callable[[str], Any], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in ("absent", "empty"):
+        with pytest.raises(ModelError, match=f"no model at .*{place}.*config.json.*starter:small") as caught:
+            load(str(tmp_path / place))
+        assert_one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("config.json", b"{", "cannot be loaded"),
+        ("config.json", b'{"model_type": "no-such-model"}', "cannot be loaded: .*no-such-model"),
+        ("config.json", b'{"model_type": "t5"}', "cannot be loaded: .*[Tt]5"),
+        ("model.safetensors", None, "cannot be loaded: .*model.safetensors"),
+        ("model.safetensors", b"", "cannot be loaded"),
+        ("model.safetensors", b"\x00\x01\x02" * 50, "cannot be loaded"),
+    ],
+)
+def test_a_damaged_model(file: str, content: bytes | None, expected: str, copy_of_tiny: Path) -> None:
+    (copy_of_tiny / file).unlink()
+    if content is not None:
+        (copy_of_tiny / file).write_bytes(content)
+    with pytest.raises(ModelError, match=expected) as caught:
+        load_model(str(copy_of_tiny))
+    assert str(copy_of_tiny) in str(caught.value)
+    assert_one_line(caught)
+
+
+def test_weights_cut_short_and_of_other_shapes(copy_of_tiny: Path, tiny_model_dir: TinyModelDir) -> None:
+    path = copy_of_tiny / "model.safetensors"
+    whole = path.read_bytes()
+    wider = (tiny_model_dir(hidden_size=64) / "model.safetensors").read_bytes()
+    for content in (whole[: len(whole) // 2], wider):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be loaded") as caught:
+            load_model(str(copy_of_tiny))
+        assert_one_line(caught)
+
+
+@pytest.mark.parametrize("content", [None, "", "{"])
+def test_a_damaged_tokenizer(content: str | None, copy_of_tiny: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (copy_of_tiny / file).unlink()
+        if content is not None:
+            (copy_of_tiny / file).write_text(content)
+    with pytest.raises(ModelError, match="tokenizer .*copy") as caught:
+        load_tokenizer(str(copy_of_tiny))
+    assert_one_line(caught)
+
+
+def test_a_tokenizer_without_end_of_sequence(copy_of_tiny: Path, tiny_tokenizer: Any) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(copy_of_tiny)
+    with pytest.raises(ModelError, match="no end-of-sequence token: set eos_token") as caught:
+        load_tokenizer(str(copy_of_tiny))
+    assert_one_line(caught)
+
+
+def test_lora_targets_that_do_not_exist(tiny_policy: TinyPolicy) -> None:
+    with pytest.raises(ModelError, match=r"peer 'tiny': LoRA does not fit .*no_such_proj") as caught:
+        tiny_policy(train="lora", lora_target_modules=("no_such_proj",))
+    assert_one_line(caught)
+
+
+def test_a_subset_that_matches_nothing(tiny_policy: TinyPolicy) -> None:
+    with pytest.raises(ModelError, match=r"\['lm_head'\] match none.*model\.embed_tokens\.weight") as caught:
+        tiny_policy(train="subset", trainable_parameters=("lm_head",))  # tied: the embedding has its name
+    assert_one_line(caught)
+
+
+@pytest.mark.parametrize("device", ["quantum", "", "cuda:x", "cpu:cpu"])
+def test_an_unknown_device(device: str) -> None:
+    with pytest.raises(ModelError, match="is unknown: use auto, cpu, cuda or cuda:<index>") as caught:
+        resolve_device(device)
+    assert_one_line(caught)
+
+
+@pytest.mark.parametrize(("device", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("cuda:7", 4)])
+def test_a_cuda_device_that_is_not_here(device: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ModelError, match=rf"'{device}' is not here \({count} CUDA devices\): use auto or cpu") as caught:
+        resolve_device(device)
+    assert_one_line(caught)
+
+
+def test_devices_and_dtypes_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert resolve_dtype("auto", cpu) == resolve_dtype("float32", cuda) == torch.float32
+    assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
+    for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
+        assert resolve_dtype("auto", cuda) == expected
