@@ -32,6 +32,8 @@ ORDER = [
     "peer",
     "starters",
     "experiment",
+    "replay",
+    "probe",
     "report",
     "progress",
     "cli",
@@ -134,3 +136,12 @@ def test_importing_the_package_loads_no_torch() -> None:
     loaded = set(run.stdout.split())
     assert "ftis" in loaded
     assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "zenoh"}
+
+
+def test_every_public_name_is_there_and_is_its_modules_own() -> None:
+    import ftis
+
+    for name in ftis.__all__:
+        assert getattr(ftis, name).__doc__ or name == "OBJECTIVES"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ftis.nothing

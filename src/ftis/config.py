@@ -294,10 +294,7 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise RecipeError(f"{path} cannot be read as TOML: {error}") from None
     for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or not key.strip():
-            raise RecipeError(f"--set {override!r}: write key=value, as in --set training.rounds=10")
-        set_key(document, key.strip(), _toml_value(text.strip()))
+        set_key(document, *split_override(override))
     recipe = parse(document, where=str(path))
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         recipe.arm(arm)
@@ -315,6 +312,14 @@ def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
     _set_path(document, key.split("."), value, key)
+
+
+def split_override(override: str) -> tuple[str, Any]:
+    """``key=value`` as typed on the command line → the dotted key and its TOML value."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise RecipeError(f"--set {override!r}: write key=value, as in --set training.rounds=10")
+    return key.strip(), _toml_value(text.strip())
 
 
 def run_directory(recipe: Recipe) -> Path:

@@ -133,6 +133,47 @@ def kept(objective: Objective, kl_N: Tensor, advantage_N: Tensor) -> Tensor:
     return (advantage_N > 0) | (kl_N < objective.kl_threshold)
 
 
+@dataclass(frozen=True)
+class PreservedOrder:
+    """Of ``pairs`` rollouts that the advantages told apart, how many keep their signs, and how many their order."""
+
+    pairs: int
+    sign: int
+    rank: int
+
+
+def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> PreservedOrder:
+    """What the filter leaves of the order within groups, with Â' = Â where kept and 0 where dropped.
+
+    Over the pairs i < j of one group with Â_i ≠ Â_j::
+
+        sign: sgn Â'_i = sgn Â_i  and  sgn Â'_j = sgn Â_j
+        rank: sgn(Â'_i − Â'_j) = sgn(Â_i − Â_j)
+
+    With two levels of reward the filter can cost signs but no ranks, since it drops only Â ≤ 0.
+
+    Args:
+        advantage_N: Â before the filter, float [N].
+        keep_N: the filter's verdict, bool [N].
+        group_N: int [N].
+    """
+    for name, value in (("keep_N", keep_N), ("group_N", group_N)):
+        if advantage_N.ndim != 1 or value.shape != advantage_N.shape:
+            raise ValueError(f"{name} must be advantage_N's [N], got {_shape(value)} and {_shape(advantage_N)}")
+    used_N = torch.where(keep_N, advantage_N, torch.zeros_like(advantage_N))
+    same_sign_N = used_N.sign() == advantage_N.sign()
+    pairs = sign = rank = 0
+    for group in torch.unique(group_N):
+        rows = torch.nonzero(group_N == group).squeeze(-1)
+        i, j = torch.combinations(rows, 2).unbind(-1)
+        before, after = (advantage_N[i] - advantage_N[j]).sign(), (used_N[i] - used_N[j]).sign()
+        told_apart = before != 0
+        pairs += int(told_apart.sum())
+        sign += int((told_apart & same_sign_N[i] & same_sign_N[j]).sum())
+        rank += int((told_apart & (before == after)).sum())
+    return PreservedOrder(pairs, sign, rank)
+
+
 def policy_loss(
     objective: Objective,
     logp_NT: Tensor,

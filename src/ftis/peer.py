@@ -25,7 +25,7 @@ from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe, RecipeError, agreement, run_id
 from ftis.evaluate import evaluate
 from ftis.exchange import Collected, Exchange, Stopped
-from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, policy_loss
+from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, order_preserved, policy_loss
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.records import Records
 from ftis.rewards import Scorer, load_scorer
@@ -55,9 +55,7 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
     batch = collate([*scored, *admitted], peer.prompt_ids)
     clock.lap("admit")
 
-    scale = peer.recipe.training.scale_rewards
-    advantage_N = group_advantages(torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N), scale).float()
-    start = at_round_start(peer, batch, advantage_N)
+    start = at_round_start(peer, batch, peer.advantages(batch))
     clock.lap("logp")
 
     update = learn(peer, batch, start, round)
@@ -132,7 +130,7 @@ def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
             rows = np.array(sorted(carries_gradient.intersection(part.tolist())), dtype=np.int64)
             if not len(rows):
                 continue
-            loss = _StepLoss(peer, batch, start, rows, divisor=len(part))
+            loss = StepLoss(peer, batch, start, rows, divisor=len(part))
             completions = [batch.rollouts[r].completion_ids for r in rows]
             prompts = [batch.prompt_ids[r] for r in rows]
             grad_norms.append(peer.policy.step(prompts, completions, peer.decoding.temperature, loss))
@@ -147,7 +145,7 @@ def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
     )
 
 
-class _StepLoss:
+class StepLoss:
     """The loss of one optimiser step, called once per micro-batch with the rows of the step it holds."""
 
     def __init__(self, peer: Peer, batch: Batch, start: RoundStart, rows: npt.NDArray[np.int64], divisor: int) -> None:
@@ -204,13 +202,15 @@ class Peer:
         self.prompt_ids = _PromptIds(self.task.train, self)
 
     def seed(self, round: int, purpose: str) -> int:
-        """A seed for one use in one round: nothing random depends on what was drawn before it."""
-        text = f"{self.recipe.seed}/{self.config.name}/{round}/{purpose}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+        return seed_of(self.recipe, self.config.name, round, purpose)
 
     def sample(self, round: int) -> list[Group]:
         """This peer's own groups for the round."""
         items = sorted(share(self.recipe, len(self.task.train), self.config.name, round))
+        return self.sample_items(items, rollouts_per_group(self.recipe), round, "sample")
+
+    def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
+        """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""
         ids = [self.prompt_ids[item] for item in items]
         room = getattr(self.policy.model.config, "max_position_embeddings", None)
         longest = max(len(i) for i in ids) + self.decoding.max_completion_length
@@ -219,11 +219,15 @@ class Peer:
                 f"peer {self.config.name!r}: a prompt with its completion may take {longest} tokens, the model has "
                 f"{room} positions: lower sampling.max_completion_length (now {self.decoding.max_completion_length})"
             )
-        repeats = rollouts_per_group(self.recipe)
         batch_size = self.recipe.sampling.batch_size
-        seed = self.seed(round, "sample")
+        seed = self.seed(round, purpose)
         groups = in_chunks(self.sampler, self.policy, ids, repeats, self.decoding, seed, batch_size)
         return [Group(self.config.name, round, item, group) for item, group in zip(items, groups, strict=True)]
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """Â of the round's rollouts: float32 [N]."""
+        reward_N, group_N = torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N)
+        return group_advantages(reward_N, group_N, self.recipe.training.scale_rewards).float()
 
     def render(self, prompt: Prompt) -> Ints:
         return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)
@@ -381,6 +385,8 @@ class Peer:
             summaries = start.diagnostics.by_source(sources, batch.sources)
         counts = Counter(batch.source_N.tolist())
         zero_N = start.advantage_N.numpy() == 0
+        keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no filter
+        keep_N[torch.from_numpy(start.rows)] = torch.from_numpy(start.kept)
         metrics: dict[str, Any] = {}
         for peer in self.recipe.peers:
             name, key = peer.name, f"peer/{peer.name}"
@@ -395,7 +401,12 @@ class Peer:
             metrics[f"{key}/kept"], metrics[f"{key}/dropped"] = 0.0, 0.0
             metrics[f"{key}/bytes"] = bytes_sent if name == self.config.name else len(data or b"")
             if index >= 0:
-                metrics[f"{key}/reward"] = float(batch.reward_N[batch.source_N == index].mean())
+                rows = batch.source_N == index
+                metrics[f"{key}/reward"] = float(batch.reward_N[rows].mean())
+                order = order_preserved(start.advantage_N[rows], keep_N[rows], torch.from_numpy(batch.group_N[rows]))
+                if order.pairs:
+                    metrics[f"{key}/advantage_sign_preserved"] = order.sign / order.pairs
+                    metrics[f"{key}/advantage_rank_preserved"] = order.rank / order.pairs
             for reason, count in Counter(str(r.reason) for r in rejections).items():
                 metrics[f"{key}/rejected/{reason}"] = count
             for rejection in rejections[:1]:
@@ -440,6 +451,12 @@ class Stopwatch:
     @property
     def total(self) -> float:
         return self._last - self._began
+
+
+def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
+    """A seed for one use in one round: nothing random depends on what was drawn before it."""
+    text = f"{recipe.seed}/{peer}/{round}/{purpose}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
 def rollouts_per_group(recipe: Recipe) -> int:
@@ -490,7 +507,9 @@ def load_peer(
     if resume_step:
         policy, cursor = checkpoint.load(directory, resume_step, config, model_path or config.model)
     else:
-        policy, cursor = Policy.load(config, model_path), Cursor()
+        with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
+            torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
+            policy, cursor = Policy.load(config, model_path), Cursor()
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
     fingerprint = tokenizer_fingerprint(policy.tokenizer)

@@ -134,16 +134,11 @@ class Policy:
         temperature: float,
         loss_of_rows: LossOfRows,
     ) -> float:
-        """One optimiser step on the sum of ``loss_of_rows`` over micro-batches of the given rows.
+        """One optimiser step along :meth:`backward`'s gradient. Returns the gradient's norm before clipping.
 
-        The caller's loss divides by the step's number of sequences, so the gradient does not depend on how the
-        rows were split. Returns the gradient's norm before clipping. A step whose gradient is not finite is
-        an error: it would destroy the model.
+        A step whose gradient is not finite is an error: it would destroy the model.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        for rows in self._microbatches(prompt_ids, completion_ids):
-            logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
-            loss_of_rows(logp_nT, mask_nT, rows).backward()
+        self.backward(prompt_ids, completion_ids, temperature, loss_of_rows)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.trainable, self.config.max_grad_norm))
         if not np.isfinite(grad_norm):
             raise ModelError(
@@ -152,6 +147,23 @@ class Policy:
             )
         self.optimizer.step()
         return grad_norm
+
+    def backward(
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        loss_of_rows: LossOfRows,
+    ) -> None:
+        """Leave the gradient of the sum of ``loss_of_rows`` over micro-batches of the given rows in the parameters.
+
+        The caller's loss divides by the step's number of sequences, so the gradient does not depend on how the
+        rows were split.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        for rows in self._microbatches(prompt_ids, completion_ids):
+            logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
+            loss_of_rows(logp_nT, mask_nT, rows).backward()
 
     def detokenize(self, completion_ids: Sequence[int]) -> str:
         """A completion's text, without special tokens such as the end of sequence."""

@@ -81,7 +81,7 @@ class Records:
 
     def rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
         """Write a round's rollouts as one Parquet file."""
-        path = self.directory / "rollouts" / f"round-{round:06d}.parquet"
+        path = rollouts_path(self.directory, round)
         partial = path.with_suffix(".partial")
         table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
         pq.write_table(table, partial, compression="zstd")
@@ -135,6 +135,20 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if line.endswith("\n"):
             rows.append(json.loads(line))
     return rows
+
+
+def rollouts_path(directory: Path, round: int) -> Path:
+    return directory / "rollouts" / f"round-{round:06d}.parquet"
+
+
+def read_rollouts(directory: Path, round: int) -> list[dict[str, Any]]:
+    """A round's rollouts as they were written, a row each; lists of numbers are arrays of the column's type."""
+    table = pq.ParquetFile(rollouts_path(directory, round)).read()
+    columns = {
+        name: column.to_numpy() if pa.types.is_list(column.type) else column.to_pylist()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:

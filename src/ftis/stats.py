@@ -118,9 +118,10 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare two arms over the same seeds: d_s = treatment_s − baseline_s.
 
-    Interval and p-value are those of the paired t-test on d. Equal differences, as d = 1/300 for each of two seeds,
-    have t = ±∞ and would give p = 0 although accuracies, being counts, agree by chance: two seeds do so once in some
-    twenty pairs. Their p is therefore that of the sign flips, which needs no spread: 2/2ⁿ, or 1 where all are 0.
+    Interval and p-value are those of the paired t-test on d. If all d are equal it has t = ±∞ and p = 0, however few
+    seeds there are. But accuracies are counts and agree by chance (two seeds of 300 problems in some 2 of 100
+    comparisons), and runs that are copies of one another agree always. So p is then that of the sign flips, which
+    needs no spread: 1 where all d are 0, else 2/2ⁿ, and no interval is given.
     Differences that only rounding sets apart count as equal.
 
     Args:
@@ -236,9 +237,8 @@ def verdict(
     """What a comparison came to, in plain words: better or worse where p < α, else no difference *shown*.
 
     Args:
-        p_adjusted: from :func:`holm`, where this is one of several comparisons; otherwise ``difference.p_value`` counts.
-        baseline: what the other arm is called, as in "better than alone by +0.043 (95% interval +0.012 to +0.074,
-            5 seeds)".
+        p_adjusted: from :func:`holm`, where this is one of several comparisons; else ``difference.p_value`` counts.
+        baseline: the other arm's name: "better than alone by +0.043 (95% interval +0.012 to +0.074, 5 seeds)".
     """
     _check_share("alpha", alpha)
     p = difference.p_value if p_adjusted is None else p_adjusted
@@ -263,8 +263,8 @@ def verdict(
     if difference.p_value < alpha <= p:
         text += f"; p = {difference.p_value:.2g} by itself is {p:.2g} among all comparisons"
     if known_spread:
-        chance = f"{100 * POWER:g}%"
-        text += f"; the smallest difference these seeds had a {chance} chance to show is {difference.smallest_detectable:.3f}"
+        text += f"; a true difference of {difference.smallest_detectable:.3f} would be shown by such seeds "
+        text += f"{100 * POWER:g} times in 100, a smaller one less often"
     elif difference.mean:
         text += "; without any spread they give no interval: make sure they are different runs, or run more"
     return Verdict("no difference shown", text)
@@ -335,6 +335,6 @@ def _bootstrap_interval(d: Floats, confidence: float, generator: np.random.Gener
     n = len(d)
     if n == 1:
         return math.nan, math.nan
-    means = d[generator.integers(0, n, (RESAMPLES, n))].mean(axis=1)
+    means = d[generator.integers(0, n, (n, RESAMPLES))].mean(axis=0)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -1,0 +1,305 @@
+"""A peer trained again on the rollouts that a run recorded: same batches, same steps, another objective.
+
+Nothing is sampled but evaluations, and nothing is exchanged. Under the objective it was recorded with, a replay gives
+the recorded weights bit for bit on the same machine, so what differs under another is the objective's doing alone,
+not another draw's. It stays an answer about *these* rollouts: a peer that had learned under the other objective would
+have sampled others.
+
+    <run>/replay/<what>/replay.json        what was replayed, from where, with which versions
+    <run>/replay/<what>/<peer>/            records and final checkpoint, as a run's
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis import checkpoint, starters
+from ftis.config import Recipe, RecipeError, parse, set_key, split_override
+from ftis.exchange import AloneExchange, Collected
+from ftis.experiment import RunError, Say, arms_of, manifest
+from ftis.peer import Event, Peer, Stopwatch, at_round_start, learn, load_peer
+from ftis.records import Records, read_jsonl, read_rollouts, rollouts_path
+from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+
+REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
+"""Keys of ``training`` that a replay may change besides all of ``objective``: those that say how a peer learns from
+rollouts, not which rollouts there are."""
+
+OF_THE_EXCHANGE = ("delivered", "rejected", "first_rejection", "bytes")
+"""Metrics of a peer that no replay can measure; they are taken over from the recorded round."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One peer of one arm, as a run directory holds it.
+
+    Attributes:
+        recipe: with exactly the peers of its swarm.
+        threads: CPU threads it was trained with.
+    """
+
+    run: Path
+    arm: str
+    recipe: Recipe
+    peer: str
+    threads: int
+
+    @property
+    def directory(self) -> Path:
+        return self.run / self.arm / self.peer
+
+    def rounds(self) -> int:
+        """How many rounds were finished."""
+        path = self.directory / "metrics.jsonl"
+        if not path.exists():
+            raise RunError(
+                f"{self.directory} holds no records of peer {self.peer!r}: train that arm first (ftis train --arm "
+                f"{self.arm}), or choose another with --arm and --peer"
+            )
+        return len(read_jsonl(path))
+
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """Its metrics by the number of finished rounds."""
+        return {row["step"]: row for row in read_jsonl(self.directory / "metrics.jsonl")}
+
+    def check_recorded(self, first: int, last: int) -> None:
+        """Refuse rounds ``first`` … ``last`` − 1 unless the rollouts of all of them are there."""
+        missing = [round for round in range(first, last) if not rollouts_path(self.directory, round).exists()]
+        if missing:
+            reason = "" if self.recipe.training.record_rollouts else " (training.record_rollouts was false)"
+            raise RunError(
+                f"{self.directory}: the rollouts of round {missing[0]} were not recorded or are gone, with {len(missing)} "
+                f"of {last - first} rounds{reason}: train again with training.record_rollouts = true, or choose other "
+                f"rounds"
+            )
+
+    def load(self, step: int, recipe: Recipe | None = None, records: Records | None = None) -> Peer:
+        """The peer after ``step`` finished rounds, optimiser included: untrained, or from its checkpoint."""
+        there = checkpoint.steps(self.directory)
+        if step and step not in there:
+            kept = ", ".join(map(str, there)) or "none"
+            raise RunError(
+                f"{self.directory} has no checkpoint-{step} (there: {kept}): choose one of those or 0, or train again "
+                f"with a larger training.save_total_limit"
+            )
+        recipe = recipe or self.recipe
+        model = recipe.peer(self.peer).model
+        return load_peer(
+            recipe,
+            self.peer,
+            self.directory,
+            AloneExchange(),
+            model_path=str(starters.make(model)) if starters.is_starter(model) else model,
+            resume_step=step,
+            records=records,
+        )
+
+    def batch(self, peer: Peer, round: int) -> Batch:
+        """The round's rollouts as the peer learned from them, in the same order."""
+        path = rollouts_path(self.directory, round)
+        try:
+            rows = read_rollouts(self.directory, round)
+            groups = [
+                _scored_group(key, list(members))
+                for key, members in groupby(rows, key=lambda row: (row["round"], row["item"], row["source"]))
+            ]
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"{path} cannot be read ({error}): restore that file or train again") from error
+        for row in rows:
+            known = peer.task.train[row["item"]].question if row["item"] < len(peer.task.train) else None
+            if known != row["question"]:
+                raise RunError(
+                    f"{path}: problem {row['item']} reads {row['question']!r}, but {known!r} in the task as it is now: "
+                    f"point task.path of {self.run / 'recipe.json'} to the data that the run was recorded with"
+                )
+        return collate(groups, peer.prompt_ids)
+
+
+def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
+    round, item, source = key
+    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"]) for row in rows)
+    return ScoredGroup(
+        Group(source, round, item, rollouts),
+        completions=tuple(row["completion"] for row in rows),
+        rewards=tuple(row["reward"] for row in rows),
+    )
+
+
+def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:
+    """What a run directory recorded of ``peers`` (all of them if none is named) in one arm.
+
+    Raises:
+        RunError: not a run directory, several arms and none named, an arm or peer that is not there.
+    """
+    try:
+        recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), where=str(run / "recipe.json"))
+        cores = int(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["machine"]["cores"])
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{run} is no run directory ({Path(error.filename).name} is not there): give the one that "
+            f"ftis train printed, as in runs/demo-seed0"
+        ) from None
+    except (json.JSONDecodeError, KeyError) as error:
+        raise RunError(f"{run}: recipe.json or manifest.json is damaged ({error}): restore it") from None
+    arms = arms_of(recipe, (arm,) if arm else ())
+    if len(arms) > 1:
+        recorded = [a for a in arms if (run / a.name).is_dir()]
+        if len(recorded) != 1:
+            raise RunError(f"{run} has several arms: name one with --arm ({', '.join(a.name for a in arms)})")
+        arms = recorded
+    (chosen,) = arms
+    for name in peers:
+        chosen.recipe.peer(name)
+    threads = recipe.threads or max(1, cores // len(chosen.recipe.peers))
+    return [
+        Recording(run, chosen.name, swarm, peer.name, threads)
+        for swarm in chosen.swarms
+        for peer in swarm.peers
+        if not peers or peer.name in peers
+    ]
+
+
+def replay(
+    run: Path,
+    objective: str | None = None,
+    *,
+    arm: str | None = None,
+    peers: Sequence[str] = (),
+    from_step: int = 0,
+    rounds: int | None = None,
+    overrides: Sequence[str] = (),
+    output: Path | None = None,
+    say: Say = lambda event: None,
+) -> Path:
+    """Train peers of a run again on its recorded rollouts. Returns the directory that now holds a directory each.
+
+    Args:
+        objective: one of the six; by default the recorded one.
+        arm: whose rollouts; may be left out where the run has one.
+        peers: by default all of the arm.
+        from_step: start from ``checkpoint-<from_step>``, optimiser included; 0 is the untrained model.
+        rounds: how many; by default all that were finished.
+        overrides: ``key=value`` for keys of ``objective`` and those in :data:`REPLAYABLE`.
+        output: by default ``<run>/replay/<objective>-on-<arm>…``.
+
+    Raises:
+        RunError: nothing was recorded there, rounds are missing, or the output exists.
+    """
+    chosen = recordings(run, arm, peers)
+    settings = dict(map(split_override, overrides))
+    if objective is not None:
+        settings["objective.name"] = objective
+    recipes = [_changed(recording.recipe, settings) for recording in chosen]
+    lasts = [_last_round(recording, from_step, rounds) for recording in chosen]
+    target = output or run / "replay" / _label(recipes[0].objective.name, chosen[0].arm, from_step, rounds, settings)
+    for recording, last in zip(chosen, lasts, strict=True):
+        recording.check_recorded(from_step, last)
+        if (target / recording.peer).exists():
+            raise RunError(f"{target / recording.peer} exists: delete it, or name another place with --output")
+    target.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "run": str(run),
+        "arm": chosen[0].arm,
+        "from_step": from_step,
+        "settings": settings,
+        "rounds": {r.peer: last - from_step for r, last in zip(chosen, lasts, strict=True)},
+        "objective": recipes[0].objective.model_dump(),
+        **manifest(recipes[0]),
+    }
+    (target / "replay.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    say({"kind": "arm", "arm": target.name, "peers": [r.peer for r in chosen], "rounds": max(lasts)})
+    for recording, recipe, last in zip(chosen, recipes, lasts, strict=True):
+        with with_threads(recording.threads):
+            _replay_peer(recording, recipe, from_step, last, target / recording.peer, say)
+    return target
+
+
+def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
+    def say_who(event: Event) -> None:
+        say({**event, "arm": directory.parent.name, "peer": recording.peer})
+
+    records = Records(directory)
+    peer = recording.load(first, recipe, records)
+    recorded = recording.metrics()
+    say_who({"kind": "start", "step": first})
+    say_who({"kind": "evaluation", "step": first, **peer.evaluate()})
+    for round in range(first, last):
+        metrics = replay_round(peer, round, recording.batch(peer, round))
+        metrics.update(_of_the_exchange(recorded[round + 1]))
+        records.metrics(metrics)
+        say_who({"kind": "round", **metrics})
+        every, step = recipe.training.eval_every, peer.cursor.step
+        if step == last or (every and step % every == 0):
+            say_who({"kind": "evaluation", "step": step, **peer.evaluate()})
+    checkpoint.save(directory, peer.policy, peer.cursor, recipe.training.save_total_limit)
+    say_who({"kind": "finished", "step": last})
+
+
+def replay_round(peer: Peer, round: int, batch: Batch) -> dict[str, Any]:
+    """What :func:`ftis.peer.train_round` does once a round's batch is there, on a recorded one."""
+    clock = Stopwatch()
+    start = at_round_start(peer, batch, peer.advantages(batch))
+    clock.lap("logp")
+    update = learn(peer, batch, start, round)
+    clock.lap("update")
+    nothing = Collected({})
+    peer.advance(b"", nothing, {}, batch, start, clock.total)
+    peer.record_rollouts(round, batch, start)
+    return peer.round_metrics(batch, start, update, nothing, {}, 0, clock)
+
+
+def _of_the_exchange(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {key: key.split("/") for key in metrics}
+    return {k: metrics[k] for k, p in parts.items() if p[0] == "peer" and len(p) > 2 and p[2] in OF_THE_EXCHANGE}
+
+
+def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    document = recipe.model_dump()
+    for key, value in settings.items():
+        section, _, rest = key.partition(".")
+        if not rest or section not in ("objective", "training") or (section == "training" and rest not in REPLAYABLE):
+            raise RecipeError(
+                f"--set {key}: a replay can only learn in another way from what was recorded: set objective.* or "
+                f"training.{{{','.join(REPLAYABLE)}}}"
+            )
+        set_key(document, key, value)
+    return parse(document, where="replay")
+
+
+def _last_round(recording: Recording, from_step: int, rounds: int | None) -> int:
+    finished = recording.rounds()
+    last = finished if rounds is None else from_step + rounds
+    if not 0 <= from_step < last <= finished:
+        raise RunError(
+            f"{recording.directory} has {finished} finished rounds: steps {from_step} to {last} are not among them; "
+            f"lower --from-step or --rounds"
+        )
+    return last
+
+
+def _label(objective: str, arm: str, from_step: int, rounds: int | None, settings: Mapping[str, Any]) -> str:
+    parts = [objective, "on", arm]
+    parts += [f"from-{from_step}"] if from_step else []
+    parts += [f"rounds-{rounds}"] if rounds is not None else []
+    parts += [f"{key.partition('.')[2]}-{value}" for key, value in settings.items() if key != "objective.name"]
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join(parts))
+
+
+@contextmanager
+def with_threads(threads: int) -> Iterator[None]:
+    """Run on so many CPU threads: sums over more or fewer come out differently in the last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

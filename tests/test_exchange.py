@@ -1,0 +1,364 @@
+"""Exchanges on one machine: everybody's messages, whole, in turn, or a clear word on why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ftis.exchange import (
+    KEEP_ROUNDS,
+    AloneExchange,
+    Collected,
+    DirectoryExchange,
+    ExchangeError,
+    Hub,
+    Stopped,
+)
+
+PATIENCE = 30.0
+"""Seconds until a test that hangs fails; no test needs them."""
+
+
+def message(peer: str, round: int) -> bytes:
+    return f"{peer} in round {round}".encode() + bytes(round + 1)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.002)
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_alone_hears_from_nobody() -> None:
+    exchange = AloneExchange()
+    exchange.publish(0, b"to whom")
+    assert exchange.collect(0) == Collected({}, ())
+    assert exchange.collect(5).messages == {}
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Checks that whoever works is alone in it."""
+
+    def __init__(self) -> None:
+        self.working: str | None = None
+        self.log: list[str] = []
+
+    def work(self, name: str) -> None:
+        assert self.working is None, f"{name} works while {self.working} does"
+        self.working = name
+        self.log.append(name)
+        time.sleep(0.001)  # time for another to break in, were it let
+        assert self.working == name
+        self.working = None
+
+
+@pytest.mark.parametrize("roster", [("a", "b"), ("a", "b", "c", "d")])
+def test_peers_of_a_hub_take_turns_and_hear_from_all_others(roster: tuple[str, ...]) -> None:
+    hub, turns, rounds = Hub(roster), Turns(), 12
+    heard: dict[str, list[Collected]] = {name: [] for name in roster}
+
+    def run(name: str) -> None:
+        endpoint = hub.endpoint(name)
+        with hub.turn:
+            for round in range(rounds):
+                turns.work(name)
+                endpoint.publish(round, message(name, round))
+                turns.work(name)
+                heard[name].append(endpoint.collect(round))
+                turns.work(name)
+
+    with ThreadPoolExecutor(len(roster)) as pool:
+        for future in [pool.submit(run, name) for name in roster]:
+            future.result(timeout=PATIENCE)
+    for name in roster:
+        assert [c.messages for c in heard[name]] == [
+            {other: message(other, round) for other in roster if other != name} for round in range(rounds)
+        ]
+        assert all(c.missing == () for c in heard[name])
+    assert {name: turns.log.count(name) for name in roster} == dict.fromkeys(roster, 3 * rounds)
+    assert not hub.turn.locked()
+
+
+def test_the_turn_is_held_again_after_collecting() -> None:
+    hub = Hub(("a", "b"))
+    hub.endpoint("b").publish(0, b"b")
+    hub.endpoint("a").publish(0, b"a")
+    with hub.turn:
+        assert hub.endpoint("a").collect(0).messages == {"b": b"b"}
+        assert hub.turn.locked()
+    assert not hub.turn.locked()
+
+
+def test_publishing_again_replaces() -> None:
+    hub = Hub(("a", "b"))
+    hub.endpoint("b").publish(0, b"first")
+    hub.endpoint("b").publish(0, b"second")
+    with hub.turn:
+        assert hub.endpoint("a").collect(0).messages == {"b": b"second"}
+
+
+def test_a_message_of_another_round_does_not_count() -> None:
+    stop = threading.Event()
+    hub = Hub(("a", "b"), stop.is_set)
+    hub.endpoint("b").publish(1, b"of round 1")
+    stop.set()
+    with hub.turn, pytest.raises(Stopped):
+        hub.endpoint("a").collect(0)
+
+
+@pytest.mark.parametrize("how", ["stop", "fail"])
+def test_a_waiting_peer_is_woken_and_keeps_its_turn(how: str) -> None:
+    stop = threading.Event()
+    hub = Hub(("a", "b", "c"), stop.is_set)
+    outcome: list[str] = []
+    waiting = threading.Event()
+
+    def run() -> None:
+        with hub.turn:
+            hub.endpoint("a").publish(0, b"a")
+            waiting.set()
+            try:
+                hub.endpoint("a").collect(0)
+            except Stopped:
+                outcome.append("stopped with the turn" if hub.turn.locked() else "stopped without the turn")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waiting.wait(PATIENCE)
+    hub.endpoint("b").publish(0, b"b")  # c is still missing
+    assert not outcome
+    if how == "stop":
+        stop.set()
+    else:
+        hub.fail()
+    thread.join(PATIENCE)
+    assert outcome == ["stopped with the turn"]
+    assert not hub.turn.locked()
+
+
+def test_what_has_arrived_is_handed_over_even_when_asked_to_stop() -> None:
+    """The round can be finished, and is then not lost."""
+    hub = Hub(("a", "b"), lambda: True)
+    hub.endpoint("b").publish(0, b"b")
+    hub.fail()
+    with hub.turn:
+        assert hub.endpoint("a").collect(0).messages == {"b": b"b"}
+
+
+def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> None:
+    hub = Hub(("a", "b"), lambda: True)
+    for round in range(10):
+        hub.endpoint("b").publish(round, message("b", round))
+    with hub.turn:
+        for round in range(10 - 1 - KEEP_ROUNDS, 10):
+            assert hub.endpoint("a").collect(round).messages == {"b": message("b", round)}
+        for round in range(10 - 1 - KEEP_ROUNDS):
+            with pytest.raises(Stopped):
+                hub.endpoint("a").collect(round)
+
+
+# --- the directory ----------------------------------------------------------------------------------------------------
+
+
+def directory_exchange(
+    directory: Path, peer: str, roster: tuple[str, ...] = ("a", "b", "c"), deadline: float = PATIENCE
+) -> DirectoryExchange:
+    return DirectoryExchange(directory, peer, roster, deadline=deadline)
+
+
+def test_messages_go_through_a_directory(tmp_path: Path) -> None:
+    peers = {name: directory_exchange(tmp_path / "new" / "place", name) for name in ("a", "b", "c")}
+    for round in range(3):
+        for name, exchange in peers.items():
+            exchange.publish(round, message(name, round))
+        for name, exchange in peers.items():
+            others = {other: message(other, round) for other in peers if other != name}
+            assert exchange.collect(round) == Collected(others)
+            assert exchange.collect(round) == Collected(others)  # a peer killed meanwhile collects again
+
+
+def test_a_peer_waits_for_the_last_message(tmp_path: Path) -> None:
+    a, b, c = (directory_exchange(tmp_path, name) for name in "abc")
+    b.publish(0, b"b")
+    with ThreadPoolExecutor(1) as pool:
+        collecting = pool.submit(a.collect, 0)
+        a.publish(0, b"a")  # one's own does not count
+        c.publish(1, b"another round")
+        with pytest.raises(TimeoutError):
+            collecting.result(timeout=0.05)
+        c.publish(0, b"c")
+        assert collecting.result(timeout=PATIENCE).messages == {"b": b"b", "c": b"c"}
+
+
+def test_publishing_again_replaces_the_file(tmp_path: Path) -> None:
+    a, b = (directory_exchange(tmp_path, name, ("a", "b")) for name in "ab")
+    b.publish(0, b"a long first message")
+    b.publish(0, b"second")
+    assert a.collect(0).messages == {"b": b"second"}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_empty_message_is_a_message(tmp_path: Path) -> None:
+    a, b = (directory_exchange(tmp_path, name, ("a", "b")) for name in "ab")
+    b.publish(0, b"")
+    assert a.collect(0).messages == {"b": b""}
+
+
+def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    roster = ("a", "a.b", "a-b", "a.partial-1", "A_B", "b", "0", "1-a")
+    peers = {name: directory_exchange(tmp_path, name, roster) for name in roster}
+    for name, exchange in peers.items():
+        exchange.publish(0, name.encode())
+        exchange.publish(1, name.encode() * 2)
+    for name, exchange in peers.items():
+        assert exchange.collect(0).messages == {n: n.encode() for n in roster if n != name}
+        assert exchange.collect(1).messages == {n: n.encode() * 2 for n in roster if n != name}
+
+
+def test_a_message_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (directory_exchange(tmp_path, name, ("a", "b"), deadline=0.0) for name in "ab")
+    write_bytes = Path.write_bytes
+
+    def killed_half_way(self: Path, data: bytes) -> int:
+        write_bytes(self, data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_bytes", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        b.publish(0, b"0123456789")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1  # the half-written file, under another name
+    with pytest.raises(ExchangeError):
+        a.collect(0)
+    b.publish(0, b"0123456789")
+    assert a.collect(0).messages == {"b": b"0123456789"}
+
+
+def test_readers_never_see_a_part_of_a_message_that_is_replaced(tmp_path: Path) -> None:
+    a, b = (directory_exchange(tmp_path, name, ("a", "b")) for name in "ab")
+    versions = [bytes([i]) * 300_000 for i in range(4)]
+    b.publish(0, versions[0])
+    done = threading.Event()
+
+    def rewrite() -> None:
+        for i in range(120):
+            b.publish(0, versions[i % 4])
+        done.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(rewrite)
+        seen = set()
+        while not done.is_set():
+            seen.add(a.collect(0).messages["b"])
+        writing.result(timeout=PATIENCE)
+    assert seen <= set(versions)
+
+
+def test_at_the_deadline_those_missing_are_named(tmp_path: Path) -> None:
+    a, _, c, _ = (directory_exchange(tmp_path, name, tuple("abcd"), deadline=0.05) for name in "abcd")
+    c.publish(7, b"c")
+    with pytest.raises(ExchangeError, match=r"round 7: no message from b, d within 0\.05 s") as caught:
+        a.collect(7)
+    assert "\n" not in str(caught.value)
+    assert "resume" in str(caught.value)
+
+
+def test_a_waiting_peer_stops_when_asked(tmp_path: Path) -> None:
+    stop = threading.Event()
+    a = DirectoryExchange(tmp_path, "a", ("a", "b"), stop.is_set)
+    with ThreadPoolExecutor(1) as pool:
+        collecting = pool.submit(a.collect, 0)
+        with pytest.raises(TimeoutError):  # without a deadline it waits
+            collecting.result(timeout=0.05)
+        stop.set()
+        with pytest.raises(Stopped):
+            collecting.result(timeout=PATIENCE)
+
+
+def test_what_has_arrived_in_the_directory_is_handed_over_even_when_asked_to_stop(tmp_path: Path) -> None:
+    a = DirectoryExchange(tmp_path, "a", ("a", "b"), lambda: True)
+    directory_exchange(tmp_path, "b").publish(0, b"b")
+    assert a.collect(0).messages == {"b": b"b"}
+
+
+def test_old_messages_are_deleted_by_their_sender_alone(tmp_path: Path) -> None:
+    a, b = (directory_exchange(tmp_path, name, ("a", "b")) for name in "ab")
+    b.publish(0, b"b's first and only")
+    for round in range(10):
+        a.publish(round, message("a", round))
+    kept = range(10 - 1 - KEEP_ROUNDS, 10)
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1
+    for round in kept:
+        assert b.collect(round).messages == {"a": message("a", round)}
+    assert a.collect(0).messages == {"b": b"b's first and only"}
+
+
+PEER = """
+import sys
+from pathlib import Path
+from ftis.exchange import DirectoryExchange
+
+directory, name, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+exchange = DirectoryExchange(directory, name, ("a", "b"), deadline=60)
+other = "b" if name == "a" else "a"
+for round in range(rounds):
+    exchange.publish(round, f"{name}{round};".encode() * 20_000)
+    assert exchange.collect(round).messages == {other: f"{other}{round};".encode() * 20_000}, round
+print("done")
+"""
+
+
+def test_two_processes_exchange_a_hundred_rounds(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PEER, str(tmp_path), name, "100"], stdout=subprocess.PIPE, text=True
+        )
+        for name in "ab"
+    ]
+    try:
+        assert [process.communicate(timeout=PATIENCE)[0] for process in processes] == ["done\n"] * 2
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert len(list(tmp_path.iterdir())) == 2 * (KEEP_ROUNDS + 1)
+
+
+def test_a_killed_process_is_waited_for_and_its_successor_takes_over(tmp_path: Path) -> None:
+    """The other peer notices nothing but the time it took."""
+
+    def start(name: str, rounds: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PEER, str(tmp_path), name, str(rounds)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    killed = start("a", 10_000)
+    started = [killed]
+    try:
+        eventually(lambda: any(path.name.endswith("-a.ftis") for path in tmp_path.glob("*")))
+        killed.kill()  # in its first round, for b has not begun
+        killed.wait()
+        (tmp_path / f"000000-a.partial-{os.getpid()}").write_bytes(b"a0;a0")  # as it may have left
+        started += [start("b", 5), start("a", 5)]
+        assert [process.communicate(timeout=PATIENCE)[0] for process in started[1:]] == ["done\n"] * 2
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
