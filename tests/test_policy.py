@@ -218,9 +218,7 @@ def test_a_step_descends_the_loss(tiny_policy: TinyPolicy) -> None:
     def loss() -> float:
         logps = policy.logps(PROMPTS, COMPLETIONS, 1.0)
         position = np.linspace(0.5, 1.5, 12)
-        return float(
-            sum(float(w) * (row * position[: len(row)]).sum() for w, row in zip(WEIGHTS, logps, strict=True))
-        )
+        return float(sum(float(w) * (row * position[: len(row)]).sum() for w, row in zip(WEIGHTS, logps, strict=True)))
 
     before = loss()
     ascend(policy, steps=3)
@@ -603,7 +601,9 @@ def test_an_unknown_device(device: str) -> None:
 @pytest.mark.parametrize(("device", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("cuda:7", 4)])
 def test_a_cuda_device_that_is_not_here(device: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    with pytest.raises(ModelError, match=rf"'{device}' is not here \({count} CUDA devices\): use auto or cpu") as caught:
+    with pytest.raises(
+        ModelError, match=rf"'{device}' is not here \({count} CUDA devices\): use auto or cpu"
+    ) as caught:
         resolve_device(device)
     assert_one_line(caught)
 

@@ -125,6 +125,70 @@ def make_report(
     console.print(f"report: {report.write_page(directory)}")
 
 
+@app.command("replay")
+def replay_run(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    objective: Annotated[
+        str | None, typer.Option(help="NoIS, VIS, TIS, F-NoIS, F-VIS or F-TIS; by default the recorded one.")
+    ] = None,
+    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. Repeatable.")] = None,
+    from_step: Annotated[int, typer.Option(min=0, help="Start from this checkpoint; 0 is the untrained model.")] = 0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default all there are.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. objective.epsilon=0.1. Repeatable."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
+) -> None:
+    """Train peers again on the rollouts that a run recorded, under another objective."""
+    from ftis.progress import Display
+    from ftis.replay import replay
+
+    display = Display(console)
+    with display.live():
+        directory = replay(
+            run,
+            objective,
+            arm=arm,
+            peers=peer or (),
+            from_step=from_step,
+            rounds=rounds,
+            overrides=set_ or (),
+            output=output,
+            say=display,
+        )
+    console.print(f"records and final checkpoints in {directory}")
+
+
+@app.command("probe")
+def probe_bias(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    peer: Annotated[str, typer.Option(help="The learner.", show_default=False)],
+    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="The checkpoint; 0 is the untrained model.")] = 0,
+    fresh: Annotated[int, typer.Option(help="Batches of own rollouts to estimate the on-policy direction from.")] = 16,
+    objectives: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Which to compare; by default all six.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the fresh batches.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
+    ] = None,
+) -> None:
+    """Say how far each objective's update on foreign rollouts points away from the on-policy one."""
+    from ftis import probe
+    from ftis.objectives import OBJECTIVES
+
+    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
+    with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
+        result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
+    path = output or run / "probe" / f"{result['arm']}-{peer}-{step}.json"
+    probe.write(result, path)
+    console.print(probe.table(result))
+    console.print(f"written to {path}")
+
+
 @app.command("eval")
 def evaluate_model(
     model: Annotated[

@@ -77,9 +77,9 @@ class Recording:
         if missing:
             reason = "" if self.recipe.training.record_rollouts else " (training.record_rollouts was false)"
             raise RunError(
-                f"{self.directory}: the rollouts of round {missing[0]} were not recorded or are gone, with {len(missing)} "
-                f"of {last - first} rounds{reason}: train again with training.record_rollouts = true, or choose other "
-                f"rounds"
+                f"{self.directory}: the rollouts of {len(missing)} of {last - first} rounds, the first being round "
+                f"{missing[0]}, were not recorded or are gone{reason}: train again with training.record_rollouts = "
+                f"true, or choose other rounds"
             )
 
     def load(self, step: int, recipe: Recipe | None = None, records: Records | None = None) -> Peer:

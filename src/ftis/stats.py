@@ -121,8 +121,8 @@ def paired_difference(
     Interval and p-value are those of the paired t-test on d. If all d are equal it has t = ±∞ and p = 0, however few
     seeds there are. But accuracies are counts and agree by chance (two seeds of 300 problems in some 2 of 100
     comparisons), and runs that are copies of one another agree always. So p is then that of the sign flips, which
-    needs no spread: 1 where all d are 0, else 2/2ⁿ, and no interval is given.
-    Differences that only rounding sets apart count as equal.
+    needs no spread: 1 where all d are 0, else 2/2ⁿ, and no interval is given. Differences that only rounding sets
+    apart count as equal.
 
     Args:
         treatment, baseline: an accuracy per seed, in the same order of seeds.
@@ -202,8 +202,7 @@ def mcnemar(first_right: Sequence[bool], second_right: Sequence[bool]) -> McNema
             f"give both the same problems in the same order"
         )
     only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
-    discordant = only_first + only_second
-    tail = float(special.bdtr(min(only_first, only_second), discordant, 0.5)) if discordant else 1.0
+    tail = float(special.bdtr(min(only_first, only_second), only_first + only_second, 0.5))
     return McNemar(only_first, only_second, min(1.0, 2 * tail))
 
 
@@ -236,6 +235,9 @@ def verdict(
 ) -> Verdict:
     """What a comparison came to, in plain words: better or worse where p < α, else no difference *shown*.
 
+    The interval and the smallest difference in the text are those of this comparison by itself, not corrected for
+    there being others; where only the correction takes a difference away, the text says so.
+
     Args:
         p_adjusted: from :func:`holm`, where this is one of several comparisons; else ``difference.p_value`` counts.
         baseline: the other arm's name: "better than alone by +0.043 (95% interval +0.012 to +0.074, 5 seeds)".
@@ -243,7 +245,7 @@ def verdict(
     _check_share("alpha", alpha)
     p = difference.p_value if p_adjusted is None else p_adjusted
     if not 0 <= p <= 1:
-        raise ValueError(f"p_adjusted = {p_adjusted} is not within 0 … 1: take it from holm() over all comparisons")
+        raise ValueError(f"p = {p} is not within 0 … 1: take it from holm() over all comparisons")
     by = f"{difference.mean:+z.3f}"
     if difference.n < 2:
         text = f"no difference shown from {baseline}: one seed cannot tell ({by}); run more"
@@ -254,7 +256,7 @@ def verdict(
         percent, low, high = f"{100 * difference.confidence:g}%", f"{difference.low:+z.3f}", f"{difference.high:+z.3f}"
         evidence = f"{by} ({percent} interval {low} to {high}, {seeds})"
     else:
-        evidence = f"{by} in each of {seeds}"
+        evidence = f"{by} in each of {seeds} (no spread, no interval: make sure that they are different runs)"
     if p < alpha and difference.mean > 0:
         return Verdict("better", f"better than {baseline} by {evidence}")
     if p < alpha and difference.mean < 0:
@@ -263,10 +265,8 @@ def verdict(
     if difference.p_value < alpha <= p:
         text += f"; p = {difference.p_value:.2g} by itself is {p:.2g} among all comparisons"
     if known_spread:
-        text += f"; a true difference of {difference.smallest_detectable:.3f} would be shown by such seeds "
-        text += f"{100 * POWER:g} times in 100, a smaller one less often"
-    elif difference.mean:
-        text += "; without any spread they give no interval: make sure they are different runs, or run more"
+        chance, smallest = f"{100 * POWER:g}%", f"{difference.smallest_detectable:.3f}"
+        text += f"; the smallest difference that such seeds show in {chance} of cases is {smallest}"
     return Verdict("no difference shown", text)
 
 
@@ -292,7 +292,7 @@ def _right(name: str, values: Sequence[bool]) -> NDArray[np.bool_]:
 
 def _check_share(name: str, value: float) -> None:
     if not 0 < value < 1:
-        raise ValueError(f"{name} = {value} must lie between 0 and 1, as 0.95 does")
+        raise ValueError(f"{name} = {value} does not lie between 0 and 1: give a share such as 0.95, not per cent")
 
 
 def _t_quantile(n: int, confidence: float) -> float:

@@ -1,0 +1,387 @@
+"""Checkpoints: whole or absent, and going on from one is as if nothing had happened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPolicy
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ftis import checkpoint
+from ftis.checkpoint import CheckpointError, Cursor
+from ftis.config import FtisError
+from ftis.policy import Policy
+
+TRAINS: dict[str, dict[str, Any]] = {
+    "full": {"train": "full"},
+    "lora": {"train": "lora", "lora_r": 4},
+    "subset": {"train": "subset", "trainable_parameters": (r"layers\.1\.", r"norm\.weight$")},
+}
+EACH_TRAIN = pytest.mark.parametrize("train", list(TRAINS))
+
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(4, 50, size=n).astype(np.int32) for n in (3, 7, 2, 5)]
+COMPLETIONS = [RNG.integers(4, 50, size=n).astype(np.int32) for n in (6, 1, 9, 4)]
+
+
+def train_step(policy: Policy, k: int) -> None:
+    """Step k: its loss is told apart from other steps'."""
+
+    def loss(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+        weight = torch.from_numpy(np.cos(rows + 3.0 * k).astype(np.float32)).unsqueeze(-1)
+        return torch.where(mask_nT, logp_nT * weight, 0.0).sum() / len(PROMPTS)
+
+    policy.step(PROMPTS, COMPLETIONS, 1.0, loss)
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+@pytest.fixture
+def policy(tiny_policy: TinyPolicy) -> Policy:
+    made = tiny_policy(learning_rate=1e-2)
+    train_step(made, 0)
+    return made
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@EACH_TRAIN
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
+    train: str, dtype: str, tiny_policy: TinyPolicy, tmp_path: Path
+) -> None:
+    settings = {"learning_rate": 1e-2, "weight_decay": 0.01, "dtype": dtype, "tokens_per_microbatch": 24}
+    uninterrupted = tiny_policy(**TRAINS[train], **settings)
+    for k in range(3):
+        train_step(uninterrupted, k)
+    cursor = Cursor(3, 1.25, 1000, 20, 30, 40, 50, 6)
+    path = checkpoint.save(tmp_path, uninterrupted, cursor, keep=2)
+    assert path == tmp_path / "checkpoint-3"
+
+    config = uninterrupted.config
+    resumed, found = checkpoint.load(tmp_path, 3, config, config.model)
+    assert found == cursor
+    assert resumed is not uninterrupted
+    assert_equal(weights(resumed), weights(uninterrupted))
+    assert len(resumed.optimizer.state) == len(uninterrupted.trainable)
+    for a, b in zip(resumed.trainable, uninterrupted.trainable, strict=True):
+        for key, value in uninterrupted.optimizer.state[b].items():
+            assert torch.equal(resumed.optimizer.state[a][key], value), key
+    for k in (3, 4):
+        train_step(resumed, k)
+        train_step(uninterrupted, k)
+        assert_equal(weights(resumed), weights(uninterrupted))
+
+
+def test_the_optimisers_state_matters(policy: Policy, tmp_path: Path) -> None:
+    """The test above would notice if it were lost."""
+    checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+    fresh = Policy.load(policy.config, checkpoint=tmp_path / "checkpoint-1")
+    train_step(policy, 1)
+    train_step(fresh, 1)
+    assert not all(torch.equal(a, b) for a, b in zip(policy.trainable, fresh.trainable, strict=True))
+
+
+@EACH_TRAIN
+def test_a_checkpoint_is_an_ordinary_hugging_face_directory(
+    train: str, tiny_policy: TinyPolicy, tmp_path: Path
+) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
+    train_step(policy, 0)
+    path = checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+    ids = torch.from_numpy(PROMPTS[0].astype(np.int64)).unsqueeze(0)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(path)(ids).logits
+        torch.testing.assert_close(logits, policy.model(ids).logits, atol=1e-5, rtol=1e-5)
+    assert path.stat().st_mode & 0o777 == 0o755
+
+
+# --- which are kept ---------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_are_kept_in_the_order_of_their_steps(policy: Policy, tmp_path: Path) -> None:
+    assert checkpoint.steps(tmp_path) == []
+    for step in (1, 2, 9, 10, 11, 100):
+        checkpoint.save(tmp_path, policy, Cursor(step), keep=3)
+    assert checkpoint.steps(tmp_path) == [10, 11, 100]  # numbers, not text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-100", "checkpoint-11"]
+    assert checkpoint.load(tmp_path, 11, policy.config, policy.config.model)[1] == Cursor(11)
+
+
+def test_other_names_are_no_checkpoints_and_are_left_alone(policy: Policy, tmp_path: Path) -> None:
+    others = ["checkpoint-", "checkpoint-x", "checkpoint-1-old", "checkpoint--1", "my-checkpoint-3", "metrics.jsonl"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    checkpoint.save(tmp_path, policy, Cursor(5), keep=2)
+    assert checkpoint.steps(tmp_path) == [5]
+    assert {p.name for p in tmp_path.iterdir()} == {*others, "checkpoint-5"}
+
+
+def test_a_step_saved_again_is_replaced(policy: Policy, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, policy, Cursor(1, seconds=1.0), keep=2)
+    (tmp_path / "checkpoint-1" / "stale").touch()
+    train_step(policy, 1)
+    checkpoint.save(tmp_path, policy, Cursor(1, seconds=2.0), keep=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert not (tmp_path / "checkpoint-1" / "stale").exists()
+    resumed, cursor = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    assert cursor.seconds == 2.0
+    assert_equal(weights(resumed), weights(policy))
+
+
+def test_what_a_killed_save_left_is_ignored_and_then_swept_up(policy: Policy, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+    leftover = tmp_path / ".partial-abc123"
+    shutil.copytree(tmp_path / "checkpoint-1", leftover)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.steps(tmp_path) == [1]
+    checkpoint.save(tmp_path, policy, Cursor(2), keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+
+# --- saves that fail --------------------------------------------------------------------------------------------------
+
+
+def disk_full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def model_half_written(directory: Path, **_: Any) -> None:
+    (Path(directory) / "model.safetensors").write_bytes(b"half")
+    disk_full()
+
+
+def nothing_said(*_: Any, **__: Any) -> Any:
+    raise RuntimeError
+
+
+def failing_write_of(name: str) -> Callable[[pytest.MonkeyPatch, Policy], None]:
+    write_text = Path.write_text
+
+    def write(self: Path, data: str, *args: Any, **kwargs: Any) -> int:
+        if self.name == name:
+            write_text(self, data[: len(data) // 2], *args, **kwargs)
+            disk_full()
+        return write_text(self, data, *args, **kwargs)
+
+    return lambda patch, policy: patch.setattr(Path, "write_text", write)
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch, Policy], None]] = {
+    "the directory": lambda patch, policy: patch.setattr("tempfile.mkdtemp", disk_full),
+    "the model": lambda patch, policy: patch.setattr(policy.model, "save_pretrained", model_half_written),
+    "the tokenizer": lambda patch, policy: patch.setattr(policy.tokenizer, "save_pretrained", disk_full),
+    "the optimiser": lambda patch, policy: patch.setattr("torch.save", disk_full),
+    "the optimiser, silently": lambda patch, policy: patch.setattr("torch.save", nothing_said),
+    "the cursor": failing_write_of("cursor.json"),
+    "the digests": failing_write_of("digests.json"),
+    "flushing": lambda patch, policy: patch.setattr("os.fsync", disk_full),
+    "renaming": lambda patch, policy: patch.setattr(Path, "replace", disk_full),
+}
+
+
+@pytest.mark.parametrize("failure", list(FAILURES))
+def test_a_save_that_fails_leaves_everything_as_it_was(
+    failure: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, policy, Cursor(step), keep=2)
+    before = contents(tmp_path)
+    trained = weights(policy)
+    with monkeypatch.context() as patch:
+        FAILURES[failure](patch, policy)
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(tmp_path, policy, Cursor(3), keep=2)
+    reason = "RuntimeError" if "silently" in failure else "No space left on device"
+    assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "--resume")
+    assert contents(tmp_path) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert_equal(weights(policy), trained)
+    checkpoint.save(tmp_path, policy, Cursor(3), keep=2)  # once there is space again
+    assert checkpoint.steps(tmp_path) == [2, 3]
+
+
+@contextmanager
+def no_file_larger_than(limit: int) -> Iterator[None]:
+    """The operating system itself refuses to write further."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@EACH_TRAIN
+def test_writes_that_the_system_refuses(train: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
+    train_step(policy, 0)
+    reference = checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+    before = contents(tmp_path)
+    sizes = sorted(p.stat().st_size for p in reference.rglob("*") if p.is_file())
+    for limit in (0, *(size - 1 for size in sizes[-3:])):  # the largest are the weights and the optimiser's state
+        with no_file_larger_than(limit), pytest.raises(CheckpointError) as caught:
+            checkpoint.save(tmp_path, policy, Cursor(2), keep=2)
+        assert_one_line(caught, "checkpoint-2", "free some space")
+        assert contents(tmp_path) == before
+        assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+
+
+def test_a_directory_that_is_gone(policy: Policy, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="could not be saved"):
+        checkpoint.save(tmp_path / "absent", policy, Cursor(1), keep=2)
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from ftis import checkpoint
+from ftis.config import PeerConfig
+from ftis.policy import Policy
+
+directory, model = Path(sys.argv[1]), sys.argv[2]
+policy = Policy.load(PeerConfig(name="p", model=model, device="cpu", dtype="float32"))
+checkpoint.save(directory / "first", policy, checkpoint.Cursor(1), keep=1)
+
+
+def die_at(point):
+    # Each rename, removal, flush and new directory is a point to be killed at.
+    left = point
+
+    def deadly(function):
+        def wrapper(*args, **kwargs):
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for name in ("rename", "replace", "unlink", "rmdir", "fsync", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
+
+
+point, survived = 0, False
+while not survived:
+    shutil.copytree(directory / "first", directory / str(point))
+    child = os.fork()
+    if child == 0:
+        die_at(point)
+        checkpoint.save(directory / str(point), policy, checkpoint.Cursor(2), keep=1)
+        os._exit(0)
+    survived = os.waitpid(child, 0)[1] == 0
+    point += 1
+print(point)
+"""
+
+
+def test_a_save_killed_at_any_point_leaves_whole_checkpoints_only(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy()
+    (tmp_path / "first").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), policy.config.model], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    points = int(run.stdout)
+    assert points > 20
+    found = set()
+    for at in range(points):
+        steps = checkpoint.steps(tmp_path / str(at))
+        assert steps  # there is always one to go on from
+        found.add(tuple(steps))
+        for step in steps:
+            checkpoint._check_digests(tmp_path / str(at) / f"checkpoint-{step}")
+    assert checkpoint.load(tmp_path / "0", 1, policy.config, policy.config.model)[1] == Cursor(1)
+    assert found == {(1,), (1, 2), (2,)}
+
+
+# --- damaged checkpoints ----------------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "empty": lambda data: b"",
+    "cut short": lambda data: data[: len(data) // 2],
+    "one bit flipped": flipped,
+}
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_any_damaged_file_is_noticed(train: str, damage: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
+    train_step(policy, 0)
+    path = checkpoint.save(tmp_path, policy, Cursor(4), keep=2)
+    files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+    assert {p.name for p in files} >= {"tokenizer.json", "optimizer.pt", "cursor.json", "digests.json"}
+    for file in files:
+        whole = file.read_bytes()
+        damaged = DAMAGES[damage](whole)
+        if damaged is None:
+            file.unlink()
+        else:
+            file.write_bytes(damaged)
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.load(tmp_path, 4, policy.config, policy.config.model)
+        assert_one_line(caught, str(path), "cannot be resumed", "delete that directory")
+        file.write_bytes(whole)
+    assert checkpoint.load(tmp_path, 4, policy.config, policy.config.model)[1] == Cursor(4)
+
+
+def test_a_checkpoint_that_is_not_there(policy: Policy, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="checkpoint-7 cannot be resumed") as caught:
+        checkpoint.load(tmp_path, 7, policy.config, policy.config.model)
+    assert_one_line(caught)
+
+
+def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    """Its files are whole, yet they do not fit."""
+    checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+    other = tiny_policy(**TRAINS["subset"])
+    with pytest.raises(CheckpointError, match="cannot be resumed") as caught:
+        checkpoint.load(tmp_path, 1, other.config, other.config.model)
+    assert_one_line(caught)
+    lora = tiny_policy(**TRAINS["lora"])
+    with pytest.raises(FtisError) as caught:
+        checkpoint.load(tmp_path, 1, lora.config, lora.config.model)
+    assert_one_line(caught)

@@ -1,0 +1,135 @@
+"""Greedy pass@1: every problem once, in its own place, however they are batched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TinyPolicy
+
+from ftis.evaluate import EVAL_BATCH, Answered, Evaluation, evaluate
+from ftis.rollouts import Prompt, Rollout
+from ftis.sampling import Decoding, builtin_sampler, generate_sampler
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class FakePolicy:
+    """Ids are letters."""
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(LETTERS[i] for i in ids)
+
+
+class FakeSampler:
+    """Completes a prompt by its last id, once per id of the prompt; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.decodings: set[Decoding] = set()
+
+    def __call__(
+        self, policy: Any, prompt_ids: Sequence[Any], repeats: int, decoding: Decoding, seed: int
+    ) -> list[tuple[Rollout, ...]]:
+        assert repeats == 1
+        self.batches.append([len(p) for p in prompt_ids])
+        self.decodings.add(decoding)
+        return [(Rollout(np.full_like(p, p[-1]), np.zeros(len(p), np.float32)),) for p in prompt_ids]
+
+
+def score(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    assert len(completions) == len(ids) == 1
+    return tuple(float(c == prompt.answer) for c in completions)
+
+
+LENGTHS = (3, 1, 4, 1, 5, 2, 6, 5, 3, 5)
+PROMPT_IDS = [np.array([25] * (n - 1) + [i], np.int32) for i, n in enumerate(LENGTHS)]
+PROBLEMS = [
+    # Every third problem expects what the sampler does not say.
+    Prompt(item=100 + i, question=f"question {i}", answer="wrong" if i % 3 == 0 else LETTERS[i] * n)
+    for i, n in enumerate(LENGTHS)
+]
+
+
+def run(order: Sequence[int] = range(10), batch_size: int = 0) -> tuple[Evaluation, FakeSampler]:
+    sampler = FakeSampler()
+    problems, ids = [PROBLEMS[i] for i in order], [PROMPT_IDS[i] for i in order]
+    return evaluate(FakePolicy(), sampler, problems, ids, score, 7, batch_size), sampler  # type: ignore[arg-type]
+
+
+def test_every_problem_is_answered_and_scored_in_its_own_place() -> None:
+    evaluation, _ = run()
+    assert evaluation.problems == tuple(
+        Answered(100 + i, f"question {i}", PROBLEMS[i].answer, LETTERS[i] * n, n, float(i % 3 != 0))
+        for i, n in enumerate(LENGTHS)
+    )
+    assert evaluation.accuracy == 0.6
+    assert evaluation.mean_length == 3.5
+
+
+@pytest.mark.parametrize("batch_size", [0, 1, 3, 4, 10, 99])
+def test_results_depend_neither_on_the_order_nor_on_the_batches(batch_size: int) -> None:
+    expected = run()[0].problems
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(10).tolist()
+        evaluation, sampler = run(order, batch_size)
+        assert evaluation.problems == tuple(expected[i] for i in order)
+        assert [len(b) for b in sampler.batches][:-1] == [batch_size or 10] * (len(sampler.batches) - 1)
+        assert [n for batch in sampler.batches for n in batch] == sorted(LENGTHS)  # like lengths go together
+
+
+def test_decoding_is_greedy_whatever_training_does() -> None:
+    assert run()[1].decodings == {Decoding(max_completion_length=7, temperature=0.0, top_k=0, top_p=1.0)}
+
+
+def test_many_problems_are_answered_some_at_a_time() -> None:
+    sampler = FakeSampler()
+    n = EVAL_BATCH + 3
+    problems = [Prompt(i, "q", "a") for i in range(n)]
+    ids = [np.zeros(1, np.int32)] * n
+    evaluation = evaluate(FakePolicy(), sampler, problems, ids, score, 7)  # type: ignore[arg-type]
+    assert [len(b) for b in sampler.batches] == [EVAL_BATCH, 3]
+    assert evaluation.accuracy == 1.0
+
+
+def test_rewards_other_than_0_and_1_are_averaged() -> None:
+    values = iter((0.25, 0.5, 0.0))
+    evaluation = evaluate(
+        FakePolicy(),  # type: ignore[arg-type]
+        FakeSampler(),
+        PROBLEMS[:3],
+        PROMPT_IDS[:3],
+        lambda prompt, completions, ids: (next(values),),
+        7,
+    )
+    assert evaluation.accuracy == 0.25
+
+
+def test_problems_that_stand_twice_count_twice() -> None:
+    evaluation, _ = run([1, 1, 0])
+    assert [p.reward for p in evaluation.problems] == [1.0, 1.0, 0.0]
+
+
+def test_no_problems_are_refused() -> None:
+    with pytest.raises(ValueError, match="no problems"):
+        run([])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = frozenset({2, 11, 13, 17, 23, 29, 31})
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(4, 50, size=n).astype(np.int32) for n in (3, 9, 5, 9, 1, 7, 7, 2)]
+    problems = [Prompt(i, "q", "a") for i in range(len(ids))]
+
+    def answers(order: Sequence[int], batch_size: int, sampler: Any = builtin_sampler) -> list[str]:
+        found = evaluate(policy, sampler, [problems[i] for i in order], [ids[i] for i in order], score, 12, batch_size)
+        return [p.completion for p in sorted(found.problems, key=lambda p: p.item)]
+
+    expected = answers(range(8), 0)
+    assert len(set(expected)) > 4
+    assert answers(range(8), 1) == answers((7, 2, 5, 0, 1, 6, 3, 4), 3) == expected
+    assert answers(range(8), 0, generate_sampler) == expected

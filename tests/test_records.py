@@ -1,0 +1,310 @@
+"""A peer's records: whole lines, whole files, and no round twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from ftis.config import RecipeError
+from ftis.records import ROLLOUTS, Records, Tracker, clear, read_jsonl, read_rollouts
+
+
+def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:
+    """Columns as a peer hands them over; the odd rows carry no gradient, nor does any unless ``scored``."""
+    null = [i % 2 == 1 or not scored for i in range(n)]
+    lengths = [i % 3 + 1 for i in range(n)]
+    return {
+        "round": np.full(n, 4, np.int64),
+        "source": [f"peer-{i % 2}" for i in range(n)],
+        "item": np.arange(n, dtype=np.int64),
+        "question": [f"«{i}»\n+ 1" for i in range(n)],
+        "completion": ["" if i == 0 else f"<think>\u2028{i}</think>" for i in range(n)],
+        "reward": np.linspace(0, 1, n),
+        "advantage": np.array([0.0 if z else 1.5 - i for i, z in enumerate(null)], np.float32),
+        "kept": [None if z else i % 4 == 0 for i, z in enumerate(null)],
+        "kl_k1": [None if z else 0.1 * i for i, z in enumerate(null)],
+        "completion_ids": [np.arange(length, dtype=np.int32) for length in lengths],
+        "gen_logp": [-np.arange(length, dtype=np.float32) / 3 for length in lengths],
+        "old_logp": [None if z else -np.arange(k, dtype=np.float32) / 7 for z, k in zip(null, lengths, strict=True)],
+    }
+
+
+def written(directory: Path, round: int) -> Path:
+    return directory / "rollouts" / f"round-{round:06d}.parquet"
+
+
+def fill(directory: Path, steps: int) -> Records:
+    """What a peer leaves that evaluated at 0 and after every second of its rounds."""
+    records = Records(directory)
+    for step in range(steps + 1):
+        if step:
+            records.rollouts(step - 1, rollouts(2))
+            records.metrics({"step": step, "reward": step / 10})
+        if step % 2 == 0:
+            for split in ("validation", "ood-clock-2"):
+                records.evaluation({"step": step, "split": split, "accuracy": 0.5}, [{"item": 0, "step": step}])
+    return records
+
+
+def state(directory: Path) -> dict[str, Any]:
+    return {
+        "metrics": [row["step"] for row in read_jsonl(directory / "metrics.jsonl")],
+        "evaluations": [(row["step"], row["split"]) for row in read_jsonl(directory / "evaluations.jsonl")],
+        "problems": sorted(p.name for p in (directory / "evaluations").iterdir()),
+        "rollouts": sorted(p.name for p in (directory / "rollouts").iterdir()),
+    }
+
+
+# --- cutting back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 6, 9])
+def test_cutting_back_leaves_what_was_there_at_that_step(step: int, tmp_path: Path) -> None:
+    fill(tmp_path / "long", 6).cut_back_to(step)
+    fill(tmp_path / "short", min(step, 6))
+    if step == 0:  # no metrics yet, so no file of them
+        (tmp_path / "short" / "metrics.jsonl").touch()
+    assert state(tmp_path / "long") == state(tmp_path / "short")
+
+
+def test_a_run_cut_back_and_gone_on_with_is_as_if_uninterrupted(tmp_path: Path) -> None:
+    records = fill(tmp_path / "resumed", 5)
+    records.cut_back_to(3)
+    for step in (4, 5, 6):
+        records.rollouts(step - 1, rollouts(2))
+        records.metrics({"step": step, "reward": step / 10})
+        if step % 2 == 0:
+            for split in ("validation", "ood-clock-2"):
+                records.evaluation({"step": step, "split": split, "accuracy": 0.5}, [{"item": 0, "step": step}])
+    fill(tmp_path / "whole", 6)
+    for path in (tmp_path / "whole").rglob("*"):
+        if path.is_file():
+            twin = tmp_path / "resumed" / path.relative_to(tmp_path / "whole")
+            assert twin.read_bytes() == path.read_bytes(), path.name
+
+
+def test_cutting_back_an_empty_directory(tmp_path: Path) -> None:
+    Records(tmp_path).cut_back_to(0)
+    Records(tmp_path).cut_back_to(7)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["evaluations", "rollouts"]
+
+
+def test_a_line_that_a_kill_cut_short_is_gone_after_cutting_back(tmp_path: Path) -> None:
+    records = fill(tmp_path, 4)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    records.cut_back_to(4)
+    records.metrics({"step": 5, "reward": 0.25})
+    assert read_jsonl(tmp_path / "metrics.jsonl")[-1] == {"step": 5, "reward": 0.25}
+
+
+def test_a_kill_while_cutting_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = fill(tmp_path, 4)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    write_text = Path.write_text
+
+    def killed_half_way(self: Path, text: str, **kwargs: Any) -> int:
+        write_text(self, text[: len(text) // 2], **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        records.cut_back_to(2)
+    monkeypatch.undo()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    records.cut_back_to(2)
+    assert state(tmp_path)["metrics"] == [1, 2]
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_hold_what_was_written_whatever_the_text(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "text": "line\nbreaks\r\n \u2028 \u2029 \x85 \x0b \x0c \x1c \x00 «ü» 🙂 \ud800"},
+        {"step": 2, "text": "", "nested": {"a": [1, None, True]}},
+        {"step": 3, "tiny": 5e-324, "large": 2**63, "inf": math.inf},
+    ]
+    records = Records(tmp_path)
+    for row in rows:
+        records.metrics(row)
+    assert read_jsonl(tmp_path / "metrics.jsonl") == rows
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 3
+
+
+def test_a_split_is_written_one_line_a_problem_and_replaced_when_repeated(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for n in (3, 2):
+        summary = {"split": "validation", "step": 10, "accuracy": 1 / n}
+        records.evaluation(summary, ({"item": i, "completion": "\n"} for i in range(n)))
+    assert read_jsonl(tmp_path / "evaluations" / "validation-10.jsonl") == [
+        {"item": 0, "completion": "\n"},
+        {"item": 1, "completion": "\n"},
+    ]
+    assert [row["accuracy"] for row in read_jsonl(tmp_path / "evaluations.jsonl")] == [1 / 3, 1 / 2]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", []), ('{"a": 1}', []), ('{"a": 1}\n{"b"', [{"a": 1}])])
+def test_only_whole_lines_are_read(text: str, expected: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(text)
+    assert read_jsonl(tmp_path / "x.jsonl") == expected
+
+
+def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"b"\n{"c": 3}\n')
+    with pytest.raises(json.JSONDecodeError):
+        read_jsonl(tmp_path / "x.jsonl")
+
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_survive_the_round_trip_nulls_and_all(tmp_path: Path) -> None:
+    columns = rollouts(7)
+    Records(tmp_path).rollouts(4, columns)
+    table = pq.read_table(written(tmp_path, 4))
+    assert table.schema.remove_metadata() == ROLLOUTS
+    assert table.column_names == list(columns)
+    for name, values in columns.items():
+        expected = [v.tolist() if isinstance(v, (np.ndarray, np.generic)) else v for v in values]
+        assert table.column(name).to_pylist() == expected, name
+    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["round-000004.parquet"]
+
+
+def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
+    columns = rollouts(7)
+    Records(tmp_path).rollouts(4, columns)
+    rows = read_rollouts(tmp_path, 4)
+    assert len(rows) == 7
+    for i, row in enumerate(rows):
+        assert row.keys() == columns.keys()
+        for name, value in row.items():
+            np.testing.assert_array_equal(value, columns[name][i])
+    assert (rows[0]["completion_ids"].dtype, rows[0]["gen_logp"].dtype) == (np.int32, np.float32)
+    assert rows[1]["old_logp"] is rows[1]["kept"] is None
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_all_rounds_can_be_read_as_one_table_even_those_without_any_gradient(first: bool, tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for round in range(3):
+        records.rollouts(round, rollouts(4, scored=(round == 0) != first))
+    table = ds.dataset(tmp_path / "rollouts").to_table()
+    assert table.num_rows == 12
+    assert table.column("kept").null_count == (2 + 8 if not first else 4 + 4)
+    assert pq.read_table(tmp_path / "rollouts").schema.remove_metadata() == ROLLOUTS
+
+
+def test_rollouts_of_a_round_replace_earlier_ones_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records(tmp_path)
+    records.rollouts(0, rollouts(3))
+    before = written(tmp_path, 0).read_bytes()
+    write_table = pq.write_table
+
+    def killed_half_way(table: Any, path: Path, **kwargs: Any) -> None:
+        write_table(table, path, **kwargs)
+        path.write_bytes(path.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        records.rollouts(0, rollouts(5))
+    monkeypatch.undo()
+    assert written(tmp_path, 0).read_bytes() == before
+    records.rollouts(0, rollouts(5))
+    assert pq.read_table(written(tmp_path, 0)).num_rows == 5
+    assert len(list((tmp_path / "rollouts").iterdir())) == 1
+
+
+def test_a_column_that_nobody_declared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="surprise"):
+        Records(tmp_path).rollouts(0, {**rollouts(2), "surprise": [1, 2]})
+
+
+def test_clearing_removes_a_peers_directory(tmp_path: Path) -> None:
+    fill(tmp_path / "peer", 2)
+    clear(tmp_path / "peer")
+    clear(tmp_path / "never-was")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = Records(tmp_path, [Tracker("tensorboard", "project", "run", tmp_path)])
+    for step in (1, 2, 3):
+        records.metrics({"step": step, "reward": step / 4, "peer/b/first_rejection": "text", "peer/b/admitted": 12})
+    records.evaluation({"step": 3, "split": "validation", "accuracy": 0.75}, [])
+    records.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert scalars == {
+        "step": [(1, 1.0), (2, 2.0), (3, 3.0)],
+        "reward": [(1, 0.25), (2, 0.5), (3, 0.75)],
+        "peer/b/admitted": [(1, 12.0), (2, 12.0), (3, 12.0)],
+        "eval/validation/accuracy": [(3, 0.75)],
+    }
+
+
+class FakeTracker:
+    """Stands in for the packages wandb and trackio: records how it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **settings: Any) -> FakeTracker:
+        self.calls.append(("init", settings))
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.calls.append(("log", (values, step)))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", None))
+
+
+@pytest.mark.parametrize("kind", ["wandb", "trackio"])
+def test_other_trackers_are_started_fed_and_finished(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, kind, fake)  # type: ignore[arg-type]
+    records = Records(tmp_path, [Tracker(kind, "project", "run", tmp_path)])
+    records.metrics({"step": 1, "reward": 0.5, "note": "text"})
+    records.evaluation({"step": 1, "split": "validation", "accuracy": 0.75}, [])
+    records.close()
+    (started, settings), *rest = fake.calls
+    assert (started, settings["project"], settings["name"]) == ("init", "project", "run")
+    assert rest == [
+        ("log", ({"step": 1, "reward": 0.5}, 1)),
+        ("log", ({"eval/validation/accuracy": 0.75}, 1)),
+        ("finish", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [("wandb", "wandb"), ("trackio", "trackio"), ("tensorboard", "torch.utils.tensorboard")],
+)
+def test_a_tracker_that_is_not_installed_says_how_to_install_it(
+    kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RecipeError, match=rf'report_to: {kind} is not installed; run pip install "ftis\[{kind}\]"'):
+        Tracker(kind, "project", "run", tmp_path)

@@ -1,0 +1,260 @@
+"""Recorded rollouts learned from again: the same weights under the same objective, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ftis import cli
+from ftis.records import read_jsonl, read_rollouts
+
+RECIPE = """
+name = "tiny"
+output_dir = "runs"
+processes = "inline"
+[task]
+name = "clock"
+validation_size = 4
+[prompt]
+system_prompt = ""
+template = "{{question}}="
+[reward]
+function = "replay_rewards.evenness"
+[sampling]
+num_generations = 4
+max_completion_length = 8
+[training]
+rounds = 4
+prompts_per_round = 4
+steps_per_generation = 2
+num_iterations = 2
+eval_every = 2
+save_every = 2
+[objective]
+kl_threshold = 0.5
+kl_estimator = "k3"
+[[peers]]
+name = "a"
+model = "{a}"
+learning_rate = 1e-2
+tokens_per_microbatch = 100
+[[peers]]
+name = "b"
+model = "{b}"
+learning_rate = 1e-2
+train = "lora"
+lora_r = 4
+[[arms]]
+name = "F-TIS"
+[[arms]]
+name = "wide"
+set = {{ training.mode = "horizontal" }}
+[[arms]]
+name = "alone"
+collaborate = false
+set = {{ sampling.top_k = 8, training.rounds = 2 }}
+"""
+
+REWARDS = '''
+def evenness(prompts, completions, completion_ids, **columns):
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+'''
+
+
+def ftis(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Path:
+    """The directory in which a run of three arms was recorded."""
+    place = tmp_path_factory.mktemp("recorded")
+    a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24)
+    (place / "recipe.toml").write_text(RECIPE.format(a=a, b=b))
+    (place / "replay_rewards.py").write_text(REWARDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(str(place))
+        assert ftis("train", "recipe.toml") == 0
+    return place
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, to work on from its parent directory."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Path("runs/tiny-seed0")
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(checkpoint.glob("*.safetensors")))
+
+
+def same(one: Path, other: Path) -> bool:
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith(("step_time", "time/", "seconds"))} for row in rows]
+
+
+@pytest.mark.parametrize("arm", ["F-TIS", "wide", "alone"])
+def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, run: Path) -> None:
+    torch.rand(3)  # what was drawn before must not matter
+    assert ftis("replay", str(run), "--arm", arm, "--objective", "F-TIS") == 0
+    for peer in "ab":
+        again, before = run / "replay" / f"F-TIS-on-{arm}" / peer, run / arm / peer
+        last = 2 if arm == "alone" else 4
+        assert same(again / f"checkpoint-{last}", before / f"checkpoint-{last}")
+        optimizer = [
+            torch.load(d / f"checkpoint-{last}/trainer_state/optimizer.pt", weights_only=True) for d in (again, before)
+        ]
+        for state, expected in zip(*(o["state"].values() for o in optimizer), strict=True):
+            assert all(torch.equal(state[name], expected[name]) for name in expected)
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            assert without_times(read_jsonl(again / name)) == without_times(read_jsonl(before / name))
+        for round in range(last):
+            tables = [pq.read_table(d / f"rollouts/round-{round:06d}.parquet") for d in (again, before)]
+            assert tables[0].equals(tables[1])
+    # Otherwise nothing was put to the test.
+    metrics = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
+    assert all(row["optimizer_steps"] == 4 for row in metrics)
+    assert sum(row["peer/b/dropped"] for row in metrics) > 0
+
+
+def test_from_a_checkpoint_a_replay_ends_where_the_run_did(run: Path) -> None:
+    assert ftis("replay", str(run), "--arm", "F-TIS", "--from-step", "2") == 0
+    for peer in "ab":
+        again = run / "replay" / "F-TIS-on-F-TIS-from-2" / peer
+        assert same(again / "checkpoint-4", run / "F-TIS" / peer / "checkpoint-4")
+        expected = [row for row in read_jsonl(run / "F-TIS" / peer / "metrics.jsonl") if row["step"] > 2]
+        assert without_times(read_jsonl(again / "metrics.jsonl")) == without_times(expected)
+
+
+def test_rounds_can_be_fewer(run: Path) -> None:
+    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--rounds", "2", "--output", "out") == 0
+    assert same(Path("out/a/checkpoint-2"), run / "F-TIS" / "a" / "checkpoint-2")
+    assert not Path("out/b").exists()
+
+
+def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
+    trained = run / "F-TIS" / "a" / "checkpoint-4"
+    ways = {
+        "NoIS": ["--objective", "NoIS"],
+        "capped": ["--set", "objective.importance_sampling_clip_max=0.5"],
+        "one-step": ["--set", "training.steps_per_generation=1", "--set", "training.num_iterations=1"],
+    }
+    for way, arguments in ways.items():
+        base = ["replay", str(run), "--arm", "F-TIS", "--peer", "a", "--output", way]
+        assert ftis(*base, *arguments) == 0
+        assert not same(Path(way) / "a" / "checkpoint-4", trained)
+        rows = read_rollouts(Path(way) / "a", 3), read_rollouts(run / "F-TIS" / "a", 3)
+        for row, expected in zip(*rows, strict=True):  # the very rollouts
+            assert (row["completion_ids"] == expected["completion_ids"]).all()
+            assert (row["gen_logp"] == expected["gen_logp"]).all()
+            assert row["reward"] == expected["reward"]
+            assert row["advantage"] == expected["advantage"]
+    facts = json.loads(Path("NoIS/replay.json").read_text())
+    assert facts["objective"]["name"] == "NoIS"
+    assert facts["rounds"] == {"a": 4}
+    assert [row["optimizer_steps"] for row in read_jsonl(Path("one-step/a/metrics.jsonl"))] == [1, 1, 1, 1]
+    assert sum(row["peer/b/dropped"] for row in read_jsonl(Path("NoIS/a/metrics.jsonl"))) == 0
+
+
+def test_numbers_survive_the_records_exactly(tmp_path: Path) -> None:
+    import numpy as np
+
+    from ftis.records import ROLLOUTS, Records
+
+    rng = np.random.default_rng(0)
+    logps = [-np.exp(rng.normal(0, 8, n)).astype(np.float32) for n in (1, 5, 9)]
+    ids = [rng.integers(0, 2**31 - 1, len(row), dtype=np.int32) for row in logps]
+    columns: dict[str, Any] = {name: [None] * 3 for name in ROLLOUTS.names}
+    columns |= {"reward": rng.normal(size=3), "gen_logp": logps, "completion_ids": ids}
+    Records(tmp_path).rollouts(7, columns)
+    rows = read_rollouts(tmp_path, 7)
+    assert [row["reward"] for row in rows] == columns["reward"].tolist()
+    for row, logp, tokens in zip(rows, logps, ids, strict=True):
+        assert row["gen_logp"].dtype == np.float32
+        assert row["gen_logp"].tobytes() == logp.tobytes()
+        assert row["completion_ids"].dtype == np.int32
+        assert row["completion_ids"].tobytes() == tokens.tobytes()
+
+
+def _unlink(path: Path) -> list[str]:
+    path.unlink()
+    return []
+
+
+def _damage(path: Path) -> list[str]:
+    path.write_bytes(path.read_bytes()[:-100])
+    return []
+
+
+def _take(path: Path) -> list[str]:
+    path.mkdir(parents=True)
+    return []
+
+
+def _other_question(path: Path) -> list[str]:
+    table = pq.ParquetFile(path).read()
+    place = table.column_names.index("question")
+    pq.write_table(table.set_column(place, "question", pa.array(["9+9"] * len(table))), path)
+    return []
+
+
+def _unrecorded(run: Path) -> list[str]:
+    shutil.rmtree(run / "F-TIS" / "a" / "rollouts")
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["training"]["record_rollouts"] = False
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    return []
+
+
+FIRST = "F-TIS/a/rollouts/round-000000.parquet"
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
+    "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 2"),
+    "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
+    "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),
+    "other data": (lambda run: _other_question(run / FIRST), "reads '9+9'"),
+    "no records": (lambda run: _unlink(run / "F-TIS/a/metrics.jsonl"), "train that arm first"),
+    "too many rounds": (lambda run: ["--rounds", "5"], "has 4 finished rounds"),
+    "no checkpoint": (lambda run: ["--from-step", "3"], "no checkpoint-3 (there: 2, 4)"),
+    "a key of the rollouts": (lambda run: ["--set", "sampling.temperature=2"], "objective.*"),
+    "a wrong key": (lambda run: ["--set", "objective.epsilonn=0.1"], "did you mean 'epsilon'"),
+    "a wrong objective": (lambda run: ["--objective", "PPO"], "objective.name = 'PPO'"),
+    "a wrong peer": (lambda run: ["--peer", "c"], "no peer 'c'"),
+    "a wrong arm": (lambda run: ["--arm", "solo"], "no arm 'solo'"),
+    "a place taken": (lambda run: _take(run / "replay/F-TIS-on-F-TIS/a"), "exists"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_with_its_remedy(mistake: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, said = MISTAKES[mistake]
+    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "a", *make(run)) == 1
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert "\n" not in error
+    assert said in error
+
+
+def test_an_arm_must_be_named_where_there_are_several(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("replay", str(run)) == 1
+    assert "--arm (F-TIS, wide, alone)" in capsys.readouterr().err
