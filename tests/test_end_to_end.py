@@ -163,6 +163,7 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
         assert row["sampling/sampling_logp_difference/max"] < 1e-4
         assert row["optimizer_steps"] == 2
         assert row["grad_norm"] > 0
+        assert 0 <= row["peer/b/clip_ratio/low_mean"] + row["peer/b/clip_ratio/high_mean"] <= 1
     table = pq.read_table(run / "F-TIS" / "a" / "rollouts" / "round-000000.parquet").to_pylist()
     assert len(table) == 16
     # What the wire carries beyond 8 bytes a token is the header and the group table.
@@ -565,3 +566,93 @@ def test_a_peer_whose_process_dies_ends_the_run_in_words(workplace: Path) -> Non
     )
     assert failed.returncode == 1
     assert "died (exit code 9)" in failed.stderr
+
+
+EXPERIMENT_ARMS = """
+[[arms]]
+name = "alone"
+collaborate = false
+[[arms]]
+name = "alone-half"
+collaborate = false
+budget = "generated"
+[[arms]]
+name = "F-TIS"
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace: Path) -> None:
+    recipe = workplace / "recipe.toml"
+    recipe.write_text(recipe.read_text() + EXPERIMENT_ARMS)
+    base = ["experiment", "recipe.toml", "--seeds", "2", "--jobs", "2"]
+    began = time.monotonic()
+    unbroken = subprocess.run(
+        command(*base, "--set", f"output_dir={workplace / 'unbroken'}"), capture_output=True, text=True
+    )
+    assert unbroken.returncode == 0, unbroken.stderr
+    whole = time.monotonic() - began
+    moments = random.Random(3)
+    killed = 0
+    for _ in range(2):
+        process = subprocess.Popen(command(*base), stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            process.wait(timeout=moments.uniform(0.4, 0.8) * whole)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            killed += 1
+    assert killed >= 1
+    again = subprocess.run(command(*base), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    one, other = workplace / "unbroken" / "tiny", workplace / "runs" / "tiny"
+    for seed in range(2):
+        assert records_of(one / f"tiny-seed{seed}") == records_of(other / f"tiny-seed{seed}")
+    # Equal but for what the clock and the place say.
+    expected, got = (json.loads((d / "results.json").read_text()) for d in (one, other))
+    assert strip_times(got) == strip_times(expected)
+    half = pq.read_table(other / "tiny-seed0" / "alone-half" / "a" / "rollouts" / "round-000000.parquet")
+    assert half.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
+    finished = subprocess.run(command(*base), capture_output=True, text=True)
+    assert "6 jobs, 6 of them finished before" in finished.stdout
+
+
+def strip_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: strip_times(v) for k, v in value.items() if "seconds" not in k and k not in ("directory", "started")}
+    if isinstance(value, list):
+        return [strip_times(v) for v in value]
+    return value
+
+
+def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("experiment", "recipe.toml", "--seeds", "1") == 1
+    assert "experiment.baseline = 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
+
+
+STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter").glob("*.toml"))
+
+
+def test_there_is_a_recipe_for_every_figure_twice() -> None:
+    assert len(STARTER_RECIPES) == 12
+    assert STARTER_RECIPES == sorted(p.stem for p in (ROOT / "recipes" / "paper" / "qwen").glob("*.toml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["starter", "qwen"])
+def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Path, request: Any) -> None:
+    from ftis.config import load
+
+    tiny = request.getfixturevalue("models" if scale == "starter" else "real_text_models")
+    for figure in STARTER_RECIPES:
+        recipe = ROOT / "recipes" / "paper" / scale / f"{figure}.toml"
+        loaded = load(recipe)
+        overrides = [f"peers.{p.name}.model={tiny['a' if p.train == 'lora' else 'b']}" for p in loaded.peers]
+        overrides += ["training.rounds=1", "training.eval_every=0", "training.prompts_per_round=2", "processes=inline"]
+        overrides += ["sampling.num_generations=2", "sampling.max_completion_length=8", "output_dir=runs"]
+        overrides += ["task.validation_size=2", "ood.0.validation_size=2"]
+        if scale == "qwen":
+            overrides += [f"task.path={DATA / 'gsm8k'}", f"ood.0.path={DATA / 'math500'}"]
+        assert ftis("train", str(recipe), *(f"--set={o}" for o in overrides)) == 0
+        summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
+        assert [len(peers) for peers in summary["arms"].values()] == [len(loaded.peers)] * len(loaded.arms)

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,26 @@ from ftis.exchange import (
     Stopped,
 )
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""
 
 
 def message(peer: str, round: int) -> bytes:
     return f"{peer} in round {round}".encode() + bytes(round + 1)
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Run in a thread that, should it hang, keeps nobody from exiting."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -49,6 +64,17 @@ def test_a_peer_alone_hears_from_nobody() -> None:
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+def collect(hub: Hub, peer: str, round: int) -> Collected:
+    """As a peer's thread does it, in its turn."""
+
+    def run() -> Collected:
+        with hub.turn:
+            return hub.endpoint(peer).collect(round)
+
+    collected: Collected = in_thread(run).result(timeout=PATIENCE)
+    return collected
 
 
 class Turns:
@@ -82,9 +108,8 @@ def test_peers_of_a_hub_take_turns_and_hear_from_all_others(roster: tuple[str, .
                 heard[name].append(endpoint.collect(round))
                 turns.work(name)
 
-    with ThreadPoolExecutor(len(roster)) as pool:
-        for future in [pool.submit(run, name) for name in roster]:
-            future.result(timeout=PATIENCE)
+    for future in [in_thread(run, name) for name in roster]:
+        future.result(timeout=PATIENCE)
     for name in roster:
         assert [c.messages for c in heard[name]] == [
             {other: message(other, round) for other in roster if other != name} for round in range(rounds)
@@ -98,9 +123,14 @@ def test_the_turn_is_held_again_after_collecting() -> None:
     hub = Hub(("a", "b"))
     hub.endpoint("b").publish(0, b"b")
     hub.endpoint("a").publish(0, b"a")
-    with hub.turn:
-        assert hub.endpoint("a").collect(0).messages == {"b": b"b"}
-        assert hub.turn.locked()
+
+    def run() -> None:
+        with hub.turn:
+            assert hub.endpoint("a").collect(0).messages == {"b": b"b"}
+            assert hub.turn.locked()
+            assert not hub.turn.acquire(blocking=False)
+
+    in_thread(run).result(timeout=PATIENCE)
     assert not hub.turn.locked()
 
 
@@ -108,8 +138,7 @@ def test_publishing_again_replaces() -> None:
     hub = Hub(("a", "b"))
     hub.endpoint("b").publish(0, b"first")
     hub.endpoint("b").publish(0, b"second")
-    with hub.turn:
-        assert hub.endpoint("a").collect(0).messages == {"b": b"second"}
+    assert collect(hub, "a", 0).messages == {"b": b"second"}
 
 
 def test_a_message_of_another_round_does_not_count() -> None:
@@ -117,8 +146,8 @@ def test_a_message_of_another_round_does_not_count() -> None:
     hub = Hub(("a", "b"), stop.is_set)
     hub.endpoint("b").publish(1, b"of round 1")
     stop.set()
-    with hub.turn, pytest.raises(Stopped):
-        hub.endpoint("a").collect(0)
+    with pytest.raises(Stopped):
+        collect(hub, "a", 0)
 
 
 @pytest.mark.parametrize("how", ["stop", "fail"])
@@ -137,8 +166,7 @@ def test_a_waiting_peer_is_woken_and_keeps_its_turn(how: str) -> None:
             except Stopped:
                 outcome.append("stopped with the turn" if hub.turn.locked() else "stopped without the turn")
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    running = in_thread(run)
     assert waiting.wait(PATIENCE)
     hub.endpoint("b").publish(0, b"b")  # c is still missing
     assert not outcome
@@ -146,7 +174,7 @@ def test_a_waiting_peer_is_woken_and_keeps_its_turn(how: str) -> None:
         stop.set()
     else:
         hub.fail()
-    thread.join(PATIENCE)
+    running.result(timeout=PATIENCE)
     assert outcome == ["stopped with the turn"]
     assert not hub.turn.locked()
 
@@ -156,20 +184,18 @@ def test_what_has_arrived_is_handed_over_even_when_asked_to_stop() -> None:
     hub = Hub(("a", "b"), lambda: True)
     hub.endpoint("b").publish(0, b"b")
     hub.fail()
-    with hub.turn:
-        assert hub.endpoint("a").collect(0).messages == {"b": b"b"}
+    assert collect(hub, "a", 0).messages == {"b": b"b"}
 
 
 def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> None:
     hub = Hub(("a", "b"), lambda: True)
     for round in range(10):
         hub.endpoint("b").publish(round, message("b", round))
-    with hub.turn:
-        for round in range(10 - 1 - KEEP_ROUNDS, 10):
-            assert hub.endpoint("a").collect(round).messages == {"b": message("b", round)}
-        for round in range(10 - 1 - KEEP_ROUNDS):
-            with pytest.raises(Stopped):
-                hub.endpoint("a").collect(round)
+    for round in range(10 - 1 - KEEP_ROUNDS, 10):
+        assert collect(hub, "a", round).messages == {"b": message("b", round)}
+    for round in range(10 - 1 - KEEP_ROUNDS):
+        with pytest.raises(Stopped):
+            collect(hub, "a", round)
 
 
 # --- the directory ----------------------------------------------------------------------------------------------------
@@ -195,14 +221,13 @@ def test_messages_go_through_a_directory(tmp_path: Path) -> None:
 def test_a_peer_waits_for_the_last_message(tmp_path: Path) -> None:
     a, b, c = (directory_exchange(tmp_path, name) for name in "abc")
     b.publish(0, b"b")
-    with ThreadPoolExecutor(1) as pool:
-        collecting = pool.submit(a.collect, 0)
-        a.publish(0, b"a")  # one's own does not count
-        c.publish(1, b"another round")
-        with pytest.raises(TimeoutError):
-            collecting.result(timeout=0.05)
-        c.publish(0, b"c")
-        assert collecting.result(timeout=PATIENCE).messages == {"b": b"b", "c": b"c"}
+    collecting = in_thread(a.collect, 0)
+    a.publish(0, b"a")  # one's own does not count
+    c.publish(1, b"another round")
+    with pytest.raises(TimeoutError):
+        collecting.result(timeout=0.05)
+    c.publish(0, b"c")
+    assert collecting.result(timeout=PATIENCE).messages == {"b": b"b", "c": b"c"}
 
 
 def test_publishing_again_replaces_the_file(tmp_path: Path) -> None:
@@ -256,16 +281,17 @@ def test_readers_never_see_a_part_of_a_message_that_is_replaced(tmp_path: Path) 
     done = threading.Event()
 
     def rewrite() -> None:
-        for i in range(120):
-            b.publish(0, versions[i % 4])
-        done.set()
+        try:
+            for i in range(120):
+                b.publish(0, versions[i % 4])
+        finally:
+            done.set()
 
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(rewrite)
-        seen = set()
-        while not done.is_set():
-            seen.add(a.collect(0).messages["b"])
-        writing.result(timeout=PATIENCE)
+    writing = in_thread(rewrite)
+    seen = set()
+    while not done.is_set():
+        seen.add(a.collect(0).messages["b"])
+    writing.result(timeout=PATIENCE)
     assert seen <= set(versions)
 
 
@@ -281,13 +307,12 @@ def test_at_the_deadline_those_missing_are_named(tmp_path: Path) -> None:
 def test_a_waiting_peer_stops_when_asked(tmp_path: Path) -> None:
     stop = threading.Event()
     a = DirectoryExchange(tmp_path, "a", ("a", "b"), stop.is_set)
-    with ThreadPoolExecutor(1) as pool:
-        collecting = pool.submit(a.collect, 0)
-        with pytest.raises(TimeoutError):  # without a deadline it waits
-            collecting.result(timeout=0.05)
-        stop.set()
-        with pytest.raises(Stopped):
-            collecting.result(timeout=PATIENCE)
+    collecting = in_thread(a.collect, 0)
+    with pytest.raises(TimeoutError):  # without a deadline it waits
+        collecting.result(timeout=0.05)
+    stop.set()
+    with pytest.raises(Stopped):
+        collecting.result(timeout=PATIENCE)
 
 
 def test_what_has_arrived_in_the_directory_is_handed_over_even_when_asked_to_stop(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ ORDER = [
     "replay",
     "probe",
     "report",
+    "figures",
+    "page",
     "progress",
     "cli",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengt
         assert len(rows) == 1 or len(rows) * array[rows].max() <= budget
     in_order = [int(array[r]) for rows in batches for r in rows]
     assert in_order == sorted(lengths, reverse=True)
-    for rows, following in zip(batches[:-1], batches[1:], strict=True):  # none is smaller than it must be
+    for rows, following in itertools.pairwise(batches):  # none is smaller than it must be
         assert (len(rows) + 1) * array[rows[0]] > budget
         assert array[rows].min() >= array[following].max()
 
@@ -465,7 +466,7 @@ def test_a_lora_directory_is_merged_into_its_base(train: str, tiny_policy: TinyP
 def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     adapter = tiny_policy(**TRAINS["lora"])
     adapter.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="itself a LoRA adapter.*merge") as caught:
+    with pytest.raises(ModelError, match=r"itself a LoRA adapter.*merge") as caught:
         tiny_policy(**TRAINS["lora"], model=tmp_path)
     assert_one_line(caught)
 
@@ -565,7 +566,7 @@ def test_a_damaged_tokenizer(content: str | None, copy_of_tiny: Path) -> None:
         (copy_of_tiny / file).unlink()
         if content is not None:
             (copy_of_tiny / file).write_text(content)
-    with pytest.raises(ModelError, match="tokenizer .*copy") as caught:
+    with pytest.raises(ModelError, match=r"tokenizer .*copy") as caught:
         load_tokenizer(str(copy_of_tiny))
     assert_one_line(caught)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -298,7 +299,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(sampler: Sampler, decodi
         firsts[int(prompt[-1])] = Counter(int(r.completion_ids[0]) for r in group)
         for rollout in group:
             ids = [int(prompt[-1]), *rollout.completion_ids.tolist()]
-            transitions.update(zip(ids[:-1], ids[1:], strict=True))
+            transitions.update(itertools.pairwise(ids))
     assert not any(before == END for before, _ in transitions)
 
     by_state: dict[int, Counter[int]] = {before: Counter() for before, _ in transitions}

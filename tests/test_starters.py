@@ -234,7 +234,7 @@ def test_a_starter_is_the_same_wherever_it_is_made(tmp_path: Path, monkeypatch: 
     for i, disturb in enumerate((0, 12345)):
         monkeypatch.setenv("FTIS_HOME", str(tmp_path / str(i)))
         torch.manual_seed(disturb)  # whatever was drawn before plays no part
-        np.random.seed(disturb)  # noqa: NPY002
+        np.random.seed(disturb)
         made.append(starters.make("starter:small"))
     assert made[0] != made[1]
     assert files(made[0]) == files(made[1])

@@ -95,7 +95,7 @@ def experiment(
     import os
 
     from ftis import experiment as experiments
-    from ftis import report
+    from ftis import page, report
     from ftis.progress import Display
 
     loaded = load(recipe, set_ or [])
@@ -111,8 +111,7 @@ def experiment(
         raise typer.Exit(130)
     results = report.compare(directory)
     report.print_comparison(results, console)
-    page = report.write_page(directory)
-    console.print(f"report: {page}")
+    console.print(f"report: {page.write_page(directory)}")
 
 
 @app.command("report")
@@ -120,9 +119,9 @@ def make_report(
     directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
 ) -> None:
     """Write one self-contained HTML page, figures and tables from the files in a directory."""
-    from ftis import report
+    from ftis import page
 
-    console.print(f"report: {report.write_page(directory)}")
+    console.print(f"report: {page.write_page(directory)}")
 
 
 @app.command("replay")

@@ -16,7 +16,8 @@ their message in one line and exits with 1::
      ├─ ModelError        a model or tokenizer that cannot be loaded or does not fit (policy.py)
      ├─ ExchangeError     a round that could not be closed (exchange.py)
      ├─ CheckpointError   state that cannot be saved or resumed (checkpoint.py)
-     └─ RunError          a run directory or a peer process that failed (experiment.py)
+     ├─ RunError          a run directory or a peer process that failed (experiment.py)
+     └─ ReportError       a directory that nothing can be reported from (report.py)
 """
 
 from __future__ import annotations
@@ -163,6 +164,8 @@ class PeerConfig(_Section):
     trainable_parameters: Strings = ()
     """For ``train = "subset"``: regular expressions searched in parameter names."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    lr_scheduler_type: Literal["constant", "linear"] = "constant"
+    """``linear``: from ``learning_rate`` in the first round down to 1/rounds of it in the last."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8

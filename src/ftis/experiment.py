@@ -410,6 +410,7 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seed": recipe.seed,
         "commit": _commit(),
+        "starters": _starter_names(recipe),
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
         "machine": {
             "platform": platform.platform(),
@@ -430,6 +431,12 @@ def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
                 f"--set output_dir=… for another place"
             )
         _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        made = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["starters"]
+        if made != _starter_names(recipe):
+            raise RunError(
+                f"{directory} was begun with other starters ({', '.join(made.values())}): those made now differ, since "
+                f"ftis or what they are made with has changed. Start anew, or go on with the version in manifest.json"
+            )
         return
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / ".lock", LOCK_SECONDS):
@@ -476,6 +483,12 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
                     raise RunError(f"{path.parent} is in use by another process: wait for it or stop it") from None
                 time.sleep(0.1)
         yield
+
+
+def _starter_names(recipe: Recipe) -> dict[str, str]:
+    """The digest-carrying directory name of each starter in the recipe: other contents have another name."""
+    named = sorted({peer.model for peer in recipe.peers if starters.is_starter(peer.model)})
+    return {model: starters.path_of(model).name for model in named}
 
 
 def _commit() -> str | None:

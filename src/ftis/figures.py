@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-WIDTH, HEIGHT = 4.8, 3.1
+WIDTH, HEIGHT = 4.8, 3.25
 """Inches. At 4.8 a panel's letters keep a readable size on a phone and don't shout in two columns on a desk."""
 
 MIN_SEEDS_OF_BAND = 3
@@ -24,8 +24,8 @@ LONGEST_NAME = 18
 
 INK, SOFT, RULE = "#1b1f24", "#5a6470", "#d9dee4"
 
-BASELINE_COLOUR = "#565f6a"
-COLOURS = ("#0068a8", "#c24a00", "#00805f", "#a8428c", "#8a6400", "#2f2f8f")
+BASELINE_COLOUR = INK
+COLOURS = ("#1f5fd0", "#c24a00", "#00805f", "#8a1f7a", "#8a6400", "#5a6470")
 LINES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
@@ -51,7 +51,7 @@ class Style:
 
 
 def styles(arms: Sequence[str], baseline: str | None) -> dict[str, Style]:
-    """A look for each arm; the baseline is grey."""
+    """A look for each arm; the baseline is black and dashed."""
     looks = {}
     others = [arm for arm in arms if arm != baseline]
     for i, arm in enumerate(others):
@@ -77,12 +77,12 @@ def learning(
     peer: str,
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     looks: Mapping[str, Style],
+    limits: tuple[float, float],
 ) -> Panel:
     """Accuracy over rounds of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line."""
 
     def draw(axis: Any) -> None:
         ends: list[tuple[float, str, str]] = []
-        values = []
         for arm, points in curves.items():
             if not points:
                 continue
@@ -105,14 +105,21 @@ def learning(
             means = [p["mean"] for p in points]
             axis.plot(steps, means, color=look.colour, ls=look.line, lw=1.9, marker=look.marker, ms=3.6, zorder=3)
             ends.append((means[-1], arm, look.colour))
-            values += [v for p in points for v in p["per_seed"].values()]
-        _share_axis(axis, values)
+        axis.set_ylim(*limits)
         _label_ends(axis, ends)
         _round_axis(axis)
 
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: greedy pass@1 over rounds; at the end {arms}"
-    return _panel(directory, f"learning-{split}-{peer}", peer, f"{split}, greedy pass@1", alt, draw)
+    return _panel(directory, f"learning-{split}-{peer}", short(peer), f"{split}, greedy pass@1", alt, draw)
+
+
+def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
+    """One axis for all panels of a split, from what was measured and not from bands, which few seeds make very wide."""
+    values = [value for points in curves for point in points for value in point["per_seed"].values()]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = max(0.12 * (high - low), 0.02)
+    return max(-0.02, low - room), min(1.02, high + room)
 
 
 def differences(
@@ -128,7 +135,7 @@ def differences(
         splits = list(dict.fromkeys(c["split"] for c in comparisons))
         ticks = []
         for row, c in enumerate(comparisons):
-            y = -(row + 0.6 * splits.index(c["split"]))
+            y = -(row + 0.3 * splits.index(c["split"]))
             look, mean = looks[c["arm"]], c["mean"]
             ticks.append((y, f"{short(c['arm'])}\n{short(c['split'])}"))
             if c["low"] is not None:
@@ -146,13 +153,16 @@ def differences(
         axis.tick_params(axis="y", length=0, pad=9)
         axis.grid(axis="x", color=RULE, lw=0.7)
         axis.spines["left"].set_visible(False)
-        axis.set_xlabel(f"← {baseline} better        final − {baseline}        better than {baseline} →")
+        axis.set_xlabel(f"final − {short(baseline)}")
+        for x, text, side in ((0, "← worse", "left"), (1, "better →", "right")):
+            below = {"xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, -27)}
+            axis.annotate(text, (x, 0), ha=side, color=SOFT, annotation_clip=False, **below)
 
     text = "; ".join(f"{c['arm']} on {c['split']} {c['mean']:+.3f}" for c in comparisons)
     splits = len({c["split"] for c in comparisons})
-    height = 1.15 + 0.46 * (len(comparisons) + 0.6 * (splits - 1))
+    height = 1.3 + 0.46 * (len(comparisons) + 0.3 * (splits - 1))
     alt = f"{peer}: final accuracy minus {baseline}: {text}"
-    return _panel(directory, f"difference-{peer}", peer, f"difference from {baseline}", alt, draw, height)
+    return _panel(directory, f"difference-{peer}", short(peer), f"difference from {short(baseline)}", alt, draw, height)
 
 
 def participation(
@@ -346,13 +356,6 @@ def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, list[Map
     return at_round
 
 
-def _share_axis(axis: Any, values: Sequence[float]) -> None:
-    """Limits from what was measured, not from bands, which two seeds make wider than any accuracy can be."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    room = max(0.06 * (high - low), 0.01)
-    axis.set_ylim(max(-0.02, low - 2 * room), min(1.02, high + 2 * room))
-
-
 def _round_axis(axis: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -432,10 +435,11 @@ def _panel(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings = {
+    settings: Any = {
+        "text.parse_math": False,
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
+        "font.size": 9.5,
         "axes.edgecolor": SOFT,
         "axes.labelcolor": SOFT,
         "axes.linewidth": 0.8,
@@ -453,13 +457,15 @@ def _panel(
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
-        axes[-1].set_title(subtitle, loc="right", color=SOFT, fontsize=9)
-        axes[0].set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+        axes[0].set_title(title, loc="left", fontsize=11, fontweight="bold", pad=20)
+        axes[0].annotate(
+            subtitle, (0, 1), xycoords="axes fraction", xytext=(0, 7), textcoords="offset points", color=SOFT
+        )
         draw(axes if columns > 1 else axes[0])
         handles, labels = axes[0].get_legend_handles_labels()
         if legend and handles:
-            place = "outside lower center"
-            figure.legend(handles, labels, loc=place, ncols=legend, frameon=False, fontsize=8, handlelength=1.6)
+            small: Any = {"ncols": legend, "frameon": False, "fontsize": 8.5, "handlelength": 1.6}
+            figure.legend(handles, labels, loc="outside lower center", **small)
         directory.mkdir(parents=True, exist_ok=True)
         figure.savefig(directory / f"{name}.png", dpi=144, metadata={"Software": None})
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -279,6 +279,7 @@ class Diagnostics:
         Counts are over rollouts; quantiles, means and fractions are over tokens, except the KLs, which are over
         rollouts. The effective sample size is (Σw)² / (n Σw²) of the untruncated weights, in (0, 1].
         """
+        source_N = source_N.to(self.length_N.device)
         token_source = source_N.repeat_interleave(self.length_N)
         summaries: dict[str, dict[str, float]] = {}
         for index, name in enumerate(sources):

@@ -105,12 +105,17 @@ def at_round_start(peer: Peer, batch: Batch, advantage_N: Tensor) -> RoundStart:
 
 @dataclass(frozen=True)
 class Update:
-    """The round's optimiser steps."""
+    """The round's optimiser steps.
+
+    Attributes:
+        rows: the rollouts run through the model, once per step that held them.
+        diagnostics: of those rows under π_θ as it was in their step; None where no step was taken.
+    """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
-    clipped_low: float
-    clipped_high: float
+    rows: npt.NDArray[np.int64]
+    diagnostics: Diagnostics | None
 
 
 def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
@@ -120,10 +125,11 @@ def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
     in which none does is passed over.
     """
     training = peer.recipe.training
+    peer.policy.set_learning_rate(peer.learning_rate(round))
     carries_gradient = set(start.rows[start.kept].tolist())
     losses: list[float] = []
     grad_norms: list[float] = []
-    diagnostics: list[Diagnostics] = []
+    seen: list[tuple[npt.NDArray[np.int64], Diagnostics]] = []
     for iteration in range(training.num_iterations):
         shuffled = np.random.default_rng(peer.seed(round, f"steps-{iteration}")).permutation(len(batch))
         for part in np.array_split(shuffled, training.steps_per_generation):
@@ -135,13 +141,12 @@ def learn(peer: Peer, batch: Batch, start: RoundStart, round: int) -> Update:
             prompts = [batch.prompt_ids[r] for r in rows]
             grad_norms.append(peer.policy.step(prompts, completions, peer.decoding.temperature, loss))
             losses.append(loss.value)
-            diagnostics += loss.diagnostics
-    seen = Diagnostics.concat(diagnostics) if diagnostics else None
+            seen += loss.seen
     return Update(
         losses=tuple(losses),
         grad_norms=tuple(grad_norms),
-        clipped_low=float(seen.clipped_low.double().mean()) if seen else 0.0,
-        clipped_high=float(seen.clipped_high.double().mean()) if seen else 0.0,
+        rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
+        diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
     )
 
 
@@ -152,7 +157,7 @@ class StepLoss:
         self.peer, self.batch, self.start, self.rows, self.divisor = peer, batch, start, rows, divisor
         self.old_of_row = dict(zip(start.rows.tolist(), start.old_logp, strict=True))
         self.value = 0.0
-        self.diagnostics: list[Diagnostics] = []
+        self.seen: list[tuple[npt.NDArray[np.int64], Diagnostics]] = []
 
     def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: npt.NDArray[np.int64]) -> Tensor:
         of_batch = self.rows[micro]
@@ -171,7 +176,7 @@ class StepLoss:
             divisor=self.divisor,
         )
         self.value += float(loss.detach())
-        self.diagnostics.append(diagnostics)
+        self.seen.append((of_batch, diagnostics))
         return loss
 
 
@@ -203,6 +208,12 @@ class Peer:
 
     def seed(self, round: int, purpose: str) -> int:
         return seed_of(self.recipe, self.config.name, round, purpose)
+
+    def learning_rate(self, round: int) -> float:
+        """The round's learning rate under the peer's schedule."""
+        if self.config.lr_scheduler_type == "constant":
+            return self.config.learning_rate
+        return self.config.learning_rate * (1 - round / self.recipe.training.rounds)
 
     def sample(self, round: int) -> list[Group]:
         """This peer's own groups for the round."""
@@ -343,14 +354,13 @@ class Peer:
             "loss": float(np.mean(update.losses)) if update.losses else 0.0,
             "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
             "optimizer_steps": len(update.losses),
-            "learning_rate": self.config.learning_rate,
+            "learning_rate": self.learning_rate(self.cursor.step - 1),
             "entropy": float(-np.concatenate([r.gen_logp for r in own_rollouts]).mean()),
             "completions/mean_length": float(lengths.mean()),
             "completions/min_length": int(lengths.min()),
             "completions/max_length": int(lengths.max()),
             "completions/clipped_ratio": float((~ended).mean()),
-            "clip_ratio/low_mean": update.clipped_low,
-            "clip_ratio/high_mean": update.clipped_high,
+            **_clip_ratios(update.diagnostics),
             "num_tokens": self.cursor.tokens_sampled,
             "step_time": clock.total,
             **{f"time/{name}": seconds for name, seconds in clock.laps.items()},
@@ -365,13 +375,14 @@ class Peer:
                 all_gaps = np.concatenate(gaps)
                 metrics["sampling/sampling_logp_difference/mean"] = float(all_gaps.mean())
                 metrics["sampling/sampling_logp_difference/max"] = float(all_gaps.max())
-        metrics.update(self._participation(batch, start, collected, admissions, bytes_sent))
+        metrics.update(self._participation(batch, start, update, collected, admissions, bytes_sent))
         return metrics
 
     def _participation(
         self,
         batch: Batch,
         start: RoundStart,
+        update: Update,
         collected: Collected,
         admissions: Mapping[str, Admission],
         bytes_sent: int,
@@ -383,6 +394,10 @@ class Peer:
         if start.diagnostics is not None:
             sources = torch.from_numpy(batch.source_N[start.rows])
             summaries = start.diagnostics.by_source(sources, batch.sources)
+        if update.diagnostics is not None:  # clipping happens as the policy moves, the rest is fixed before
+            sources = torch.from_numpy(batch.source_N[update.rows])
+            for name, summary in update.diagnostics.by_source(sources, batch.sources).items():
+                summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
         counts = Counter(batch.source_N.tolist())
         zero_N = start.advantage_N.numpy() == 0
         keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no filter
@@ -412,7 +427,7 @@ class Peer:
             for rejection in rejections[:1]:
                 metrics[f"{key}/first_rejection"] = rejection.detail
             for measure, value in summaries.get(name, {}).items():
-                if measure not in ("rollouts", "zero_advantage") and not measure.startswith("clip_ratio"):
+                if measure not in ("rollouts", "zero_advantage"):
                     metrics[f"{key}/{measure}"] = value
         metrics["foreign_used"] = sum(
             metrics[f"peer/{p.name}/admitted"] - metrics[f"peer/{p.name}/dropped"]
@@ -423,6 +438,13 @@ class Peer:
 
     def _is_own(self, batch: Batch) -> npt.NDArray[np.bool_]:
         return np.array([batch.sources[s] == self.config.name for s in batch.source_N], dtype=bool)
+
+
+def _clip_ratios(diagnostics: Diagnostics | None) -> dict[str, float]:
+    if diagnostics is None:
+        return {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.0}
+    low, high = diagnostics.clipped_low.double().mean(), diagnostics.clipped_high.double().mean()
+    return {"clip_ratio/low_mean": float(low), "clip_ratio/high_mean": float(high)}
 
 
 class _PromptIds(dict[int, Ints]):

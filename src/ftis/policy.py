@@ -165,6 +165,11 @@ class Policy:
             logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
             loss_of_rows(logp_nT, mask_nT, rows).backward()
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """The rate of the steps to come."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+
     def detokenize(self, completion_ids: Sequence[int]) -> str:
         """A completion's text, without special tokens such as the end of sequence."""
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))

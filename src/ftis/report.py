@@ -42,9 +42,9 @@ class ReportError(FtisError):
 def summarise(run: Path) -> dict[str, Any]:
     """What a run directory shows per arm and peer; also written there as ``summary.json``.
 
-    Accuracies are shares in 0 … 1: ``start`` before training, ``final`` the mean of the last three evaluations,
-    ``last`` the last one alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` are the rounds',
-    without evaluation; ``bytes_sent`` is what the peer offered to each of the others.
+    Accuracies are shares in 0 … 1: ``start`` before training, ``final`` that of :func:`final_accuracy`, ``last`` the
+    last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` are the rounds', without
+    evaluation; ``bytes_sent`` is what the peer offered to each of the others.
     """
     summary = _summary(run)
     _write_json(run / "summary.json", summary)
@@ -294,7 +294,7 @@ def compare(directory: Path) -> dict[str, Any]:
                         would probably have shown, a verdict (``label``, ``text``), and ``mcnemar``: per seed
                         the problems only one of the two final models got right, p adjusted over seeds
     budget              by arm and peer: means over seeds of totals
-    matched             by arm: a sentence on what it has as much of as the baseline
+    matched             arms and a sentence on what they have as much of as the baseline
     notes               what to know before believing it
     ==================  ===================================================================================
     """
@@ -308,7 +308,6 @@ def compare_study(study: Study) -> dict[str, Any]:
         for seed in study.seeds
         for note in (*warnings(_summary(study.runs[seed])), *_unequal_starts(study, seed))
     ]
-    others = [arm for arm in study.arms if arm.name != baseline]
     results: dict[str, Any] = {
         "name": recipe.name,
         "title": recipe.experiment.title or recipe.name,
@@ -326,7 +325,7 @@ def compare_study(study: Study) -> dict[str, Any]:
         "budget": {arm.name: {peer: _budget(study, arm, peer) for peer in study.peer_names} for arm in study.arms}
         if study.seeds
         else {},
-        "matched": {arm.name: _matched(recipe, arm, baseline) for arm in others} if baseline else {},
+        "matched": _matched(recipe, study.arms, baseline) if baseline else [],
         "notes": notes,
     }
     results = _without_nan(results)
@@ -394,8 +393,8 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
             line(peer)
         for c in of_peer:
             line(f"{c['arm']}, {c['split']}: {c['text']}", 2)
-    for sentence in results["matched"].values():
-        line(sentence)
+    for matched in results["matched"]:
+        line(matched["text"])
     for seed, why in results["left_out"].items():
         line(f"seed {seed} is left out: {why}")
     for note in results["notes"]:
@@ -547,28 +546,34 @@ def plan(recipe: Recipe, arm: ArmConfig) -> tuple[int, int, int]:
     return prompts * per_prompt, prompts * per_prompt, of_arm.training.rounds
 
 
-def _matched(recipe: Recipe, arm: ArmConfig, baseline: str) -> str:
-    """On which of the two axes, rollouts trained on and rollouts generated, an arm equals the baseline."""
-    trained, generated, rounds = plan(recipe, arm)
-    other = next(a for a in recipe.arms if a.name == baseline)
-    trained_there, generated_there, rounds_there = plan(recipe, other)
-    who = f"{arm.name} and {baseline}"
-    as_many = _times(generated, generated_there)
+def _matched(recipe: Recipe, arms: Sequence[ArmConfig], baseline: str) -> list[dict[str, Any]]:
+    """On which of the two axes, rollouts trained on and rollouts generated, arms equal the baseline, in words."""
+    plans = {arm.name: plan(recipe, arm) for arm in arms}
+    there = plans.pop(baseline)
+    alike: dict[tuple[int, int, int], list[str]] = {}
+    for name, of_arm in plans.items():
+        alike.setdefault(of_arm, []).append(name)
+    return [{"arms": names, "text": _in_words(", ".join(names), p, baseline, there)} for p, names in alike.items()]
+
+
+def _in_words(names: str, here: tuple[int, int, int], baseline: str, there: tuple[int, int, int]) -> str:
+    (trained, generated, rounds), (trained_there, generated_there, rounds_there) = here, there
+    both, as_many = f"{names} and {baseline}", _times(generated, generated_there)
     if trained == trained_there and generated == generated_there:
-        text = f"{who} are equal in both: a peer trains on {trained} rollouts a round and generates {generated}"
+        text = f"{both} are equal in both: a peer trains on {trained} rollouts a round and generates {generated}"
     elif trained == trained_there:
         text = (
-            f"{who} are equal in rollouts trained on per update ({trained}); a peer of {arm.name} generates {as_many} "
+            f"{both} are equal in rollouts trained on per update ({trained}); a peer of {names} generates {as_many} "
             f"itself ({generated} against {generated_there} a round)"
         )
     elif generated == generated_there:
         text = (
-            f"{who} are equal in rollouts generated per peer and round ({generated}); a peer of {arm.name} trains on "
+            f"{both} are equal in rollouts generated per peer and round ({generated}); a peer of {names} trains on "
             f"{_times(trained, trained_there)} ({trained} against {trained_there})"
         )
     else:
         text = (
-            f"{who} are equal in neither: a peer of {arm.name} trains on {_times(trained, trained_there)} rollouts a "
+            f"{both} are equal in neither: a peer of {names} trains on {_times(trained, trained_there)} rollouts a "
             f"round ({trained} against {trained_there}) and generates {as_many} ({generated} against {generated_there})"
         )
     return text + (f"; {rounds} rounds against {rounds_there}." if rounds != rounds_there else ".")
