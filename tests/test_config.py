@@ -478,7 +478,8 @@ def test_an_arms_keys_mean_the_same_without_quotes(path: Path) -> None:
         ('"training.prompts_per_round" = 5', "arm 'x': training.prompts_per_round = 5 cannot be shared equally"),
         ('"peers.smal.lora_r" = 5', "arm 'x': peers.smal.lora_r: no entry 'smal'; did you mean 'small'?"),
         ('"peers.small" = 5', "arm 'x': peers.small: names a whole entry"),
-        ('"name.x" = 5', "arm 'x': name.x: 'x' lies inside a plain value"),
+        ('"task.name.x" = 5', "arm 'x': task.name.x: 'x' lies inside a plain value"),
+        ("seed = 5", "arm 'x': seed belongs to the whole run"),
     ],
 )
 def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path, settings: str, said: str) -> None:

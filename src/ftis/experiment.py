@@ -224,7 +224,7 @@ def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: S
     seat.directory.mkdir(parents=True, exist_ok=True)
     for step in checkpoint.steps(seat.directory):
         if step > seat.resume_step:  # ahead of what the other peers can go on from
-            shutil.rmtree(seat.directory / f"checkpoint-{step}")
+            checkpoint.delete(seat.directory / f"checkpoint-{step}")
     run_name = f"{recipe.name}-seed{recipe.seed}-{seat.arm}-{seat.peer}"
     trackers = [Tracker(kind, recipe.name, run_name, seat.directory) for kind in recipe.report_to]
     records = Records(seat.directory, trackers)

@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ def lookup(model: str) -> tuple[str, Starter]:
     """
     label = model.removeprefix(PREFIX)
     name, _, seed = label.partition("@")
-    if name not in STARTERS or (seed and not seed.isdigit()):
+    if name not in STARTERS or not re.fullmatch("|@[0-9]{1,9}", label.removeprefix(name)):
         raise ModelError(f"unknown starter {label!r}: there are {', '.join(STARTERS)}, each also as <name>@<seed>")
     return label, replace(STARTERS[name], seed=int(seed)) if seed else STARTERS[name]
 
@@ -180,7 +181,7 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
     share = 0.0
     for step in range(1, MAX_STEPS + 1):
         ramp, decay = min(1.0, step / RAMP_STEPS), 1 - 0.9 * step / MAX_STEPS
-        policy.optimizer.param_groups[0]["lr"] = starter.learning_rate * ramp * decay
+        policy.set_learning_rate(starter.learning_rate * ramp * decay)
         _supervised_step(policy, [_example(starter, rng) for _ in range(BATCH_SIZE)])
         if step % CHECK_EVERY == 0:
             share = _right_when_reasoned(policy, starter, checks)
