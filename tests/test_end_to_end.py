@@ -635,7 +635,7 @@ STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter"
 
 def test_there_is_a_recipe_for_every_figure_twice() -> None:
     assert len(STARTER_RECIPES) == 12
-    assert STARTER_RECIPES == sorted(p.stem for p in (ROOT / "recipes" / "paper" / "qwen").glob("*.toml"))
+    assert sorted(p.stem for p in (ROOT / "recipes" / "paper" / "qwen").glob("*.toml")) == STARTER_RECIPES
 
 
 @pytest.mark.slow
