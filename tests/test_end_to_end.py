@@ -158,7 +158,8 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
         assert row["peer/b/admitted"] == 8  # 2 prompts × 4 completions
         assert row["peer/b/rejected"] == 0
         assert row["peer/b/kept"] + row["peer/b/dropped"] + row["peer/b/zero_advantage"] == 8
-        assert row["foreign_used"] == 8 - row["peer/b/dropped"]
+        assert row["foreign_used"] == row["peer/b/kept"]
+        assert row["without_foreign"] is False
         assert row["peer/b/kept"] > 0
         assert row["sampling/sampling_logp_difference/max"] < 1e-4
         assert row["optimizer_steps"] == 2
@@ -254,9 +255,13 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["inline", "parallel"])
+@pytest.mark.parametrize("way", ["inline", "parallel", "one peer"])
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> None:
-    arguments = ["train", "recipe.toml", "--set", "training.rounds=200", "--set", f"processes={way}"]
+    arguments = ["train", "recipe.toml", "--set", "training.rounds=200"]
+    arguments += ["--set", f"processes={way}"] if way != "one peer" else []
+    if way == "one peer":
+        recipe = workplace / "recipe.toml"
+        recipe.write_text(recipe.read_text().rpartition("[[peers]]")[0])
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
     give_up = time.monotonic() + 120
@@ -462,7 +467,7 @@ def test_a_run_directory_is_never_overwritten_unasked(workplace: Path, capsys: p
     assert ftis(*base) == 1
     assert "--resume" in capsys.readouterr().err
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume", "--set", "training.rounds=3") == 1
-    assert "another recipe" in capsys.readouterr().err
+    assert "differ in: training.rounds" in capsys.readouterr().err
     assert records_of(run_of(workplace)) == before
     assert ftis(*base, "--resume") == 0  # finished: nothing is run again
     assert records_of(run_of(workplace)) == before
@@ -656,3 +661,66 @@ def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Pa
         assert ftis("train", str(recipe), *(f"--set={o}" for o in overrides)) == 0
         summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
         assert [len(peers) for peers in summary["arms"].values()] == [len(loaded.peers)] * len(loaded.arms)
+
+
+def test_a_peer_that_finished_before_a_kill_goes_back_with_the_other(workplace: Path) -> None:
+    """A kill between two peers' last checkpoints leaves one of them ahead."""
+    import shutil
+
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    run = run_of(workplace)
+    expected = records_of(run)
+    shutil.rmtree(run / "F-TIS" / "b" / "checkpoint-4")
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume") == 0
+    assert records_of(run) == expected
+    assert (run / "F-TIS" / "b" / "checkpoint-4").exists()
+
+
+def test_a_mended_recipe_is_not_refused_for_the_mistaken_one(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mistake in ("task.train_size=2", "task.name=clocks", "reward.function=tiny_rewards.x", "peers.a.device=tpu"):
+        assert ftis("train", "recipe.toml", "--set", mistake, "--set", "processes=inline") == 1
+        assert not (workplace / "runs").exists()
+    # Met only once the model is loaded, when the run directory has been made.
+    late = ["--set", "peers.a.train=lora", "--set", 'peers.a.lora_target_modules=["nope"]']
+    assert ftis("train", "recipe.toml", *late, "--set", "processes=inline") == 1
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    before = records_of(run_of(workplace))
+    assert ftis("train", "recipe.toml", "--overwrite", "--set", f"peers.a.model={workplace}/nowhere") == 1
+    assert "no model at" in capsys.readouterr().err
+    assert records_of(run_of(workplace)) == before
+
+
+def test_problems_trained_on_are_refused_as_out_of_distribution(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"question": f"{i}+1", "answer": str(i)}) for i in range(40)]
+    (workplace / "problems.jsonl").write_text("\n".join(lines) + "\n")
+    of_file = f'{{name="jsonl", path="{workplace}/problems.jsonl", validation_size=%d}}'
+    settings = ["--set", f"task={of_file % 10}", "--set", f"ood=[{of_file % 20}]"]
+    assert ftis("train", "recipe.toml", *settings) == 1
+    assert "of its questions are trained on" in capsys.readouterr().err
+
+
+def test_foreign_rollouts_without_advantage_are_not_called_used(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import dataclasses
+
+    from ftis.admission import Admitter
+
+    admit = Admitter.admit
+
+    def worthless(self: Admitter, sender: str, data: bytes, round: int) -> Any:
+        admission = admit(self, sender, data, round)
+        equal = [dataclasses.replace(g, rewards=tuple(0.0 for _ in g.rewards)) for g in admission.admitted]
+        return dataclasses.replace(admission, admitted=tuple(equal))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Admitter, "admit", worthless)
+        assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
+    row = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")[0]
+    assert row["peer/b/admitted"] == 8
+    assert row["foreign_used"] == 0
+    assert row["without_foreign"] is True

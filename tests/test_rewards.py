@@ -539,7 +539,7 @@ def test_a_function_of_ones_own_is_called_as_trl_calls_it() -> None:
     assert completion_ids == [[1, 2, 3], [4]]
     assert columns == {"level": [5, 5], "answer": ["4", "4"]}
     assert scorer("my_rewards.array")(PROMPT, ["a", "b"], [[1], [2]]) == (1.0, 1.0)
-    with pytest.raises(KeyError, match="mine"):  # its own errors are not hidden
+    with pytest.raises(RewardError, match="raised KeyError"):
         scorer("my_rewards.broken")(PROMPT, ["a"], [[1]])
 
 
@@ -601,3 +601,12 @@ def test_only_finite_numbers_pass(values: list[float]) -> None:
     else:
         with pytest.raises(RewardError, match="finite"):
             score(PROMPT, completions, ids)
+
+
+def test_an_exception_of_the_users_function_is_named_with_its_line() -> None:
+    def broken(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: object) -> None:
+        raise KeyError("gold")
+
+    scorer = Scorer(broken, "mine.broken", "exact", "think", "answer")  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match=r"'mine.broken' raised KeyError: 'gold' \(.*test_rewards.py, line \d+\)"):
+        scorer(Prompt(0, "q", "a"), ["x"], [[1]])

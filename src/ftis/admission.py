@@ -228,7 +228,7 @@ class Admitter:
         if header.peer != sender:
             return Reason.WRONG_SENDER, f"speaks for {header.peer!r}, sent by {sender!r}"
         if header.run != terms.run:
-            return Reason.WRONG_RUN, f"run {header.run}, this is {terms.run}: recipe, task or software differ"
+            return Reason.WRONG_RUN, f"run {header.run}, this is {terms.run}: recipe or task differ"
         if not round - terms.max_staleness <= header.round <= round:
             return (
                 Reason.WRONG_ROUND,

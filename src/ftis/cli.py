@@ -7,7 +7,6 @@ collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -58,11 +57,9 @@ def train(
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")
     directory = run_directory(loaded)
-    if overwrite and (directory / "recipe.json").exists():
-        shutil.rmtree(directory)
     display = Display(console)
     with display.live():
-        finished = experiment.run(loaded, resume=resume, only=tuple(arm or ()), say=display)
+        finished = experiment.run(loaded, resume=resume, overwrite=overwrite, only=tuple(arm or ()), say=display)
     if not finished:
         console.print(f"stopped; {directory} can be resumed with --resume")
         raise typer.Exit(130)

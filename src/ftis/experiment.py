@@ -38,9 +38,11 @@ from ftis import checkpoint, starters
 from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
-from ftis.peer import Event, load_peer, rollouts_per_group, run_peer
+from ftis.peer import Event, load_peer, rollouts_per_group, run_peer, share
 from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
 from ftis.records import Records, Tracker
+from ftis.rewards import load_scorer
+from ftis.tasks import Task, load_task, require_unseen
 
 Say = Callable[[Event], None]
 LOCK_SECONDS = 30.0
@@ -107,6 +109,7 @@ def run(
     recipe: Recipe,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     only: tuple[str, ...] = (),
     say: Say = lambda event: None,
     stop: Stop | None = None,
@@ -114,6 +117,7 @@ def run(
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
 
     Args:
+        overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
         stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
 
     Raises:
@@ -122,8 +126,10 @@ def run(
     """
     directory = run_directory(recipe)
     arms = arms_of(recipe, only)
-    models = prepare_models(arms, say, make=False)
+    check(arms)
     try:
+        if overwrite:
+            _delete_run(directory)
         _claim(directory, resume, recipe)
         models = prepare_models(arms, say)
         for arm in arms:
@@ -137,22 +143,40 @@ def run(
     return True
 
 
-def prepare_models(arms: list[Arm], say: Say, make: bool = True) -> dict[str, str]:
-    """Where each model named in the arms is, starters made first; or, without ``make``, only whether they can be.
+def check(arms: list[Arm]) -> None:
+    """Refuse what cannot run before anything is written: models, devices, tasks, rewards, shares.
 
     Raises:
-        ModelError: a starter that is unknown, a model that is not there.
+        FtisError: the first thing that is wrong, in the words of the module that would have met it.
+    """
+    tasks: dict[str, Task] = {}
+    for arm in arms:
+        for peer in arm.recipe.peers:
+            resolve_device(peer.device)
+            if starters.is_starter(peer.model):
+                starters.lookup(peer.model)
+            else:
+                load_tokenizer(peer.model)
+        loaded = []
+        for config in (arm.recipe.task, *arm.recipe.ood):
+            key = config.model_dump_json()
+            tasks[key] = tasks.get(key) or load_task(config)
+            loaded.append(tasks[key])
+            load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
+        for of_ood in loaded[1:]:
+            require_unseen(loaded[0], of_ood)
+        for swarm in arm.swarms:
+            share(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+
+
+def prepare_models(arms: list[Arm], say: Say) -> dict[str, str]:
+    """Where each model named in the arms is, starters made first.
+
+    Raises:
         RunError: peers of one swarm whose tokenizers differ.
     """
     models = sorted({p.model for arm in arms for p in arm.recipe.peers})
-    wanted = [model for model in models if starters.is_starter(model)]
-    for model in wanted:
-        starters.lookup(model)
-    if not make:
-        for model in set(models) - set(wanted):
-            load_tokenizer(model)
-        return {}
-    paths = _made_starters(wanted, say)
+    paths = _made_starters([model for model in models if starters.is_starter(model)], say)
     for arm in arms:
         _check_one_tokenizer(arm, paths)
     return paths
@@ -173,8 +197,12 @@ def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
 
 def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
     seats = []
+    rounds = arm.recipe.training.rounds
     for swarm in arm.swarms:
         step = _resume_step(directory / arm.name, swarm)
+        if step == rounds:
+            continue
+        # A peer that is ahead of its swarm, even at its end, goes back with it: the others need its messages.
         for index, peer in enumerate(arm.recipe.peers):
             if peer.name not in {p.name for p in swarm.peers}:
                 continue
@@ -190,10 +218,8 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                     threads=arm.recipe.threads or max(1, _cores() // len(arm.recipe.peers)),
                 )
             )
-    seats = [seat for seat in seats if not _finished(seat)]
     if not seats:
         return True
-    rounds = arm.recipe.training.rounds
     say({"kind": "arm", "arm": arm.name, "peers": [s.peer for s in seats], "rounds": rounds})
     if len(seats) > 1 and runs_in_parallel(arm.recipe):
         finished = _in_processes(seats, say)
@@ -246,6 +272,7 @@ def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: S
 def _in_this_process(seats: list[Seat], say: Say, stop: Stop) -> bool:
     """Peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
     hub = Hub(tuple(p.name for p in seats[0].recipe.peers), stop.is_set)
+    ended = {seat.peer: threading.Event() for seat in seats}
     alone = len(seats[0].recipe.peers) == 1
     failures: list[BaseException] = []
     finished: list[bool] = []
@@ -262,16 +289,19 @@ def _in_this_process(seats: list[Seat], say: Say, stop: Stop) -> bool:
             except BaseException as error:  # carried over to the main thread, which raises it
                 failures.append(error)
                 hub.fail()
+            finally:
+                ended[seat.peer].set()
 
     torch.set_num_threads(seats[0].threads)
     try:
         workers = [threading.Thread(target=work, args=(seat,), name=seat.peer) for seat in seats]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            while worker.is_alive():
+        for has_ended in ended.values():
+            # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
+            while not has_ended.is_set():
                 try:
-                    worker.join(timeout=0.2)
+                    has_ended.wait(timeout=0.2)
                 except KeyboardInterrupt:
                     say({"kind": "stopping"})
                     stop.set()
@@ -279,7 +309,7 @@ def _in_this_process(seats: list[Seat], say: Say, stop: Stop) -> bool:
         torch.set_num_threads(threads_before)
     if failures:
         raise failures[0]
-    return all(finished)
+    return len(finished) == len(seats) and all(finished)
 
 
 def _in_processes(seats: list[Seat], say: Say) -> bool:
@@ -424,7 +454,8 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
 def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
     """Make the run directory, or check that an earlier run of this very recipe left it."""
     known = directory / "recipe.json"
-    if known.exists():
+    begun = any(directory.glob("*/*/evaluations.jsonl"))  # before that nothing is there to lose
+    if known.exists() and begun:
         if not resume:
             raise RunError(
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
@@ -444,28 +475,47 @@ def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
         _write_whole(known, recipe.model_dump_json(indent=1) + "\n")
 
 
+def _delete_run(directory: Path) -> None:
+    """Remove an earlier run, unless something still trains in it."""
+    if not (directory / "recipe.json").exists():
+        return
+    for lock in directory.glob("*/.lock"):
+        with _locked(lock, 0):
+            pass
+    shutil.rmtree(directory)
+
+
 def _write_whole(path: Path, text: str) -> None:
     partial = path.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
-FREE_TO_CHANGE = ("output_dir", "processes", "threads", "report_to", "experiment")
+FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment")
 """Keys that may differ when a run is resumed: they do not change its numbers."""
 
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, directory: Path) -> None:
     now = json.loads(recipe.model_dump_json())
-    differing = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key)
-    ]
+    differing = [key for key in _differing(before, now) if key.partition(".")[0] not in FREE_TO_CHANGE]
     if differing:
         raise RunError(
             f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
             f"recipe it was started with, or choose another output_dir"
         )
+
+
+def _differing(before: Any, now: Any, place: str = "") -> list[str]:
+    """Dotted keys at which two recipes differ."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = {str(i): pair for i, pair in enumerate(zip(before, now, strict=True))}
+    else:
+        return [place]
+    return [d for key, (b, n) in pairs.items() for d in _differing(b, n, f"{place}.{key}".lstrip("."))]
 
 
 @contextmanager
@@ -513,7 +563,7 @@ def experiment_directory(recipe: Recipe) -> Path:
 def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = lambda event: None) -> bool:
     """Run every arm of ``recipe`` under every seed, ``jobs`` of them at a time. Returns False if it was stopped.
 
-    A job is one arm under one seed, its peers taking turns on one thread's share of the machine; run directories are
+    A job is one arm under one seed, its peers taking turns on one thread; run directories are
     those of :func:`run`, side by side under ``<output_dir>/<name>/``. Finished jobs are passed over, a killed one
     goes on from its checkpoints, so an experiment that is started again ends with the same tables.
 
@@ -527,8 +577,8 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = l
             f"experiment.baseline = {recipe.experiment.baseline!r} is none of the arms "
             f"({', '.join(arm.name for arm in arms)}): name the one to compare with"
         )
-    prepare_models(arms, say, make=False)
-    threads = recipe.threads or max(1, _cores() // jobs)
+    check(arms)
+    threads = recipe.threads or 1  # whatever the number of jobs: sums over threads differ in their last bits
     runs = [
         recipe.model_copy(
             update={"seed": seed, "output_dir": str(directory), "processes": "inline", "threads": threads}

@@ -289,8 +289,7 @@ class Peer:
     ) -> None:
         """Move the cursor past a finished round."""
         own = self._is_own(batch)
-        admitted = int((~own).sum())
-        used = admitted - int((~own[start.rows] & ~start.kept).sum())
+        used, without = self._foreign(batch, start)
         old = self.cursor
         self.cursor = Cursor(
             step=old.step + 1,
@@ -299,10 +298,21 @@ class Peer:
             + sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine),
             bytes_sent=old.bytes_sent + (len(message) if len(self.recipe.peers) > 1 else 0),
             bytes_received=old.bytes_received + sum(len(data) for data in collected.messages.values()),
-            foreign_admitted=old.foreign_admitted + admitted,
+            foreign_admitted=old.foreign_admitted + int((~own).sum()),
             foreign_used=old.foreign_used + used,
-            rounds_without_foreign=old.rounds_without_foreign + int(len(self.recipe.peers) > 1 and used == 0),
+            rounds_without_foreign=old.rounds_without_foreign + int(without),
         )
+
+    def _foreign(self, batch: Batch, start: RoundStart) -> tuple[int, bool]:
+        """How many foreign rollouts the round learned from, and whether it was a round without foreign work.
+
+        Used are those with Â ≠ 0 that the filter kept. Where none is, the round still does not count as one without
+        if foreign rollouts were there and not even own ones carried gradient: nobody had anything to teach.
+        """
+        foreign = ~self._is_own(batch)
+        used = int((foreign[start.rows] & start.kept).sum())
+        nothing_to_learn = bool(foreign.any()) and not len(start.rows)
+        return used, len(self.recipe.peers) > 1 and used == 0 and not nothing_to_learn
 
     def record_rollouts(self, round: int, batch: Batch, start: RoundStart) -> None:
         if not self.recipe.training.record_rollouts:
@@ -429,11 +439,7 @@ class Peer:
             for measure, value in summaries.get(name, {}).items():
                 if measure not in ("rollouts", "zero_advantage"):
                     metrics[f"{key}/{measure}"] = value
-        metrics["foreign_used"] = sum(
-            metrics[f"peer/{p.name}/admitted"] - metrics[f"peer/{p.name}/dropped"]
-            for p in self.recipe.peers
-            if p.name != self.config.name
-        )
+        metrics["foreign_used"], metrics["without_foreign"] = self._foreign(batch, start)
         return metrics
 
     def _is_own(self, batch: Batch) -> npt.NDArray[np.bool_]:

@@ -256,7 +256,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 def _check_directory(source: str) -> None:
     """Say what is wrong with a local path in our words; what looks like a Hub id is left to transformers."""
     directory = Path(source)
-    looks_local = directory.is_absolute() or source.startswith((".", "~")) or directory.exists()
+    looks_local = source.startswith((".", "~", "/")) or source.count("/") > 1 or directory.exists()
     if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
         raise ModelError(
             f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "

@@ -71,7 +71,7 @@ class Display:
         notes = self._notes.setdefault(name, {})
         if event["kind"] == "round":
             notes["reward"] = f"{event['reward']:.2f}"
-            if event.get("foreign_used") == 0:
+            if event.get("without_foreign"):
                 self.console.print(f"{name}: no foreign rollout was used in round {event['step']}{_why(event)}")
         if event["kind"] == "evaluation":
             splits = {k: v for k, v in event.items() if k == "validation" or k.startswith("ood")}

@@ -84,8 +84,11 @@ class Records:
         path = rollouts_path(self.directory, round)
         partial = path.with_suffix(".partial")
         table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
-        pq.write_table(table, partial, compression="zstd")
-        partial.replace(path)
+        try:
+            pq.write_table(table, partial, compression="zstd")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def close(self) -> None:
         for tracker in self.trackers:

@@ -63,7 +63,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         "OOD\nstart",
         "OOD\nfinal",
         "rounds",
-        "sec-\nonds",
+        "secs",
         "tokens",
         "MB\nsent",
         "foreign\nused",
@@ -677,7 +677,7 @@ def _peer_summary(directory: Path) -> dict[str, Any] | None:
         ),
         "collaborated": "foreign_used" in last,
         "foreign_used": int(sum(row.get("foreign_used", 0) for row in metrics)),
-        "rounds_without_foreign": sum(row.get("foreign_used") == 0 for row in metrics),
+        "rounds_without_foreign": sum(bool(row.get("without_foreign")) for row in metrics),
         "rounds_without_signal": sum(row["frac_reward_zero_std"] == 1 for row in metrics),
     }
 

@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -139,7 +140,7 @@ class Scorer:
         """One reward per completion.
 
         Raises:
-            RewardError: the function did not return one finite number per completion.
+            RewardError: the function raised, or did not return one finite number per completion.
         """
         n = len(completions)
         columns = {name: [value] * n for name, value in prompt.columns.items() if name not in RESERVED_COLUMNS}
@@ -155,12 +156,19 @@ class Scorer:
                 answer_tag=self.answer_tag,
             )
         else:
-            returned = self.function(
-                prompts=[prompt.question] * n,
-                completions=list(completions),
-                completion_ids=[[int(token) for token in ids] for ids in completion_ids],
-                **columns,
-            )
+            try:
+                returned = self.function(
+                    prompts=[prompt.question] * n,
+                    completions=list(completions),
+                    completion_ids=[[int(token) for token in ids] for ids in completion_ids],
+                    **columns,
+                )
+            except Exception as error:  # the user's code: whatever it raises is named as its own
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                raise RewardError(
+                    f"reward.function {self.path!r} raised {type(error).__name__}: {error} "
+                    f"({place.filename}, line {place.lineno}); mend it there"
+                ) from error
         return self._checked(returned, n)
 
     def _checked(self, returned: Any, n: int) -> tuple[float, ...]:

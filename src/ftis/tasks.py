@@ -569,6 +569,21 @@ def _refuse(config: TaskConfig, *fields: str) -> None:
             )
 
 
+def require_unseen(task: Task, ood: Task) -> None:
+    """Refuse an out-of-distribution task some of whose problems are trained on.
+
+    Raises:
+        TaskError: how many questions they share, and one of them.
+    """
+    trained = {prompt.question for prompt in task.train}
+    both = sorted(prompt.question for prompt in ood.validation if prompt.question in trained)
+    if both:
+        raise TaskError(
+            f"ood task {ood.name!r}: {len(both)} of its questions are trained on, the first of them {_short(both[0])}; "
+            "remove them from one, or the evaluation measures memory"
+        )
+
+
 def _require_disjoint(train: Sequence[_Problem], validation: Sequence[_Problem], where: str) -> None:
     both = {question for question, _, _ in train} & {question for question, _, _ in validation}
     if both:
