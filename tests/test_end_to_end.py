@@ -28,6 +28,7 @@ DATA = ROOT.parent / "shared" / "data"
 RECIPE = """
 name = "tiny"
 output_dir = "{runs}"
+threads = 1
 [task]
 name = "clock"
 validation_size = 6
@@ -211,7 +212,7 @@ def test_a_checkpoint_is_an_ordinary_model_directory(workplace: Path) -> None:
 def test_processes_and_turns_give_the_same_numbers(workplace: Path) -> None:
     for way in ("inline", "parallel"):
         output = f"output_dir={workplace / way}"
-        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output, "--set", "threads=1") == 0
+        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output) == 0
     inline, parallel = (records_of(workplace / way / "tiny-seed0") for way in ("inline", "parallel"))
     assert inline.keys() == parallel.keys()
     assert inline == parallel
@@ -219,7 +220,7 @@ def test_processes_and_turns_give_the_same_numbers(workplace: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path) -> None:
-    settings = ["--set", "training.rounds=12", "--set", "threads=1"]
+    settings = ["--set", "training.rounds=12"]
     unbroken = f"output_dir={workplace / 'unbroken'}"
     began = time.monotonic()
     subprocess.run(command("train", "recipe.toml", *settings, "--set", unbroken), check=True, capture_output=True)
