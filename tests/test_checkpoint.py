@@ -85,7 +85,7 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     uninterrupted = tiny_policy(**TRAINS[train], **settings)
     for k in range(3):
         train_step(uninterrupted, k)
-    cursor = Cursor(3, 1.25, 1000, 20, 30, 40, 50, 6)
+    cursor = Cursor(3, 1.25, 1000)
     path = checkpoint.save(tmp_path, uninterrupted, cursor, keep=2)
     assert path == tmp_path / "checkpoint-3"
 

@@ -32,17 +32,12 @@ class CheckpointError(FtisError):
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a peer is, and its running totals."""
+    """How far a peer is. Other totals are sums over metrics.jsonl."""
 
     step: int = 0
     """Finished rounds."""
     seconds: float = 0.0
     tokens_sampled: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    foreign_admitted: int = 0
-    foreign_used: int = 0
-    rounds_without_foreign: int = 0
 
 
 def save(directory: Path, policy: Policy, cursor: Cursor, keep: int) -> Path:

@@ -61,7 +61,7 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
     update = learn(peer, batch, start, round)
     clock.lap("update")
 
-    peer.advance(message, collected, admissions, batch, start, clock.total)
+    peer.advance(batch, clock.total)
     peer.record_rollouts(round, batch, start)
     return peer.round_metrics(batch, start, update, collected, admissions, len(message), clock)
 
@@ -278,30 +278,12 @@ class Peer:
             for i, (name, task) in enumerate(zip(names, self.ood, strict=True))
         ]
 
-    def advance(
-        self,
-        message: bytes,
-        collected: Collected,
-        admissions: Mapping[str, Admission],
-        batch: Batch,
-        start: RoundStart,
-        seconds: float,
-    ) -> None:
+    def advance(self, batch: Batch, seconds: float) -> None:
         """Move the cursor past a finished round."""
         own = self._is_own(batch)
-        used, without = self._foreign(batch, start)
+        sampled = sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine)
         old = self.cursor
-        self.cursor = Cursor(
-            step=old.step + 1,
-            seconds=old.seconds + seconds,
-            tokens_sampled=old.tokens_sampled
-            + sum(len(r) for r, mine in zip(batch.rollouts, own, strict=True) if mine),
-            bytes_sent=old.bytes_sent + (len(message) if len(self.recipe.peers) > 1 else 0),
-            bytes_received=old.bytes_received + sum(len(data) for data in collected.messages.values()),
-            foreign_admitted=old.foreign_admitted + int((~own).sum()),
-            foreign_used=old.foreign_used + used,
-            rounds_without_foreign=old.rounds_without_foreign + int(without),
-        )
+        self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
 
     def _foreign(self, batch: Batch, start: RoundStart) -> tuple[int, bool]:
         """How many foreign rollouts the round learned from, and whether it was a round without foreign work.
