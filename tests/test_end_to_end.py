@@ -639,8 +639,8 @@ def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pyte
 STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter").glob("*.toml"))
 
 
-def test_there_is_a_recipe_for_every_figure_twice() -> None:
-    assert len(STARTER_RECIPES) == 12
+def test_there_is_a_recipe_for_every_figure_and_the_table_twice() -> None:
+    assert [name.partition("_")[0] for name in STARTER_RECIPES] == [*(f"fig{n:02d}" for n in range(1, 13)), "table2"]
     assert sorted(p.stem for p in (ROOT / "recipes" / "paper" / "qwen").glob("*.toml")) == STARTER_RECIPES
 
 
@@ -662,6 +662,26 @@ def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Pa
         assert ftis("train", str(recipe), *(f"--set={o}" for o in overrides)) == 0
         summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
         assert [len(peers) for peers in summary["arms"].values()] == [len(loaded.peers)] * len(loaded.arms)
+
+
+def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
+    workplace: Path, models: dict[str, Path]
+) -> None:
+    recipe = workplace / "recipe.toml"
+    pair, pairs = recipe.read_text(), "[[peers]]\nname = 'c'\nmodel = '{c}'\n\n[[peers]]\nname = 'd'\nmodel = '{a}'\n"
+    (workplace / "four.toml").write_text(pair.rstrip() + "\n\n" + pairs.format(**models))
+    swarms = '--set=training.swarms=[["c", "d"], ["a", "b"]]'
+    assert ftis("train", "four.toml", swarms, "--set", "processes=inline", "--set", "output_dir=four") == 0
+    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    four = next((workplace / "four").iterdir()) / "F-TIS"
+    alone = run_of(workplace) / "F-TIS"
+    for name in ("a", "b"):
+        rewards = [
+            [(row["reward"], row["peer/a/admitted"], row["peer/b/admitted"]) for row in read_jsonl(place)]
+            for place in (four / name / "metrics.jsonl", alone / name / "metrics.jsonl")
+        ]
+        assert rewards[0] == rewards[1]
+    assert not any(key.startswith("peer/a/") for row in read_jsonl(four / "c" / "metrics.jsonl") for key in row)
 
 
 def test_a_peer_that_finished_before_a_kill_goes_back_with_the_other(workplace: Path) -> None:

@@ -27,7 +27,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -126,6 +126,8 @@ class TrainingConfig(_Section):
     prompts_per_round: Positive = 24
     """B, prompts of all peers together. A peer alone samples all of them."""
     mode: Literal["vertical", "horizontal"] = "vertical"
+    swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
+    """Which peers learn together, in swarms of one size: ``[["a", "b"], ["c", "d"]]``. Without: all of them."""
     num_iterations: Positive = 1
     """Passes over a round's rollouts."""
     steps_per_generation: Positive = 1
@@ -250,7 +252,8 @@ class Recipe(_Section):
         unknown = set(self.report_to) - {"tensorboard", "wandb", "trackio"}
         if unknown:
             raise ValueError(f"report_to: {sorted(unknown)[0]!r} is not one of tensorboard, wandb, trackio")
-        m, training = len(self.peers), self.training
+        self._check_swarms()
+        m, training = self.swarm_size, self.training
         if training.mode == "vertical" and training.prompts_per_round % m:
             raise ValueError(
                 f"training.prompts_per_round = {training.prompts_per_round} cannot be shared equally by {m} peers; "
@@ -262,6 +265,29 @@ class Recipe(_Section):
                 f"in horizontal mode; take a multiple of {m}"
             )
         return self
+
+    def _check_swarms(self) -> None:
+        if not self.training.swarms:
+            return
+        names = [name for swarm in self.training.swarms for name in swarm]
+        if sorted(names) != sorted(p.name for p in self.peers):
+            raise ValueError(
+                f"training.swarms holds {', '.join(names)}; the peers are {', '.join(p.name for p in self.peers)}: put "
+                f"each of them in one swarm"
+            )
+        if len({len(swarm) for swarm in self.training.swarms}) > 1:
+            raise ValueError("training.swarms: give all swarms as many peers, or their shares cannot be compared")
+
+    @property
+    def swarm_size(self) -> int:
+        """m, how many peers learn together."""
+        return len(self.training.swarms[0]) if self.training.swarms else len(self.peers)
+
+    def of_swarm(self, names: Collection[str]) -> Recipe:
+        """This recipe with only the peers of one swarm."""
+        training = self.training.model_copy(update={"swarms": ()})
+        peers = tuple(p for p in self.peers if p.name in names)
+        return self.model_copy(update={"peers": peers, "training": training})
 
     def peer(self, name: str) -> PeerConfig:
         for peer in self.peers:

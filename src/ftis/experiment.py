@@ -94,13 +94,13 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
         if only and config.name not in only:
             continue
         of_arm = recipe.arm(config)
-        swarms: tuple[Recipe, ...] = (of_arm,)
+        together = of_arm.training.swarms or ([p.name for p in of_arm.peers],)
+        swarms = tuple(of_arm.of_swarm(names) for names in together)
         if not config.collaborate:
-            training = of_arm.training
-            if config.budget == "generated":
-                prompts = training.prompts_per_round // len(of_arm.peers)
-                training = training.model_copy(update={"prompts_per_round": prompts})
-            swarms = tuple(of_arm.model_copy(update={"peers": (p,), "training": training}) for p in of_arm.peers)
+            prompts = of_arm.training.prompts_per_round // (of_arm.swarm_size if config.budget == "generated" else 1)
+            training = of_arm.training.model_copy(update={"prompts_per_round": prompts})
+            alone = of_arm.model_copy(update={"training": training})
+            swarms = tuple(alone.of_swarm({peer.name}) for peer in of_arm.peers)
         arms.append(Arm(config.name, of_arm, swarms))
     return arms
 
@@ -196,38 +196,37 @@ def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
 
 
 def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
-    seats = []
     rounds = arm.recipe.training.rounds
-    for swarm in arm.swarms:
-        step = _resume_step(directory / arm.name, swarm)
-        if step == rounds:
-            continue
-        # A peer that is ahead of its swarm, even at its end, goes back with it: the others need its messages.
-        for index, peer in enumerate(arm.recipe.peers):
-            if peer.name not in {p.name for p in swarm.peers}:
-                continue
-            seats.append(
-                Seat(
-                    arm=arm.name,
-                    recipe=_on_device(swarm, peer, index),
-                    peer=peer.name,
-                    directory=directory / arm.name / peer.name,
-                    exchange_directory=directory / arm.name / ".exchange",
-                    model_path=models.get(peer.model, peer.model),
-                    resume_step=step,
-                    threads=arm.recipe.threads or max(1, _cores() // len(arm.recipe.peers)),
-                )
-            )
-    if not seats:
+    unfinished = [(swarm, _resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
+    unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
+    if not unfinished:
         return True
-    say({"kind": "arm", "arm": arm.name, "peers": [s.peer for s in seats], "rounds": rounds})
-    if len(seats) > 1 and runs_in_parallel(arm.recipe):
-        finished = _in_processes(seats, say)
-    else:
-        finished = _in_this_process(seats, say, stop)
-    if finished:
-        shutil.rmtree(directory / arm.name / ".exchange", ignore_errors=True)
-    return finished
+    names = [peer.name for swarm, _ in unfinished for peer in swarm.peers]
+    say({"kind": "arm", "arm": arm.name, "peers": names, "rounds": rounds})
+    # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.
+    at_a_time = arm.recipe.swarm_size // len(arm.swarms[0].peers)
+    for first in range(0, len(unfinished), at_a_time):
+        # A peer that is ahead of its swarm, even at its end, goes back with it: the others need its messages.
+        wave = unfinished[first : first + at_a_time]
+        members = [(swarm, step, peer) for swarm, step in wave for peer in swarm.peers]
+        seats = [
+            Seat(
+                arm=arm.name,
+                recipe=_on_device(swarm, peer, index),
+                peer=peer.name,
+                directory=directory / arm.name / peer.name,
+                exchange_directory=directory / arm.name / ".exchange",
+                model_path=models.get(peer.model, peer.model),
+                resume_step=step,
+                threads=arm.recipe.threads or max(1, _cores() // arm.recipe.swarm_size),
+            )
+            for index, (swarm, step, peer) in enumerate(members)
+        ]
+        in_parallel = len(seats) > 1 and runs_in_parallel(arm.recipe)
+        if not (_in_processes(seats, say) if in_parallel else _in_this_process(seats, say, stop)):
+            return False
+    shutil.rmtree(directory / arm.name / ".exchange", ignore_errors=True)
+    return True
 
 
 def runs_in_parallel(recipe: Recipe) -> bool:
@@ -235,7 +234,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
-    return (torch.cuda.device_count() if on_gpu else _cores()) >= len(recipe.peers)
+    return (torch.cuda.device_count() if on_gpu else _cores()) >= recipe.swarm_size
 
 
 def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
@@ -693,7 +692,7 @@ def estimate(recipe: Recipe) -> list[str]:
     lines = []
     sampling, training = recipe.sampling, recipe.training
     prompts = (
-        training.prompts_per_round if training.mode == "horizontal" else training.prompts_per_round // len(recipe.peers)
+        training.prompts_per_round if training.mode == "horizontal" else training.prompts_per_round // recipe.swarm_size
     )
     repeats = rollouts_per_group(recipe)
     rollouts = prompts * repeats
@@ -726,12 +725,12 @@ def estimate(recipe: Recipe) -> list[str]:
             f"{peer.name}: {total:,} parameters, {trained:,} trained; weights, gradients and optimiser "
             f"{_size(states)}, logits of a micro-batch up to {_size(logits)}, sampling cache up to {_size(cache)}"
         )
-    if len(recipe.peers) > 1:
+    if recipe.swarm_size > 1:
         tokens = rollouts * sampling.max_completion_length
         sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len))
         lines.append(
             f"wire: each peer offers at most {_size(sent)} a round and receives "
-            f"{_size(sent * (len(recipe.peers) - 1))}; {_size(sent * training.rounds)} offered in all rounds"
+            f"{_size(sent * (recipe.swarm_size - 1))}; {_size(sent * training.rounds)} offered in all rounds"
         )
     return lines
 

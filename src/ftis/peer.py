@@ -472,7 +472,7 @@ def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
 def rollouts_per_group(recipe: Recipe) -> int:
     """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
     g = recipe.sampling.num_generations
-    return g // len(recipe.peers) if recipe.training.mode == "horizontal" else g
+    return g // recipe.swarm_size if recipe.training.mode == "horizontal" else g
 
 
 def share(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:

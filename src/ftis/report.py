@@ -538,7 +538,7 @@ def _last_answers(peer: PeerRun, split: str) -> list[dict[str, Any]]:
 def plan(recipe: Recipe, arm: ArmConfig) -> tuple[int, int, int]:
     """What an arm means each peer to have: rollouts trained on and generated per round, and rounds."""
     of_arm = recipe.arm(arm)
-    m, per_prompt, prompts = len(of_arm.peers), of_arm.sampling.num_generations, of_arm.training.prompts_per_round
+    m, per_prompt, prompts = of_arm.swarm_size, of_arm.sampling.num_generations, of_arm.training.prompts_per_round
     if arm.collaborate:
         return prompts * per_prompt, prompts * per_prompt // m, of_arm.training.rounds
     if arm.budget == "generated":
@@ -615,7 +615,8 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
     }
     if arm.collaborate:  # some of the others' may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
-            spent[key] = float(sum(row[f"peer/{name}/{measure}"] for row in metrics for name in study.peer_names))
+            sources = (name for name in study.peer_names if f"peer/{name}/{measure}" in metrics[-1])
+            spent[key] = float(sum(row[f"peer/{name}/{measure}"] for name in sources for row in metrics))
     files = sorted((peer.directory / "rollouts").glob("round-*.parquet"))
     if len(files) == len(metrics):
         kept = tokens = 0
