@@ -515,7 +515,7 @@ def test_an_arm_broken_by_an_override_surfaces_too(path: Path) -> None:
 
 
 def identity(recipe: Recipe, task_digest: str = "t") -> str:
-    return run_id(agreement(recipe, task_digest))
+    return run_id(agreement(recipe, task_digest, 1))
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def identity(recipe: Recipe, task_digest: str = "t") -> str:
 )
 def test_what_must_agree_changes_the_run_id(path: Path, override: str) -> None:
     plain, changed = load(path), load(path, [override])
-    assert agreement(changed, "t") != agreement(plain, "t")
+    assert agreement(changed, "t", 1) != agreement(plain, "t", 1)
     assert identity(changed) != identity(plain)
 
 

@@ -26,6 +26,8 @@ Not covered, because it cannot be seen in a message:
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,6 +62,16 @@ class Reason(StrEnum):
     """The bytes are not a message."""
     WRONG_SENDER = "wrong_sender"
     """The message speaks for another peer than the one that sent it."""
+    FORGED = "forged"
+    """An offer that does not carry the sender's signature. Whoever sent it, it was not the peer it names."""
+    EQUIVOCATION = "equivocation"
+    """Two different offers for one round, both signed by the sender."""
+    CORRUPT = "corrupt"
+    """Contents that are not what the sender signed."""
+    SET_ASIDE = "set_aside"
+    """Not looked at: the sender had too much rejected in rounds before."""
+    OVER_TIME = "over_time"
+    """Not judged within the time a message may take."""
     WRONG_RUN = "wrong_run"
     WRONG_ROUND = "wrong_round"
     """Neither the current round nor within ``max_staleness`` before it."""
@@ -115,6 +127,9 @@ class Terms:
         prompts: the training split; a group's item is an index into it.
         share: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
         roster: the names of all peers.
+        max_rejections: a peer with more of them since its last faultless message is set aside; 0 never does so.
+        set_aside_rounds: for so many rounds.
+        max_seconds: the most time spent on one message; groups not reached by then are rejected.
     """
 
     run: str
@@ -128,6 +143,9 @@ class Terms:
     share: Callable[[str, int], Collection[int]]
     roster: frozenset[str]
     max_staleness: int = 0
+    max_rejections: int = 0
+    set_aside_rounds: int = 1
+    max_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "group_size", "max_completion_length"):
@@ -164,6 +182,8 @@ class Admitter:
         self._limits = terms.limits
         self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
+        self._rejected: dict[str, int] = {}  # since the peer's last faultless message
+        self._aside_until: dict[str, int] = {}
 
     def admit(self, sender: str, data: bytes, round: int) -> Admission:
         """Judge one message.
@@ -176,6 +196,26 @@ class Admitter:
             Whatever the scorer or the detokenizer raises; nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
+        if sender in self.set_aside(round):
+            until = self._aside_until[sender]
+            return _rejected(sender, Reason.SET_ASIDE, f"too much was rejected before: not heard until round {until}")
+        admission = self._judge(sender, data, round)
+        if sender in self.terms.roster:
+            self._count(sender, admission, round)
+        return admission
+
+    def set_aside(self, round: int) -> frozenset[str]:
+        """The peers that are not heard in ``round``."""
+        return frozenset(name for name, until in self._aside_until.items() if round < until)
+
+    def _count(self, sender: str, admission: Admission, round: int) -> None:
+        faults = len(admission.rejections)
+        self._rejected[sender] = self._rejected.get(sender, 0) + faults if faults else 0
+        if self.terms.max_rejections and self._rejected[sender] > self.terms.max_rejections:
+            self._aside_until[sender] = round + 1 + self.terms.set_aside_rounds
+            self._rejected[sender] = 0
+
+    def _judge(self, sender: str, data: bytes, round: int) -> Admission:
         if sender not in self.terms.roster:
             return _rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
         if len(data) > self._limits.max_bytes:
@@ -197,12 +237,16 @@ class Admitter:
 
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []
+        give_up = time.monotonic() + self.terms.max_seconds
         remembered = self._admitted.get(header.round, set())
         seen: set[int] = set()
         for group in message.groups:
             again = group.item in seen or (sender, group.item) in remembered
             seen.add(group.item)
-            if fault := self._prompt_fault(group, share, again) or self._rollouts_fault(group):
+            fault = self._prompt_fault(group, share, again) or self._rollouts_fault(group)
+            if fault is None and time.monotonic() > give_up:
+                fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
+            if fault:
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
             else:
                 admitted.append(self.score_group(group))

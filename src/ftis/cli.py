@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TaskConfig, load, run_directory
+from ftis.config import (
+    FtisError,
+    NetworkConfig,
+    PeerConfig,
+    PromptConfig,
+    Recipe,
+    RewardConfig,
+    TaskConfig,
+    load,
+    run_directory,
+)
 
 app = typer.Typer(
     name="ftis",
@@ -109,6 +119,193 @@ def experiment(
     results = report.compare(directory)
     report.print_comparison(results, console)
     console.print(f"report: {page.write_page(directory)}")
+
+
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option("--connect", metavar="ENDPOINT", help="As tcp/host:7447 or tls/host:7447. Repeatable."),
+]
+Listeners = Annotated[
+    list[str] | None, typer.Option("--listen", metavar="ENDPOINT", help="As tcp/0.0.0.0:7447. Repeatable.")
+]
+Certificates = Annotated[
+    Path | None,
+    typer.Option("--tls", metavar="DIR/NAME", help="Certificate that ftis keys certs made, as certs/small."),
+]
+
+
+@app.command()
+def join(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, the same for all peers.", show_default=False)],
+    peer: Annotated[str, typer.Option("--peer", help="Which of its peers this machine is.", show_default=False)],
+    connect: Endpoints = None,
+    listen: Listeners = None,
+    client: Annotated[
+        bool, typer.Option("--client", help="Behind NAT: reached through the peers in --connect.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="This peer's private key (ftis keys new).")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The peers' public keys (ftis keys roster).")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="No roster: trust whoever can connect.")] = False,
+    tls: Certificates = None,
+    arm: Annotated[str | None, typer.Option(help="Which arm, where several let peers learn together.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key. Repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where this peer stopped (or start it).")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
+) -> None:
+    """Train one peer of a recipe here, together with the others wherever they are."""
+    import signal
+    import threading
+
+    from ftis import report, swarm
+    from ftis.progress import Display
+
+    if resume and overwrite:
+        raise typer.BadParameter("--resume and --overwrite exclude each other")
+    given = {"key": key, "roster": roster}
+    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
+    overrides += _network_overrides(connect, listen, tls)
+    overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
+    loaded = load(recipe, [*overrides, *(set_ or [])])
+    stop = threading.Event()
+    display = Display(console)
+
+    def leave(signum: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        display({"kind": "stopping"})
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with display.live():
+            finished = swarm.join(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    directory = swarm.peer_directory(loaded, peer)
+    if not finished:
+        console.print(f"left the swarm; the same command with --resume goes on from {directory}")
+        raise typer.Exit(130)
+    summary = report.summarise(directory)
+    console.print(report.closing_table(summary))
+    for warning in report.warnings(summary):
+        console.print(f"note: {warning}")
+    console.print(f"records and checkpoints in {directory}")
+    if report.nobody_collaborated(summary):
+        errors.print("error: this peer used no foreign rollout in any round")
+        raise typer.Exit(3)
+
+
+@app.command()
+def status(
+    connect: Endpoints = None,
+    tls: Certificates = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
+) -> None:
+    """Say who is in a swarm, in which round, and what they took from each other."""
+    import time
+
+    from rich.live import Live
+
+    from ftis import network
+    from ftis.progress import status_table
+
+    settings = NetworkConfig.model_validate(_network_settings(connect, None, tls) | {"mode": "client"})
+    with network.open_session(settings) as session:
+        found = network.ask_status(session)
+        if as_json:
+            for peer in found:
+                typer.echo(json.dumps(peer))
+        elif once or not console.is_terminal:
+            console.print(status_table(found))
+        else:
+            with Live(status_table(found), console=console) as live:
+                while True:
+                    time.sleep(1)
+                    live.update(status_table(network.ask_status(session)))
+
+
+@app.command()
+def router(listen: Listeners = None, tls: Certificates = None) -> None:
+    """Relay between peers that cannot reach each other. It sees what passes and can change none of it unnoticed."""
+    import signal
+    import threading
+
+    from ftis import network
+
+    if not listen:
+        raise typer.BadParameter("--listen says where, as tcp/0.0.0.0:7447")
+    settings = NetworkConfig.model_validate(_network_settings(None, listen, tls) | {"mode": "router"})
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: stop.set())
+    with network.open_session(settings):
+        console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it", highlight=False)
+        stop.wait()
+
+
+keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
+app.add_typer(keys, name="keys")
+Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where they are kept.")]
+
+
+@keys.command("new")
+def new_keys(
+    names: Annotated[list[str], typer.Argument(help="Names of peers, as in the recipe.", show_default=False)],
+    directory: Directory = Path("keys"),
+) -> None:
+    """Make a private key and its public key for each named peer. The private one never leaves its machine."""
+    from ftis import identity
+
+    for name in names:
+        identity.new_key(directory, name)
+        console.print(f"{directory / name}.key (keep it to yourself), {directory / name}.pub (give it to the others)")
+
+
+@keys.command("roster")
+def make_roster(
+    public: Annotated[list[Path], typer.Argument(help="The peers' .pub files.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o")] = Path("roster.toml"),
+) -> None:
+    """Put the peers' public keys into one file, which every peer is given."""
+    from ftis import identity
+
+    text = identity.roster_text(identity.collect_roster(public))
+    output.write_text(text, encoding="utf-8")
+    console.print(f"{output}: {len(public)} peers")
+
+
+@keys.command("certs")
+def make_certificates(
+    names: Annotated[list[str], typer.Argument(help="Peers and routers that may connect.", show_default=False)],
+    directory: Directory = Path("certs"),
+    host: Annotated[list[str] | None, typer.Option("--host", help="Address written into them. Repeatable.")] = None,
+) -> None:
+    """Make an authority (once) and a certificate each, for tls/ endpoints of a private swarm."""
+    from ftis import identity
+
+    identity.new_certificates(directory, names, host or [])
+    console.print(f"{directory}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
+
+
+def _network_settings(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if connect:
+        settings["connect"] = connect
+    if listen:
+        settings["listen"] = listen
+    if tls is not None:
+        settings["tls_authority"] = str(tls.parent / "ca.pem")
+        settings["tls_certificate"] = f"{tls}.pem"
+        settings["tls_key"] = f"{tls}.tls.key"
+    return settings
+
+
+def _network_overrides(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> list[str]:
+    return [f"network.{name}={json.dumps(value)}" for name, value in _network_settings(connect, listen, tls).items()]
 
 
 @app.command("report")

@@ -15,6 +15,8 @@ their message in one line and exits with 1::
      ├─ CodecError        bytes that are not a valid message (codec.py)
      ├─ ModelError        a model or tokenizer that cannot be loaded or does not fit (policy.py)
      ├─ ExchangeError     a round that could not be closed (exchange.py)
+     ├─ IdentityError     a key, roster or certificate (identity.py)
+     ├─ ManifestError     bytes that are not a manifest (manifest.py)
      ├─ CheckpointError   state that cannot be saved or resumed (checkpoint.py)
      ├─ RunError          a run directory or a peer process that failed (experiment.py)
      └─ ReportError       a directory that nothing can be reported from (report.py)
@@ -141,6 +143,55 @@ class TrainingConfig(_Section):
     record_rollouts: bool = True
 
 
+class NetworkConfig(_Section):
+    """How a peer meets the others (``ftis join``), and when a round closes. Peers may differ in all of it."""
+
+    listen: Strings = ()
+    """Endpoints, as ``tcp/0.0.0.0:7447`` or ``tls/0.0.0.0:7447``. Without this and ``connect``: one machine."""
+    connect: Strings = ()
+    mode: Literal["peer", "client", "router"] = "peer"
+    """``client``: behind NAT, reached through the peers or routers in ``connect``. ``router``: for ``ftis router``."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 17447
+    """Where peers on one machine meet."""
+    roster: str | None = None
+    """File of the peers' public keys (``ftis keys roster``)."""
+    open: bool = False
+    """Without a roster: believe whoever takes a peer's name first. See docs/threat-model.md."""
+    key: str | None = None
+    """This peer's private key (``ftis keys new``)."""
+    tls_authority: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    """For ``tls/`` endpoints, all three (``ftis keys certs``)."""
+    deadline: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds a peer that has published waits for peers that are there but slow."""
+    start_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds a peer waits, once, for peers that have not been seen yet."""
+    quorum: Positive = 1
+    """How many other peers' messages a round needs."""
+    below_quorum: Literal["wait", "alone", "stop"] = "wait"
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """How many rounds late a message may be and still be learned from."""
+    max_rejections: Annotated[int, Field(ge=0)] = 8
+    """A peer with more rejections since its last faultless message is set aside; 0 never does so."""
+    set_aside_rounds: Positive = 5
+    admission_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """The most time spent on one message; what was not judged by then is rejected."""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        given = [v is not None for v in (self.tls_authority, self.tls_certificate, self.tls_key)]
+        if any(given) and not all(given):
+            raise ValueError("network: tls_authority, tls_certificate and tls_key go together; give all three")
+        if not all(given) and any(e.startswith("tls/") for e in (*self.listen, *self.connect)):
+            raise ValueError(
+                "network: tls/ endpoints need tls_authority, tls_certificate and tls_key (ftis keys certs)"
+            )
+        if self.mode == "client" and not self.connect:
+            raise ValueError('network.mode = "client" needs network.connect: the peers or routers to go through')
+        return self
+
+
 class ObjectiveConfig(_Section):
     """Names one of the six objectives; the rest, where given, replaces that objective's own setting."""
 
@@ -233,6 +284,7 @@ class Recipe(_Section):
     reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
+    network: NetworkConfig = NetworkConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     peers: Annotated[tuple[PeerConfig, ...], Field(strict=False)]
     arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()
@@ -355,11 +407,14 @@ def run_directory(recipe: Recipe) -> Path:
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
 
 
-def agreement(recipe: Recipe, task_digest: str) -> dict[str, Any]:
+def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """What must be the same on every peer because it changes what a rollout means.
 
     Peers may differ in the rest: model, what of it is trained, optimiser, objective, device. Tokenizers must be the
     same too; they travel in every header beside the digest of these facts, so that a mismatch is named as such.
+
+    Args:
+        wire: the newest version of the message format that is read.
     """
     training = recipe.training
     return {
@@ -375,6 +430,7 @@ def agreement(recipe: Recipe, task_digest: str) -> dict[str, Any]:
         "max_completion_length": recipe.sampling.max_completion_length,
         "temperature": recipe.sampling.temperature,
         "peers": [peer.name for peer in recipe.peers],
+        "wire": wire,
     }
 
 
@@ -472,6 +528,7 @@ def _known_keys(path: list[str]) -> list[str]:
         "reward": RewardConfig,
         "sampling": SamplingConfig,
         "training": TrainingConfig,
+        "network": NetworkConfig,
         "objective": ObjectiveConfig,
         "peers": PeerConfig,
         "arms": ArmConfig,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ftis.admission import Rejection
 from ftis.config import FtisError
 
 POLL_SECONDS = 0.005
@@ -31,29 +32,49 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 
 @dataclass(frozen=True)
 class Collected:
-    """The other peers' messages for a round, by sender, and who is missing from it."""
+    """What came of a round's exchange.
+
+    Attributes:
+        messages: the other peers' messages for the round, by sender.
+        missing: who did not deliver.
+        late: (sender, message) of earlier rounds that came only now.
+        rejections: what was refused before it was fetched.
+    """
 
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
+    late: tuple[tuple[str, bytes], ...] = ()
+    rejections: tuple[Rejection, ...] = ()
 
 
 class Exchange(Protocol):
     """One peer's end of an exchange."""
 
-    def publish(self, round: int, data: bytes) -> None:
-        """Offer this peer's message for ``round``; publishing the same round again replaces it."""
+    def catch_up(self, round: int) -> int:
+        """The round to train next: ``round``, or a later one where the others have gone on without this peer."""
 
-    def collect(self, round: int) -> Collected:
-        """Wait for the others' messages for ``round``. Raises Stopped, or ExchangeError at the deadline."""
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
+
+    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+        """Wait for the messages for ``round`` of all others but those ``without`` whom it goes.
+
+        Raises:
+            Stopped: asked to stop while waiting.
+            ExchangeError: the round cannot be closed.
+        """
 
 
 class AloneExchange:
     """The exchange of a peer that trains alone: nobody to hear from."""
 
-    def publish(self, round: int, data: bytes) -> None:
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         pass
 
-    def collect(self, round: int) -> Collected:
+    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
         return Collected({})
 
 
@@ -108,10 +129,13 @@ class HubEndpoint:
     hub: Hub
     peer: str
 
-    def publish(self, round: int, data: bytes) -> None:
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         self.hub._publish(self.peer, round, data)
 
-    def collect(self, round: int) -> Collected:
+    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
         return self.hub._collect(self.peer, round)
 
 
@@ -133,14 +157,17 @@ class DirectoryExchange:
         self.should_stop, self.deadline = should_stop, deadline
         directory.mkdir(parents=True, exist_ok=True)
 
-    def publish(self, round: int, data: bytes) -> None:
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         path = self._path(self.peer, round)
         partial = path.with_suffix(f".partial-{os.getpid()}")
         partial.write_bytes(data)
         partial.replace(path)
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
-    def collect(self, round: int) -> Collected:
+    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
         give_up = time.monotonic() + self.deadline

@@ -130,10 +130,10 @@ def run(
     try:
         if overwrite:
             _delete_run(directory)
-        _claim(directory, resume, recipe)
+        claim(directory, resume, recipe)
         models = prepare_models(arms, say)
         for arm in arms:
-            with _locked(directory / arm.name / ".lock", 0):
+            with locked(directory / arm.name / ".lock", 0):
                 if not _run_arm(directory, arm, models, say, stop or threading.Event()):
                     return False
     except OSError as error:
@@ -371,7 +371,7 @@ def _peer_process(seat: Seat, events: Any, stop: Any) -> None:
     if len(members) > 1:
         exchange = DirectoryExchange(seat.exchange_directory, seat.peer, members, should_stop)
     try:
-        with _locked(seat.directory.parent / f".{seat.peer}.lock", LOCK_SECONDS):
+        with locked(seat.directory.parent / f".{seat.peer}.lock", LOCK_SECONDS):
             _sit(seat, exchange, should_stop, events.put)
     except FtisError as error:
         events.put({"kind": "failed", "message": str(error)})
@@ -450,7 +450,7 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
+def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
     """Make the run directory, or check that an earlier run of this very recipe left it."""
     known = directory / "recipe.json"
     begun = any(directory.glob("*/*/evaluations.jsonl"))  # before that nothing is there to lose
@@ -469,7 +469,7 @@ def _claim(directory: Path, resume: bool, recipe: Recipe) -> None:
             )
         return
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / ".lock", LOCK_SECONDS):
+    with locked(directory / ".lock", LOCK_SECONDS):
         _write_whole(directory / "manifest.json", json.dumps(manifest(recipe), indent=1) + "\n")
         _write_whole(known, recipe.model_dump_json(indent=1) + "\n")
 
@@ -479,7 +479,7 @@ def _delete_run(directory: Path) -> None:
     if not (directory / "recipe.json").exists():
         return
     for lock in directory.glob("*/.lock"):
-        with _locked(lock, 0):
+        with locked(lock, 0):
             pass
     shutil.rmtree(directory)
 
@@ -490,7 +490,7 @@ def _write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment")
+FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network")
 """Keys that may differ when a run is resumed: they do not change its numbers."""
 
 
@@ -518,7 +518,7 @@ def _differing(before: Any, now: Any, place: str = "") -> list[str]:
 
 
 @contextmanager
-def _locked(path: Path, patience: float) -> Iterator[None]:
+def locked(path: Path, patience: float) -> Iterator[None]:
     """Hold ``path`` as a lock; it is freed when the process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + patience
@@ -585,7 +585,7 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = l
         for seed in seeds
     ]
     for of_seed in runs:
-        _claim(run_directory(of_seed), True, of_seed)
+        claim(run_directory(of_seed), True, of_seed)
     _write_experiment(directory, recipe, seeds)
     models = prepare_models(arms, say)
     todo = [(r, arm.name) for r in runs for arm in arms if not arm_finished(run_directory(r), arm, models)]

@@ -21,6 +21,7 @@ from torch import Tensor
 from ftis import checkpoint
 from ftis.admission import Admission, Admitter, Terms
 from ftis.checkpoint import Cursor
+from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe, RecipeError, agreement, run_id
 from ftis.evaluate import evaluate
@@ -46,12 +47,13 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
     if peer.should_stop():
         raise Stopped
     message = encode(Message(replace(peer.header, round=round), tuple(own)))
-    peer.exchange.publish(round, message)
-    collected = peer.exchange.collect(round)
+    peer.exchange.publish(round, message, [group.item for group in own])
+    collected = peer.exchange.collect(round, peer.admitter.set_aside(round))
     clock.lap("exchange")
 
-    admissions = {name: peer.admitter.admit(name, data, round) for name, data in sorted(collected.messages.items())}
-    admitted = [group for admission in admissions.values() for group in admission.admitted]
+    received = [*sorted(collected.messages.items()), *collected.late]
+    admissions = [peer.admitter.admit(name, data, round) for name, data in received]
+    admitted = [group for admission in admissions for group in admission.admitted]
     batch = collate([*scored, *admitted], peer.prompt_ids)
     clock.lap("admit")
 
@@ -327,7 +329,7 @@ class Peer:
         start: RoundStart,
         update: Update,
         collected: Collected,
-        admissions: Mapping[str, Admission],
+        admissions: Sequence[Admission],
         bytes_sent: int,
         clock: Stopwatch,
     ) -> dict[str, Any]:
@@ -376,7 +378,7 @@ class Peer:
         start: RoundStart,
         update: Update,
         collected: Collected,
-        admissions: Mapping[str, Admission],
+        admissions: Sequence[Admission],
         bytes_sent: int,
     ) -> dict[str, Any]:
         """Per peer: what came, what of it was admitted, rejected and why, kept, dropped, and with which weights."""
@@ -390,6 +392,7 @@ class Peer:
             sources = torch.from_numpy(batch.source_N[update.rows])
             for name, summary in update.diagnostics.by_source(sources, batch.sources).items():
                 summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
+        rejected = [*collected.rejections, *(r for admission in admissions for r in admission.rejections)]
         counts = Counter(batch.source_N.tolist())
         zero_N = start.advantage_N.numpy() == 0
         keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no filter
@@ -397,16 +400,17 @@ class Peer:
         metrics: dict[str, Any] = {}
         for peer in self.recipe.peers:
             name, key = peer.name, f"peer/{peer.name}"
-            admission = admissions.get(name)
-            rejections = admission.rejections if admission else ()
+            rejections = [r for r in rejected if r.peer == name]
             index = batch.sources.index(name) if name in batch.sources else -1
-            data = collected.messages.get(name)
-            metrics[f"{key}/delivered"] = name == self.config.name or data is not None
+            late = [data for sender, data in collected.late if sender == name]
+            received = sum(map(len, late)) + len(collected.messages.get(name, b""))
+            metrics[f"{key}/delivered"] = name == self.config.name or name in collected.messages
+            metrics[f"{key}/late"] = len(late)
             metrics[f"{key}/admitted"] = counts.get(index, 0)
             metrics[f"{key}/rejected"] = len(rejections)
             metrics[f"{key}/zero_advantage"] = int(zero_N[batch.source_N == index].sum())
             metrics[f"{key}/kept"], metrics[f"{key}/dropped"] = 0.0, 0.0
-            metrics[f"{key}/bytes"] = bytes_sent if name == self.config.name else len(data or b"")
+            metrics[f"{key}/bytes"] = bytes_sent if name == self.config.name else received
             if index >= 0:
                 rows = batch.source_N == index
                 metrics[f"{key}/reward"] = float(batch.reward_N[rows].mean())
@@ -504,6 +508,7 @@ def load_peer(
     resume_step: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
     records: Records | None = None,
+    strangers: bool = False,
 ) -> Peer:
     """Everything a peer needs for its loop, from the recipe.
 
@@ -512,6 +517,7 @@ def load_peer(
         directory: where its records and checkpoints go.
         model_path: where the model is, if not at the recipe's ``model`` (a starter made on the spot).
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
+        strangers: the others are on the network: they may be late, and are held to ``[network]``'s limits.
     """
     config = recipe.peer(name)
     if resume_step:
@@ -523,7 +529,7 @@ def load_peer(
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
     fingerprint = tokenizer_fingerprint(policy.tokenizer)
-    run = run_id(agreement(recipe, task.digest))
+    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
     terms = Terms(
         run=run,
         tokenizer=fingerprint,
@@ -536,6 +542,15 @@ def load_peer(
         share=lambda peer, round: share(recipe, len(task.train), peer, round),
         roster=frozenset(p.name for p in recipe.peers),
     )
+    if strangers:
+        network = recipe.network
+        terms = replace(
+            terms,
+            max_staleness=network.max_staleness,
+            max_rejections=network.max_rejections,
+            set_aside_rounds=network.set_aside_rounds,
+            max_seconds=network.admission_seconds,
+        )
     sampling = recipe.sampling
     return Peer(
         config=config,
@@ -569,7 +584,9 @@ def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
         try:
             if peer.should_stop():
                 raise Stopped
-            metrics = train_round(peer, peer.cursor.step)
+            round = peer.exchange.catch_up(peer.cursor.step)
+            peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
+            metrics = train_round(peer, round)
         except Stopped:
             if peer.cursor.step and peer.cursor.step not in checkpoint.steps(directory):
                 checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)

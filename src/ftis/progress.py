@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 
 class Display:
@@ -63,6 +66,8 @@ class Display:
             self._line(f"arm {event['arm']}: {', '.join(event['peers'])}, {event['rounds']} rounds")
         elif kind in ("start", "round", "evaluation"):
             self._of_peer(event)
+        elif kind == "network":
+            self.console.print(event["text"], highlight=False, markup=False)
         elif kind == "stopping":
             self.console.print("stopping after this round; once more to stop at once")
 
@@ -104,3 +109,47 @@ def _why(event: Mapping[str, Any]) -> str:
         elif measure == "delivered" and not value:
             parts.append(f"{name}: nothing came")
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
+    """The peers of the swarms that answered: where they are, whom they see, and what they took from each other."""
+    table = Table(title=None if peers else "no peer answered", box=SIMPLE_HEAD)
+    for heading in (
+        "run",
+        "peer",
+        "round",
+        "behind",
+        "doing",
+        "reward",
+        "sees",
+        "admitted",
+        "rejected",
+        "late",
+        "MB in",
+    ):
+        table.add_column(heading, justify="left" if heading in ("run", "peer", "doing", "sees") else "right")
+    newest: dict[str, int] = {}
+    for peer in peers:
+        newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
+    for peer in peers:
+        sources = peer.get("from")
+        totals = [s for n, s in sources.items() if n != peer.get("peer")] if isinstance(sources, dict) else []
+        sums = [sum(_count(s.get(k)) for s in totals if isinstance(s, dict)) for k in ("admitted", "rejected", "late")]
+        received = sum(_count(s.get("bytes")) for s in totals if isinstance(s, dict))
+        live, reward = peer.get("live"), peer.get("reward")
+        table.add_row(
+            escape(f"{str(peer.get('name'))[:32]} {str(peer.get('run'))[:6]}"),
+            escape(str(peer.get("peer"))[:64]),
+            f"{_count(peer.get('round'))}/{_count(peer.get('rounds'))}",
+            str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
+            escape(str(peer.get("state"))[:16]),
+            f"{reward:.2f}" if isinstance(reward, float) else "",
+            escape(", ".join(str(name)[:64] for name in live)) if isinstance(live, list) else "",
+            *map(str, sums),
+            f"{received / 1e6:.2f}",
+        )
+    return table
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0  # what a stranger says may be anything

@@ -253,7 +253,7 @@ def replay_round(peer: Peer, round: int, batch: Batch) -> dict[str, Any]:
     clock.lap("update")
     peer.advance(batch, clock.total)
     peer.record_rollouts(round, batch, start)
-    return peer.round_metrics(batch, start, update, Collected({}), {}, 0, clock)
+    return peer.round_metrics(batch, start, update, Collected({}), [], 0, clock)
 
 
 def _of_the_exchange(metrics: Mapping[str, Any]) -> dict[str, Any]:

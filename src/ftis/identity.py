@@ -1,0 +1,221 @@
+"""Who a peer is: its ed25519 key, the run's roster of public keys, and certificates for a private swarm's TLS.
+
+    <name>.key      private key, PKCS#8 PEM, readable by its owner only
+    <name>.pub      public key: 64 hex digits and the peer's name
+    roster.toml     [peers]  <name> = "<public key>"
+    ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys certs``
+
+The signing key says whose rollouts these are; the certificate only who may connect. Losing the one does not give
+away the other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ftis.config import FtisError
+
+Roster = Mapping[str, str]
+"""Peer name -> public key, 64 lower-case hex digits."""
+
+_HEX_KEY = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+CERTIFICATE_DAYS = 825
+
+
+class IdentityError(FtisError):
+    """A key, roster or certificate that cannot be read, written or trusted."""
+
+
+def public_hex(key: Ed25519PrivateKey) -> str:
+    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return raw.hex()
+
+
+def verify(public: str, data: bytes, signature: bytes) -> bool:
+    """Whether ``signature`` is that of the key ``public`` (hex) on ``data``."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def new_key(directory: Path, name: str) -> str:
+    """Write ``<name>.key`` and ``<name>.pub``; the public key as hex.
+
+    Raises:
+        IdentityError: the name is no peer's name, or there is such a key already.
+    """
+    _check_name(name)
+    key = Ed25519PrivateKey.generate()
+    _write_private(directory / f"{name}.key", key)
+    public = public_hex(key)
+    (directory / f"{name}.pub").write_text(f"{public} {name}\n", encoding="ascii")
+    return public
+
+
+def load_key(path: Path) -> Ed25519PrivateKey:
+    """
+    Raises:
+        IdentityError: there is none, or it is not an ed25519 key.
+    """
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except FileNotFoundError:
+        raise IdentityError(f"no key at {path}: make one with ftis keys new") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise IdentityError(f"{path} cannot be read as a private key ({error})") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise IdentityError(f"{path} holds a key of another kind than ed25519: make one with ftis keys new")
+    return key
+
+
+def collect_roster(public_files: Iterable[Path]) -> dict[str, str]:
+    """The roster of the peers whose ``.pub`` files these are.
+
+    Raises:
+        IdentityError: a file that is no public key, or a name or key that occurs twice.
+    """
+    roster: dict[str, str] = {}
+    for path in public_files:
+        try:
+            public, _, name = path.read_text(encoding="ascii").strip().partition(" ")
+        except (OSError, ValueError) as error:
+            raise IdentityError(f"{path} cannot be read: {error}") from None
+        if not _HEX_KEY.fullmatch(public) or not _NAME.fullmatch(name):
+            raise IdentityError(f"{path} is not a public key: it holds 64 hex digits and a peer's name")
+        if name in roster or public in roster.values():
+            raise IdentityError(f"{path}: the name {name!r} or its key is in the roster already")
+        roster[name] = public
+    return roster
+
+
+def roster_text(roster: Roster) -> str:
+    """A roster as the TOML that :func:`read_roster` reads."""
+    lines = [f'"{name}" = "{public}"' for name, public in sorted(roster.items())]
+    return "\n".join(["# The public keys of a run's peers, the same file for each of them.", "[peers]", *lines, ""])
+
+
+def read_roster(path: Path) -> dict[str, str]:
+    """
+    Raises:
+        IdentityError: there is none, or it is not a table of names and public keys.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise IdentityError(f"no roster at {path}: make one with ftis keys roster") from None
+    except (OSError, ValueError) as error:
+        raise IdentityError(f"{path} cannot be read as a roster: {error}") from None
+    peers = document.get("peers")
+    if set(document) != {"peers"} or not isinstance(peers, dict):
+        raise IdentityError(f"{path}: a roster has one table, [peers], of names and public keys")
+    for name, public in peers.items():
+        if not _NAME.fullmatch(name) or not isinstance(public, str) or not _HEX_KEY.fullmatch(public):
+            raise IdentityError(f"{path}: peers.{name} = {public!r} is not a public key of 64 lower-case hex digits")
+    if len(set(peers.values())) < len(peers):
+        raise IdentityError(f"{path}: two peers have the same key; give each its own")
+    return peers
+
+
+def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
+    """Certificates for mutual TLS: an authority (made unless ``directory`` has one) and one certificate per peer.
+
+    Args:
+        hosts: DNS names or addresses at which the peers may be reached, written into each certificate.
+
+    Raises:
+        IdentityError: a bad name, or a peer has a certificate already.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    authority_key, authority = _authority(directory)
+    for name in names:
+        _check_name(name)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names_of_hosts = [_host(host) for host in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])]
+        certificate = (
+            _certificate(subject, authority.subject, key.public_key())
+            .add_extension(x509.SubjectAlternativeName(names_of_hosts), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .sign(authority_key, hashes.SHA256())
+        )
+        _write_private(directory / f"{name}.tls.key", key)
+        (directory / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key_file, certificate_file = directory / "ca.key", directory / "ca.pem"
+    if key_file.exists():
+        try:
+            key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise IdentityError(f"the authority in {directory} cannot be read ({error})") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise IdentityError(f"{key_file} is not a key that ftis keys certs made")
+        return key, certificate
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ftis swarm authority")])
+    certificate = (
+        _certificate(subject, subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write_private(key_file, key)
+    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return key, certificate
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise IdentityError(f"{name!r} is not a peer's name (letters, digits, '_', '.', '-')")
+
+
+def _write_private(path: Path, key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise IdentityError(f"{path} exists already: a new key would make the old one's roster void") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pem)

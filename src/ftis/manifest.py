@@ -1,0 +1,147 @@
+"""What a peer signs for a round: which bytes it offers. Pure: bytes in, bytes out.
+
+A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole::
+
+    {"chunks": ["<sha256 of each 256 KiB>", …], "incarnation": 1, "items": [12, 57], "peer": "small",
+     "round": 7, "run": "<32 hex digits>", "size": 40960, "version": 1}
+
+The contents are bound by the chunks' digests, so it does not matter who hands them over. A signature covers
+``b"ftis manifest 1\\0"`` and the bytes. There is one way to write a manifest; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.config import FtisError
+from ftis.identity import verify
+
+VERSION = 1
+CHUNK_BYTES = 256 * 1024
+MAX_BYTES = 1024 * 1024
+"""Of a manifest: enough for 100,000 items or 3 GB of contents."""
+_CONTEXT = b"ftis manifest 1\0"
+_DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+
+
+class ManifestError(FtisError):
+    """Bytes that are not a manifest."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One peer's offer for one round.
+
+    Attributes:
+        incarnation: how often the peer has been started; a restarted peer may offer other bytes under a higher one.
+        size: bytes of the message.
+        chunks: SHA-256 of each :data:`CHUNK_BYTES` of it, the last one shorter.
+        items: the prompts of its groups.
+    """
+
+    run: str
+    peer: str
+    round: int
+    incarnation: int
+    size: int
+    chunks: tuple[str, ...]
+    items: tuple[int, ...]
+
+    @property
+    def contents(self) -> tuple[int, tuple[str, ...]]:
+        """The same for the same bytes, whoever offers them and however often."""
+        return self.size, self.chunks
+
+
+def describe(run: str, peer: str, round: int, incarnation: int, data: bytes, items: tuple[int, ...]) -> Manifest:
+    digests = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
+    return Manifest(run, peer, round, incarnation, len(data), digests, items)
+
+
+def digest(chunk: bytes) -> str:
+    return hashlib.sha256(chunk).hexdigest()
+
+
+def chunk_size(manifest: Manifest, index: int) -> int:
+    return min(CHUNK_BYTES, manifest.size - index * CHUNK_BYTES)
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    return json.dumps({**asdict(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    return key.sign(_CONTEXT + data)
+
+
+def signed_by(public: str, data: bytes, signature: bytes) -> bool:
+    """Whether the key ``public`` (64 hex digits) signed the manifest ``data``."""
+    return verify(public, _CONTEXT + data, signature)
+
+
+def parse(data: bytes) -> Manifest:
+    """The manifest in ``data``.
+
+    Raises:
+        ManifestError: anything whatsoever is wrong with the bytes.
+    """
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"manifest of {len(data)} bytes exceeds {MAX_BYTES}")
+    try:
+        document = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise ManifestError("manifest is not JSON") from None
+    if not isinstance(document, dict):
+        raise ManifestError("manifest is not a JSON object")
+    if document.get("version") != VERSION:
+        raise ManifestError(f"manifest of version {document.get('version')!r}, this ftis reads version {VERSION}")
+    manifest = Manifest(
+        run=_text(document, "run", _RUN),
+        peer=_text(document, "peer", _NAME),
+        round=_number(document, "round"),
+        incarnation=_number(document, "incarnation"),
+        size=_number(document, "size"),
+        chunks=tuple(_list(document, "chunks")),
+        items=tuple(_list(document, "items")),
+    )
+    if not all(isinstance(chunk, str) and _DIGEST.fullmatch(chunk) for chunk in manifest.chunks):
+        raise ManifestError("manifest.chunks holds something that is not a SHA-256")
+    if not all(_is_number(item) for item in manifest.items):
+        raise ManifestError("manifest.items holds something that is not a prompt's index")
+    if len(manifest.chunks) != -(-manifest.size // CHUNK_BYTES):
+        raise ManifestError(f"manifest lists {len(manifest.chunks)} chunks for {manifest.size} bytes")
+    if to_bytes(manifest) != data:
+        raise ManifestError("manifest is not written canonically")
+    return manifest
+
+
+def _text(document: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ManifestError(f"manifest.{name} is not what it should be")
+    return value
+
+
+def _number(document: dict[str, Any], name: str) -> int:
+    value = document.get(name)
+    if not _is_number(value):
+        raise ManifestError(f"manifest.{name} is not a number in 0 … 2^53")
+    return int(value)  # type: ignore[arg-type]
+
+
+def _list(document: dict[str, Any], name: str) -> list[Any]:
+    value = document.get(name)
+    if not isinstance(value, list):
+        raise ManifestError(f"manifest.{name} is not a list")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value <= 2**53

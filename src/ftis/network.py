@@ -1,0 +1,752 @@
+"""The exchange between machines, on eclipse-zenoh: small signed manifests are pushed, contents are fetched.
+
+Keys, all under ``ftis/``::
+
+    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on
+    <run>/man/<peer>/<round>                  its manifest of a round, the signature as attachment
+    <run>/blob/<peer>/<round>/<chunk>         256 KiB of that round's message
+    facts/<recipe's name>/<peer>              what it means by the recipe, to name what differs
+    status/<recipe's name>/<peer>             what it is doing, for ``ftis status``
+
+``<run>`` is the digest of what the peers must agree on, so nothing of another run is ever met. A round closes when
+every peer that takes part has delivered; or when those that have not are gone; or at the deadline. It closes against
+the roster, never against who happens to be visible: with fewer than the quorum of others it does what the recipe's
+``below_quorum`` says, loudly. No round depends on a clock on the wall.
+
+The engine retries, encrypts and finds; signatures say whose rollouts they are. See docs/wire.md and
+docs/threat-model.md for what holds and what does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zenoh
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis import manifest as manifests
+from ftis.admission import Reason, Rejection
+from ftis.config import NetworkConfig, Recipe
+from ftis.exchange import Collected, ExchangeError, Stopped
+from ftis.identity import Roster, public_hex
+from ftis.manifest import Manifest, ManifestError
+
+GRACE_SECONDS = 1.0
+"""A peer whose token went away may be back at once (a link that broke); for so long it is waited for."""
+KEEP_ROUNDS = 8
+"""Rounds that a message stays on offer, at least."""
+CATCH_UP_SECONDS = 2.0
+FACTS_SECONDS = 2.0
+GET_SECONDS = 20.0
+CHUNKS_IN_FLIGHT = 8
+BAD_CHUNKS = 3
+"""So often may a chunk come with another digest than the one signed for before the message is given up."""
+STRIKES = 2
+"""A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
+NOTICE_SECONDS = 10.0
+PENDING_ANSWERS = 256
+MAX_FACTS_BYTES = 64 * 1024
+
+BLOCK = zenoh.CongestionControl.BLOCK
+"""The default drops what does not fit a queue, which on a busy link is most of a large message."""
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+def engine_config(settings: NetworkConfig) -> zenoh.Config:
+    """The engine's settings; docs/wire.md has the reasons."""
+    config = zenoh.Config()
+    local = [f"tcp/127.0.0.1:{settings.port}"]
+    on_one_machine = not settings.listen and not settings.connect
+    # The first peer of a machine gets the port that the others look for; each also has one of its own, so that they
+    # are linked with each other and go on when the first one dies.
+    listen = [f"{local[0]}#exit_on_failure=false", "tcp/127.0.0.1:0"] if on_one_machine else list(settings.listen)
+    values: dict[str, Any] = {
+        "mode": settings.mode,
+        "listen/endpoints": listen if settings.mode != "client" else [],
+        "listen/exit_on_failure": not on_one_machine,
+        "connect/endpoints": local if on_one_machine else list(settings.connect),
+        "connect/timeout_ms": 15_000 if settings.mode == "client" else -1,
+        "connect/exit_on_failure": settings.mode == "client",
+        "scouting/multicast/enabled": False,
+        "transport/shared_memory/enabled": False,
+        "timestamping/enabled": True,
+        "transport/link/rx/max_message_size": 8 * 1024 * 1024,
+        "transport/link/tx/lease": 10_000,
+        # Microseconds for which a full queue blocks before the link is closed.
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": 30_000_000,
+    }
+    if settings.tls_certificate is not None:
+        values |= {
+            "transport/link/tls/root_ca_certificate": settings.tls_authority,
+            "transport/link/tls/listen_certificate": settings.tls_certificate,
+            "transport/link/tls/listen_private_key": settings.tls_key,
+            "transport/link/tls/connect_certificate": settings.tls_certificate,
+            "transport/link/tls/connect_private_key": settings.tls_key,
+            "transport/link/tls/enable_mtls": True,
+            # The authority is the swarm's own and a peer's address changes: membership is what counts.
+            "transport/link/tls/verify_name_on_connect": False,
+        }
+    for key, value in values.items():
+        config.insert_json5(key, json.dumps(value))
+    return config
+
+
+def open_session(settings: NetworkConfig) -> zenoh.Session:
+    """
+    Raises:
+        ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
+    """
+    try:
+        return zenoh.open(engine_config(settings))
+    except zenoh.ZError as error:
+        where = ", ".join((*settings.listen, *settings.connect)) or f"tcp/127.0.0.1:{settings.port}"
+        raise ExchangeError(
+            f"no network at {where}: {str(error).splitlines()[0]}; check the addresses, certificates and who listens"
+        ) from None
+
+
+@dataclass
+class Outbox:
+    """This peer's own messages, as files, so that a killed peer still offers what it offered before."""
+
+    directory: Path
+    keep: int
+    manifests: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """By round: the manifest and its signature."""
+
+    def write(self, round: int, data: bytes) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        partial = self.path(round).with_suffix(".partial")
+        partial.write_bytes(data)
+        partial.replace(self.path(round))
+
+    def forget_before(self, round: int) -> None:
+        for old in [r for r in self.manifests if r < round]:
+            del self.manifests[old]
+        for path in self.directory.glob("*.ftis"):
+            if path.stem.isdecimal() and int(path.stem) < round:
+                path.unlink(missing_ok=True)
+
+    def rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.directory.glob("*.ftis") if path.stem.isdecimal())
+
+    def chunk(self, round: int, index: int) -> bytes:
+        """Empty where there is none."""
+        try:
+            with self.path(round).open("rb") as file:
+                file.seek(index * manifests.CHUNK_BYTES)
+                return file.read(manifests.CHUNK_BYTES)
+        except OSError:
+            return b""
+
+    def path(self, round: int) -> Path:
+        return self.directory / f"{round:06d}.ftis"
+
+
+@dataclass
+class _Sender:
+    """What is known of one other peer. Guarded by the exchange's lock."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Key of each of its liveliness tokens -> the round from which on it takes part."""
+    gone_since: float | None = None
+    seen: bool = False
+    offers: dict[int, Manifest] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    """Rounds whose offer contradicts another one that it signed too, or that cannot be what it says."""
+    contents: dict[int, bytes] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+    fetching: int | None = None
+    strikes: int = 0
+    newest: int = -1
+
+    def live(self) -> bool:
+        return bool(self.tokens)
+
+
+class NetworkExchange:
+    """One peer's end of the exchange between machines.
+
+    Args:
+        facts: :func:`ftis.config.agreement`'s, with the tokenizer's fingerprint.
+        run: their digest.
+        roster: public keys by name; None in an open swarm, where whoever takes a name first keeps it.
+        max_bytes: of one message.
+        max_items: groups of one message.
+        outbox: a directory of this peer's own.
+        incarnation: how often this peer has been started.
+        should_stop: asked while waiting.
+        say: told what happens, as events with a ``text`` for people.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        peer: str,
+        *,
+        run: str,
+        facts: Mapping[str, Any],
+        key: Ed25519PrivateKey,
+        roster: Roster | None,
+        max_bytes: int,
+        max_items: int,
+        outbox: Path,
+        incarnation: int,
+        should_stop: Callable[[], bool] = lambda: False,
+        say: Say = lambda event: None,
+    ) -> None:
+        self.settings, self.recipe, self.peer = recipe.network, recipe, peer
+        self.run, self.facts, self.incarnation = run, dict(facts), incarnation
+        self.others = tuple(p.name for p in recipe.peers if p.name != peer)
+        self.max_bytes, self.max_items = max_bytes, max_items
+        self.outbox = Outbox(outbox, max(KEEP_ROUNDS, recipe.training.save_every + 2))
+        self.status: dict[str, Any] = {"peer": peer, "run": run, "name": recipe.name, "state": "starting"}
+        self._key = key
+        self._roster = dict(roster) if roster is not None else None
+        self._first_keys: dict[str, str] = {}
+        self._should_stop, self._say = should_stop, say
+        self._changed = threading.Condition()
+        self._senders = {name: _Sender() for name in self.others}
+        self._rejections: list[Rejection] = []
+        self._mismatches: dict[str, str] = {}
+        self._round, self._first_round = 0, 0
+        self._token: zenoh.LivelinessToken | None = None
+        self._closing = threading.Event()
+        self._began = float("inf")
+
+    @property
+    def lock_step(self) -> bool:
+        """Whether every round needs every peer, so that one that comes back takes up where it was."""
+        return self.settings.quorum >= len(self.others) and self.settings.below_quorum != "alone"
+
+    # --- opening and closing ----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._session = open_session(self.settings)
+        self._fetchers = ThreadPoolExecutor(max(1, min(16, len(self.others))), thread_name_prefix="fetch")
+        self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
+        self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
+        base = f"ftis/{self.run}"
+        for round in self.outbox.rounds():  # offered before this peer was killed
+            self._offer(round, self.outbox.path(round).read_bytes(), None)
+        answer = self._session.declare_queryable
+        self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = [
+            answer(f"{base}/blob/{self.peer}/*/*", self._answering(self._answer_blob), complete=True),
+            answer(f"{base}/man/{self.peer}/*", self._answering(self._answer_manifests), complete=True),
+            answer(f"ftis/facts/{self.recipe.name}/{self.peer}", self._answering(self._answer_facts), complete=True),
+            answer(f"ftis/status/{self.recipe.name}/{self.peer}", self._answering(self._answer_status), complete=True),
+            self._session.declare_subscriber(
+                f"{base}/man/*/*", self._on_manifest, allowed_origin=zenoh.Locality.REMOTE
+            ),
+            self._session.liveliness().declare_subscriber(f"{base}/live/**", self._on_live, history=True),
+        ]
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            self._token.undeclare()  # type: ignore[no-untyped-call]
+        if kind is None:
+            self._linger()
+        self._closing.set()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        for declared in self._declared:
+            declared.undeclare()  # type: ignore[no-untyped-call]
+        self._watcher.join(timeout=5)
+        self._answers.shutdown(wait=False, cancel_futures=True)
+        self._session.close()  # type: ignore[no-untyped-call]
+
+    def _linger(self) -> None:
+        """Having left the swarm, serve the last round to those who still are in it."""
+        give_up = time.monotonic() + self.settings.deadline
+        self.status["state"] = "finished"
+        with self._changed:
+            while not self._should_stop() and time.monotonic() < give_up:
+                if not any(sender.live() for sender in self._senders.values()):
+                    return
+                self._changed.wait(timeout=0.1)
+
+    # --- the Exchange protocol --------------------------------------------------------------------
+
+    def catch_up(self, round: int) -> int:
+        """The round to train next: ``round``, or a later one if the swarm has gone on without this peer.
+
+        The swarm is where more than half of the other live peers are, so that one of them cannot carry it off. From
+        here on this peer's presence counts, and rounds wait for it.
+        """
+        if self._token is None:
+            self._first_round, self._began = round, time.monotonic()
+            self._ask_for_manifests("*", GRACE_SECONDS)
+        target = round
+        if not self.lock_step:
+            with self._changed:
+                reached = sorted(s.newest for s in self._senders.values() if s.live())
+            if reached:
+                there = reached[(len(reached) - 1) // 2]
+                if there - round > self.settings.max_staleness:
+                    target = min(there + 1, self.recipe.training.rounds)
+        if self._token is None or target != round:
+            if target != round:
+                self._tell("behind", f"the others are at round {target}: going on from there, not from {round}")
+                self._first_round = target
+            old = self._token
+            key = f"ftis/{self.run}/live/{self.peer}/{self.incarnation}/{target}"
+            self._token = self._session.liveliness().declare_token(key)
+            if old is not None:
+                old.undeclare()  # type: ignore[no-untyped-call]
+        self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
+        return target
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        """Offer this peer's message; the same round again replaces it."""
+        self.outbox.write(round, data)
+        self._offer(round, data, tuple(sorted(items)))
+        self.outbox.forget_before(round - self.outbox.keep)
+        document, signature = self.outbox.manifests[round]
+        self._put_manifest(round, document, signature)
+        self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
+
+    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+        """The others' messages for ``round`` and late ones of rounds before.
+
+        Args:
+            without: peers that are neither waited for nor heard.
+
+        Raises:
+            Stopped: asked to.
+            ExchangeError: below the quorum, and the recipe says stop; or nobody came because all mean another run.
+        """
+        began = time.monotonic()
+        wanted = [name for name in self.others if name not in without]
+        self.status["state"] = "collecting"
+        noticed = began
+        asked = began
+        with self._changed:
+            self._round = round
+            while True:
+                if self._should_stop():
+                    raise Stopped
+                now = time.monotonic()
+                self._start_fetches(round, wanted)
+                verdict, waiting = self._may_close(round, wanted, now, began)
+                if verdict:
+                    break
+                if now - noticed > NOTICE_SECONDS:
+                    noticed = now
+                    self._tell("waiting", f"round {round}: waiting for {self._in_words(waiting, round)}")
+                if now - asked > CATCH_UP_SECONDS:
+                    asked = now
+                    self._answers.submit(self._ask_for_manifests, "*", CATCH_UP_SECONDS)
+                self._changed.wait(timeout=0.05)
+            collected = self._take(round, wanted)
+        self.status["state"] = "training"
+        return collected
+
+    # --- closing a round --------------------------------------------------------------------------
+
+    def _may_close(self, round: int, wanted: list[str], now: float, began: float) -> tuple[bool, list[str]]:
+        """Whether the round may close, and who is still waited for."""
+        delivered = [name for name in wanted if round in self._senders[name].contents]
+        missing = [name for name in wanted if name not in delivered and round not in self._senders[name].refused]
+        if not missing and len(delivered) == len(wanted):
+            return True, []
+        starting = now - self._began < self.settings.start_seconds
+        expected = [name for name in missing if self._is_expected(self._senders[name], round, now, starting)]
+        at_deadline = now - began > self.settings.deadline
+        if expected and not at_deadline:
+            return False, expected
+        if len(delivered) < min(self.settings.quorum, len(wanted)):
+            words = self._in_words(missing, round)
+            if self.settings.below_quorum == "stop":
+                raise ExchangeError(
+                    f"round {round}: {len(delivered)} of {self.settings.quorum} peers needed delivered (missing: "
+                    f'{words}), and network.below_quorum = "stop": see whether they run, then start again with --resume'
+                )
+            if not any(s.seen for s in self._senders.values()) and self._mismatches and not starting:
+                raise ExchangeError("; ".join(self._mismatches.values()))
+            if self.settings.below_quorum == "wait":
+                return False, missing
+            self._tell("alone", f"round {round}: going on alone, missing: {words}")
+        for name in expected:
+            self._senders[name].strikes += 1
+        if expected:
+            self._tell("deadline", f"round {round}: closed at its deadline without {', '.join(expected)}")
+        return True, []
+
+    def _is_expected(self, sender: _Sender, round: int, now: float, starting: bool) -> bool:
+        """Whether a peer that has not delivered is worth waiting for."""
+        if not sender.seen:
+            return starting
+        if sender.strikes >= STRIKES:
+            return False
+        if sender.live():
+            return min(sender.tokens.values()) <= round
+        return sender.gone_since is not None and now - sender.gone_since < GRACE_SECONDS
+
+    def _take(self, round: int, wanted: list[str]) -> Collected:
+        messages: dict[str, bytes] = {}
+        late: list[tuple[str, bytes]] = []
+        missing: list[str] = []
+        oldest = max(round - self.settings.max_staleness, self._first_round)
+        for name in self.others:
+            sender = self._senders[name]
+            for of in sorted(sender.contents):
+                if of > round:
+                    continue
+                data = sender.contents.pop(of)
+                sender.taken.add(of)
+                if name in wanted and of == round:
+                    messages[name] = data
+                elif name in wanted and of >= oldest:
+                    late.append((name, data))
+            if name not in messages:
+                missing.append(name)
+            for old in [r for r in sender.offers if r < round - self.settings.max_staleness]:
+                del sender.offers[old]
+            sender.taken = {r for r in sender.taken if r >= round - self.settings.max_staleness}
+            sender.refused = {r for r in sender.refused if r >= round - self.settings.max_staleness}
+        rejections, self._rejections = tuple(self._rejections), []
+        return Collected(messages, tuple(missing), tuple(late), rejections)
+
+    def _in_words(self, names: Collection[str], round: int) -> str:
+        said = []
+        for name in names:
+            sender = self._senders[name]
+            state = "not seen yet" if not sender.seen else "sampling" if sender.live() else "gone"
+            if round in sender.offers:
+                state = "being fetched"
+            said.append(f"{name} ({state})")
+        return ", ".join(said)
+
+    # --- hearing from the others ------------------------------------------------------------------
+
+    def _on_live(self, sample: zenoh.Sample) -> None:
+        parts = str(sample.key_expr).split("/")
+        if len(parts) != 6 or not parts[5].isdecimal() or parts[3] not in self._senders:
+            return
+        key, name, since = str(sample.key_expr), parts[3], int(parts[5])
+        with self._changed:
+            sender = self._senders[name]
+            before = sender.live()
+            if sample.kind == zenoh.SampleKind.PUT:
+                if len(sender.tokens) < 8:
+                    sender.tokens[key] = since
+                sender.seen, sender.gone_since, sender.strikes = True, None, 0
+            else:
+                sender.tokens.pop(key, None)
+                if not sender.tokens:
+                    sender.gone_since = time.monotonic()
+            self._changed.notify_all()
+            after = sender.live()
+        if after != before:
+            self._tell("joined" if after else "left", f"{name} {'is there' if after else 'is gone'}")
+        if after and not self._closing.is_set():
+            self._answers.submit(self._ask_for_manifests, name, CATCH_UP_SECONDS)
+
+    def _on_manifest(self, sample: zenoh.Sample) -> None:
+        attachment = sample.attachment.to_bytes() if sample.attachment is not None else b""
+        self._judge_manifest(str(sample.key_expr), sample.payload.to_bytes(), attachment)
+
+    def _judge_manifest(self, key: str, data: bytes, attachment: bytes) -> None:
+        """Remember a manifest that is a peer's own, of this run, and new. ``attachment``: public key and signature."""
+        name = key.split("/")[3] if key.count("/") >= 4 else ""
+        if name not in self._senders:
+            return
+        public, signature = attachment[:32].hex(), attachment[32:]
+        with self._changed:
+            if self._roster is None:  # open swarm: the first key to use a name keeps it
+                known = self._first_keys.setdefault(name, public)
+            else:
+                known = self._roster.get(name, "")
+        if len(data) > manifests.MAX_BYTES:
+            return self._reject(name, Reason.OVER_BUDGET, f"a manifest of {len(data)} bytes")
+        if public != known or not manifests.signed_by(known, data, signature):
+            return self._reject(name, Reason.FORGED, f"a manifest that {name!r} did not sign")
+        try:
+            offer = manifests.parse(data)
+        except ManifestError as error:
+            return self._reject(name, Reason.MALFORMED, str(error))
+        if offer.peer != name or offer.run != self.run or key.rpartition("/")[2] != str(offer.round):
+            return self._reject(name, Reason.WRONG_SENDER, f"a manifest of {offer.peer!r} for another place: {key}")
+        if offer.round >= self.recipe.training.rounds:
+            return self._reject(name, Reason.WRONG_ROUND, f"round {offer.round} of {self.recipe.training.rounds}")
+        if offer.size > self.max_bytes or len(offer.items) > self.max_items:
+            self._refuse(name, offer.round)
+            detail = f"{offer.size} bytes and {len(offer.items)} groups, at most {self.max_bytes} and {self.max_items}"
+            return self._reject(name, Reason.OVER_BUDGET, detail)
+        with self._changed:
+            sender = self._senders[name]
+            known_offer = sender.offers.get(offer.round)
+            same_life = known_offer is not None and known_offer.incarnation == offer.incarnation
+            if known_offer is not None and same_life and known_offer.contents != offer.contents:
+                sender.offers.pop(offer.round)
+                sender.contents.pop(offer.round, None)
+                sender.refused.add(offer.round)
+                self._rejections.append(
+                    Rejection(name, Reason.EQUIVOCATION, None, f"two different offers for round {offer.round}")
+                )
+            elif self._is_news(sender, offer, known_offer):
+                sender.offers[offer.round] = offer
+                sender.newest = max(sender.newest, offer.round)
+                sender.strikes = 0
+            self._changed.notify_all()
+
+    def _is_news(self, sender: _Sender, offer: Manifest, known: Manifest | None) -> bool:
+        oldest = self._round - self.settings.max_staleness
+        if offer.round < oldest or offer.round in sender.taken | sender.refused:
+            sender.newest = max(sender.newest, offer.round)
+            return False
+        if known is not None:
+            return offer.incarnation > known.incarnation and offer.contents != known.contents
+        if len(sender.offers) >= 4 * self.outbox.keep:  # a peer far ahead: what this one needs next comes first
+            furthest = max(sender.offers)
+            if offer.round > furthest:
+                return False
+            del sender.offers[furthest]
+        return True
+
+    def _refuse(self, name: str, round: int) -> None:
+        with self._changed:
+            self._senders[name].refused.add(round)
+            self._changed.notify_all()
+
+    def _reject(self, name: str, reason: Reason, detail: str) -> None:
+        with self._changed:
+            if len(self._rejections) < 1000:
+                self._rejections.append(Rejection(name, reason, None, detail))
+            self._changed.notify_all()
+
+    # --- fetching ---------------------------------------------------------------------------------
+
+    def _start_fetches(self, round: int, wanted: list[str]) -> None:
+        """One fetch at a time per peer, this round's before late ones. Called with the lock held."""
+        oldest = max(round - self.settings.max_staleness, self._first_round)
+        for name in wanted:
+            sender = self._senders[name]
+            if sender.fetching is not None:
+                continue
+            due = [
+                of
+                for of in sender.offers
+                if oldest <= of <= round and of not in sender.contents and of not in sender.taken | sender.refused
+            ]
+            if due:
+                sender.fetching = max(due)
+                self._fetchers.submit(self._fetch, name, sender.offers[max(due)])
+
+    def _fetch(self, name: str, offer: Manifest) -> None:
+        """Fetch an offer's chunks until they are all there, it cannot be what was signed, or it is not wanted."""
+        found: dict[int, bytes] = {}
+        bad: dict[int, int] = {}
+        pause = 0.05
+        while len(found) < len(offer.chunks) and not self._closing.is_set():
+            with self._changed:
+                sender = self._senders[name]
+                if sender.offers.get(offer.round) != offer or offer.round < self._round - self.settings.max_staleness:
+                    break
+            missing = [i for i in range(len(offer.chunks)) if i not in found][:CHUNKS_IN_FLIGHT]
+            try:
+                progress = self._fetch_chunks(name, offer, missing, found, bad)
+            except zenoh.ZError:  # the session closes, or the link broke: the next try finds out
+                progress = False
+            if max(bad.values(), default=0) >= BAD_CHUNKS:
+                self._refuse(name, offer.round)
+                self._reject(name, Reason.CORRUPT, f"round {offer.round}: contents are not what was signed")
+                break
+            if not progress:
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        with self._changed:
+            sender = self._senders[name]
+            sender.fetching = None
+            if len(found) == len(offer.chunks) and sender.offers.get(offer.round) == offer:
+                sender.contents[offer.round] = b"".join(found[i] for i in range(len(offer.chunks)))
+                sender.strikes = 0
+            self._changed.notify_all()
+
+    def _fetch_chunks(
+        self, name: str, offer: Manifest, indices: list[int], found: dict[int, bytes], bad: dict[int, int]
+    ) -> bool:
+        asked = [
+            (
+                index,
+                self._session.get(
+                    f"ftis/{self.run}/blob/{name}/{offer.round}/{index}",
+                    target=zenoh.QueryTarget.ALL,
+                    consolidation=zenoh.ConsolidationMode.NONE,
+                    congestion_control=BLOCK,
+                    timeout=GET_SECONDS,
+                ),
+            )
+            for index in indices
+        ]
+        progress = False
+        for index, replies in asked:
+            for reply in replies:
+                if reply.ok is None:
+                    continue
+                data = reply.ok.payload.to_bytes()
+                right_size = len(data) == manifests.chunk_size(offer, index)
+                if right_size and manifests.digest(data) == offer.chunks[index]:
+                    found[index] = data
+                    progress = True
+                    break
+                bad[index] = bad.get(index, 0) + 1
+        return progress
+
+    def _ask_for_manifests(self, name: str, seconds: float) -> None:
+        """Manifests that were pushed before this peer was there to hear, or that were lost."""
+        try:
+            replies = self._session.get(
+                f"ftis/{self.run}/man/{name}/*",
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=BLOCK,
+                timeout=seconds,
+                allowed_destination=zenoh.Locality.REMOTE,
+            )
+            for reply in replies:
+                if reply.ok is not None:
+                    self._on_manifest(reply.ok)
+        except zenoh.ZError:
+            return  # closing, or no link for a moment: asked again soon
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def _offer(self, round: int, data: bytes, items: tuple[int, ...] | None) -> None:
+        offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items or ())
+        document = manifests.to_bytes(offer)
+        signature = bytes.fromhex(public_hex(self._key)) + manifests.sign(self._key, document)
+        self.outbox.manifests[round] = document, signature
+
+    def _put_manifest(self, round: int, document: bytes, signature: bytes) -> None:
+        key = f"ftis/{self.run}/man/{self.peer}/{round}"
+        self._session.put(key, document, attachment=signature, congestion_control=BLOCK, express=True)
+
+    def _answering(self, answer: Callable[[zenoh.Query], None]) -> Callable[[zenoh.Query], None]:
+        """Answer from a pool: a slow reader must not hold up the engine's own thread, nor queries pile up."""
+
+        def work(query: zenoh.Query) -> None:
+            try:
+                with query:
+                    answer(query)
+            except zenoh.ZError:
+                pass  # whoever asked is gone
+            finally:
+                self._pending_answers.release()
+
+        def take(query: zenoh.Query) -> None:
+            if self._closing.is_set() or not self._pending_answers.acquire(blocking=False):
+                query.drop()  # type: ignore[no-untyped-call]
+                return
+            try:
+                self._answers.submit(work, query)
+            except RuntimeError:  # shut down meanwhile
+                self._pending_answers.release()
+                query.drop()  # type: ignore[no-untyped-call]
+
+        return take
+
+    def _answer_blob(self, query: zenoh.Query) -> None:
+        *_, round, index = str(query.key_expr).split("/")
+        chunk = b""
+        if round.isdecimal() and index.isdecimal() and int(round) in self.outbox.manifests:
+            chunk = self.outbox.chunk(int(round), int(index))
+        if chunk:
+            query.reply(query.key_expr, chunk)
+        else:
+            query.reply_err("absent")
+
+    def _answer_manifests(self, query: zenoh.Query) -> None:
+        for round, (document, signature) in sorted(self.outbox.manifests.items()):
+            query.reply(f"ftis/{self.run}/man/{self.peer}/{round}", document, attachment=signature)
+
+    def _answer_facts(self, query: zenoh.Query) -> None:
+        query.reply(f"ftis/facts/{self.recipe.name}/{self.peer}", json.dumps(self.facts))
+
+    def _answer_status(self, query: zenoh.Query) -> None:
+        with self._changed:
+            live = [name for name, sender in self._senders.items() if sender.live()]
+        status = {**self.status, "live": live, "incarnation": self.incarnation}
+        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", json.dumps(status))
+
+    # --- what differs -----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Now and then compare what the peers of this recipe's name mean by it, until all have been met."""
+        while not self._closing.wait(FACTS_SECONDS):
+            if all(sender.seen for sender in self._senders.values()):
+                continue
+            try:
+                replies = self._session.get(
+                    f"ftis/facts/{self.recipe.name}/*",
+                    target=zenoh.QueryTarget.ALL,
+                    consolidation=zenoh.ConsolidationMode.NONE,
+                    timeout=2.0,
+                    allowed_destination=zenoh.Locality.REMOTE,
+                )
+                for reply in replies:
+                    if reply.ok is not None:
+                        self._compare_facts(str(reply.ok.key_expr).rpartition("/")[2], reply.ok.payload.to_bytes())
+            except zenoh.ZError:
+                continue
+
+    def _compare_facts(self, name: str, data: bytes) -> None:
+        if name not in self._senders or name in self._mismatches or len(data) > MAX_FACTS_BYTES:
+            return
+        try:
+            theirs = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(theirs, dict):
+            return
+        differing = sorted(k for k in self.facts.keys() | theirs.keys() if self.facts.get(k) != theirs.get(k))
+        if differing:
+            shown = "; ".join(
+                f"{k}: {_short(self.facts.get(k))} here, {_short(theirs.get(k))} there" for k in differing
+            )
+            text = f"{name} means another run by {self.recipe.name!r} and is not heard ({shown})"
+            self._mismatches[name] = text
+            self._tell("mismatch", text, differing=differing)
+
+    def _tell(self, what: str, text: str, **more: Any) -> None:
+        self._say({"kind": "network", "what": what, "text": text, "round": self._round, **more})
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:28]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
+    """What each reachable peer, of whatever run, says it is doing."""
+    found = []
+    replies = session.get(
+        "ftis/status/*/*",
+        target=zenoh.QueryTarget.ALL,
+        consolidation=zenoh.ConsolidationMode.NONE,
+        timeout=seconds,
+    )
+    for reply in replies:
+        if reply.ok is None or len(reply.ok.payload) > MAX_FACTS_BYTES:
+            continue
+        try:
+            status = json.loads(reply.ok.payload.to_bytes())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(status, dict):
+            found.append(status)
+    return sorted(found, key=lambda status: (str(status.get("name")), str(status.get("peer"))))

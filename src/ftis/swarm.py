@@ -1,0 +1,192 @@
+"""One peer of a recipe on this machine, the others wherever they are: what ``ftis join`` does.
+
+<output_dir>/<name>-seed<seed>-<peer>/
+    recipe.json, manifest.json   as of any run
+    <arm>/<peer>/                records and checkpoints, as of any run, and besides
+        events.jsonl             who came, left, was late or refused, with the time
+        outbox/                  own messages that others may still ask for
+        incarnation              how often this peer has been started
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis import checkpoint
+from ftis.codec import VERSION as WIRE_VERSION
+from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
+from ftis.exchange import AloneExchange
+from ftis.experiment import Arm, Say, arms_of, check, claim, locked, prepare_models
+from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster
+from ftis.network import NetworkExchange
+from ftis.peer import Peer, load_peer, run_peer
+from ftis.policy import tokenizer_fingerprint
+from ftis.records import Records, Tracker
+
+
+def peer_directory(recipe: Recipe, peer: str) -> Path:
+    """Where a joined peer's run goes: apart from the others', who may be on the same machine."""
+    return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
+
+
+def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe]:
+    """The arm to join, by name or because only one lets peers learn together, and this peer's swarm in it.
+
+    Raises:
+        RecipeError: no such peer, or no such arm, or several to choose from.
+    """
+    recipe.peer(peer)
+    arms = [arm for arm in arms_of(recipe, (name,) if name else ()) if len(arm.swarms[0].peers) > 1]
+    if len(arms) != 1:
+        there = ", ".join(arm.name for arm in arms) or "none"
+        raise RecipeError(f"arms whose peers learn together: {there}; name one with --arm")
+    swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
+    return arms[0].name, swarm
+
+
+def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
+    """This peer's key and the run's roster; None in an open swarm.
+
+    Raises:
+        IdentityError: one of them is missing, or they do not fit the recipe.
+    """
+    network = recipe.network
+    if network.roster is None:
+        if not network.open:
+            raise IdentityError(
+                "the run has no roster of public keys: give --roster and --key (ftis keys new, ftis keys roster), or "
+                "--open where whoever can connect is trusted (docs/threat-model.md says what that costs)"
+            )
+        path = Path(network.key) if network.key else directory / f"{peer}.key"
+        if not network.key and not path.exists():
+            new_key(directory, peer)
+        return load_key(path), None
+    roster = read_roster(Path(network.roster))
+    if network.key is None:
+        raise IdentityError(f"peer {peer!r} has no key: give --key (ftis keys new makes one)")
+    key = load_key(Path(network.key))
+    absent = [p.name for p in recipe.peers if p.name not in roster]
+    if absent:
+        raise IdentityError(f"{network.roster} lacks {', '.join(absent)}: a roster names every peer of the recipe")
+    if roster[peer] != public_hex(key):
+        raise IdentityError(
+            f"{network.key} is not the key that {network.roster} has for {peer!r}: take that peer's own key, or make "
+            f"the roster anew"
+        )
+    return key, roster
+
+
+def join(
+    recipe: Recipe,
+    name: str,
+    *,
+    arm: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    say: Say = lambda event: None,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
+
+    Raises:
+        FtisError: the recipe, the model, the keys, the network or the run directory; nothing is lost.
+    """
+    stop = stop or threading.Event()
+    arm_name, swarm = choose_arm(recipe, name, arm)
+    config = swarm.peer(name)
+    directory = peer_directory(recipe, name)
+    own = Arm(arm_name, swarm.model_copy(update={"peers": (config,)}), (swarm,))  # the others' models are theirs
+    check([own])
+    if overwrite and (directory / "recipe.json").exists():
+        with locked(directory / ".lock", 0):
+            shutil.rmtree(directory)
+    place = directory / arm_name / name
+    claim(directory, resume, swarm)
+    with locked(directory / arm_name / ".lock", 0):
+        model = prepare_models([Arm(arm_name, own.recipe, (own.recipe,))], say).get(config.model, config.model)
+        place.mkdir(parents=True, exist_ok=True)
+        key, roster = credentials(swarm, name, place)
+        say({"kind": "arm", "arm": arm_name, "peers": [name], "rounds": swarm.training.rounds})
+        if swarm.threads:
+            torch.set_num_threads(swarm.threads)
+        log = EventLog(place / "events.jsonl", say, {"arm": arm_name, "peer": name})
+        records = Records(place, [Tracker(kind, swarm.name, f"{directory.name}", place) for kind in swarm.report_to])
+        step = max(checkpoint.steps(place), default=0)
+        peer = load_peer(
+            swarm,
+            name,
+            place,
+            AloneExchange(),  # until the network is there: it needs to know what messages may be like
+            model_path=model,
+            resume_step=step,
+            should_stop=stop.is_set,
+            records=records,
+            strangers=True,
+        )
+        with _network(peer, place, key, roster, log) as exchange:
+            peer.exchange = exchange
+            log.exchange = exchange
+            run_peer(peer, place, log)
+        records.close()
+    return peer.cursor.step == swarm.training.rounds
+
+
+def _network(peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | None, log: EventLog) -> NetworkExchange:
+    counter = place / "incarnation"
+    incarnation = int(counter.read_text()) + 1 if counter.exists() else 1
+    counter.write_text(f"{incarnation}\n")
+    facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
+    limits = peer.admitter.terms.limits
+    return NetworkExchange(
+        peer.recipe,
+        peer.config.name,
+        run=run_id(facts),
+        facts={**facts, "tokenizer": tokenizer_fingerprint(peer.policy.tokenizer)},
+        key=key,
+        roster=roster,
+        max_bytes=limits.max_bytes,
+        max_items=limits.max_groups,
+        outbox=place / "outbox",
+        incarnation=incarnation,
+        should_stop=peer.should_stop,
+        say=log,
+    )
+
+
+class EventLog:
+    """Passes a peer's events on, keeps them with the time as JSON lines, and tells the others who ask for it."""
+
+    def __init__(self, path: Path, say: Say, who: Mapping[str, str]) -> None:
+        self.path, self._say, self._who = path, say, who
+        self.exchange: NetworkExchange | None = None
+        self._lock = threading.Lock()  # the network speaks from threads of its own
+        self._totals: dict[str, dict[str, int]] = {}
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            if event["kind"] == "round":
+                self._count(event)
+            else:
+                line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **event}
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            self._say({**event, **self._who})
+
+    def _count(self, metrics: Mapping[str, Any]) -> None:
+        """Totals per peer since this one was started, for ``ftis status``."""
+        for key, value in metrics.items():
+            parts = key.split("/")
+            if parts[0] == "peer" and len(parts) == 3 and parts[2] in ("admitted", "rejected", "late", "bytes"):
+                totals = self._totals.setdefault(parts[1], {})
+                totals[parts[2]] = totals.get(parts[2], 0) + int(value)
+        if self.exchange is not None:
+            self.exchange.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
