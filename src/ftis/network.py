@@ -77,6 +77,8 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
         "connect/endpoints": local if on_one_machine else list(settings.connect),
         "connect/timeout_ms": 15_000 if settings.mode == "client" else -1,
         "connect/exit_on_failure": settings.mode == "client",
+        # A peer that comes back is met within a second, not within the default's four.
+        "connect/retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2},
         "scouting/multicast/enabled": False,
         "transport/shared_memory/enabled": False,
         "timestamping/enabled": True,
@@ -223,6 +225,7 @@ class NetworkExchange:
         self._token: zenoh.LivelinessToken | None = None
         self._closing = threading.Event()
         self._began = float("inf")
+        self._last_round = recipe.training.rounds - 1
 
     @property
     def lock_step(self) -> bool:
@@ -297,7 +300,7 @@ class NetworkExchange:
             if reached:
                 there = reached[(len(reached) - 1) // 2]
                 if there - round > self.settings.max_staleness:
-                    target = min(there + 1, self.recipe.training.rounds)
+                    target = max(round, min(there + 1, self._last_round))
         if self._token is None or target != round:
             if target != round:
                 self._tell("behind", f"the others are at round {target}: going on from there, not from {round}")
@@ -368,7 +371,8 @@ class NetworkExchange:
         at_deadline = now - began > self.settings.deadline
         if expected and not at_deadline:
             return False, expected
-        if len(delivered) < min(self.settings.quorum, len(wanted)):
+        through = [name for name in missing if self._has_finished(self._senders[name])]
+        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
             words = self._in_words(missing, round)
             if self.settings.below_quorum == "stop":
                 raise ExchangeError(
@@ -380,11 +384,17 @@ class NetworkExchange:
             if self.settings.below_quorum == "wait":
                 return False, missing
             self._tell("alone", f"round {round}: going on alone, missing: {words}")
+        if through:
+            self._tell("finished", f"round {round}: without {', '.join(through)}, who finished the run before")
         for name in expected:
             self._senders[name].strikes += 1
         if expected:
             self._tell("deadline", f"round {round}: closed at its deadline without {', '.join(expected)}")
         return True, []
+
+    def _has_finished(self, sender: _Sender) -> bool:
+        """Whether a peer was through with the last round when it left."""
+        return sender.seen and not sender.live() and sender.newest == self._last_round
 
     def _is_expected(self, sender: _Sender, round: int, now: float, starting: bool) -> bool:
         """Whether a peer that has not delivered is worth waiting for."""
@@ -481,7 +491,7 @@ class NetworkExchange:
             return self._reject(name, Reason.MALFORMED, str(error))
         if offer.peer != name or offer.run != self.run or key.rpartition("/")[2] != str(offer.round):
             return self._reject(name, Reason.WRONG_SENDER, f"a manifest of {offer.peer!r} for another place: {key}")
-        if offer.round >= self.recipe.training.rounds:
+        if offer.round > self._last_round:
             return self._reject(name, Reason.WRONG_ROUND, f"round {offer.round} of {self.recipe.training.rounds}")
         if offer.size > self.max_bytes or len(offer.items) > self.max_items:
             self._refuse(name, offer.round)

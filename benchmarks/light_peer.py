@@ -1,0 +1,201 @@
+"""A peer without a model, for measuring and breaking the network: it makes up its rollouts and learns nothing.
+
+Everything else is what ``ftis join`` uses: keys, manifests, the exchange, the codec, admission. It appends one JSON
+line per finished round to ``--out`` and goes on after the last one there, as a peer that resumes.
+
+    python benchmarks/light_peer.py --name a --peers a,b --rounds 5 --out /tmp/a.jsonl --open
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftis.admission import Admitter, Terms
+from ftis.codec import VERSION, Header, Message, encode
+from ftis.config import Recipe, agreement, parse, run_id
+from ftis.exchange import Stopped
+from ftis.identity import load_key, read_roster
+from ftis.network import NetworkExchange
+from ftis.rollouts import Group, Prompt, Rollout, draw_items, share_of
+
+VOCABULARY, END = 1000, 999
+TOKENIZER = "0" * 32
+PROBLEMS = 10_000
+
+
+def light_recipe(
+    peers: Sequence[str], rounds: int, groups: int, rollouts: int, tokens: int, network: dict[str, Any]
+) -> Recipe:
+    """A recipe in which every peer samples ``groups`` groups of ``rollouts`` completions of ``tokens`` tokens."""
+    return parse(
+        {
+            "name": "light",
+            "task": {"name": "clock"},
+            "training": {"rounds": rounds, "prompts_per_round": groups * len(peers)},
+            "sampling": {"num_generations": rollouts, "max_completion_length": tokens},
+            "peers": [{"name": name, "model": "none"} for name in peers],
+            "network": network,
+        }
+    )
+
+
+def share(recipe: Recipe, peer: str, round: int) -> list[int]:
+    names = [p.name for p in recipe.peers]
+    items = draw_items(PROBLEMS, recipe.training.prompts_per_round, round, recipe.seed)
+    return share_of(items, names.index(peer), len(names))
+
+
+def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
+    """The same for the same peer and round, so that a peer that comes back offers identical bytes."""
+    seed = int.from_bytes(hashlib.blake2b(f"{peer}/{round}".encode(), digest_size=6).digest(), "big")
+    rng = np.random.default_rng(seed)
+    tokens = recipe.sampling.max_completion_length
+    groups = []
+    for item in sorted(share(recipe, peer, round)):
+        rollouts = []
+        for _ in range(recipe.sampling.num_generations):
+            ids = rng.integers(0, END, tokens, dtype=np.int32)
+            rollouts.append(Rollout(ids, -rng.exponential(0.3, tokens).astype(np.float32)))
+        groups.append(Group(peer, round, item, tuple(rollouts)))
+    return groups
+
+
+def light_admitter(recipe: Recipe, run: str) -> Admitter:
+    network = recipe.network
+    terms = Terms(
+        run=run,
+        tokenizer=TOKENIZER,
+        temperature=recipe.sampling.temperature,
+        vocab_size=VOCABULARY,
+        end_ids=frozenset({END}),
+        group_size=recipe.sampling.num_generations,
+        max_completion_length=recipe.sampling.max_completion_length,
+        prompts=[Prompt(item, "", "") for item in range(PROBLEMS)],
+        share=lambda peer, round: share(recipe, peer, round),
+        roster=frozenset(p.name for p in recipe.peers),
+        max_staleness=network.max_staleness,
+        max_rejections=network.max_rejections,
+        set_aside_rounds=network.set_aside_rounds,
+    )
+    return Admitter(terms, lambda prompt, texts, ids: tuple(float(row[0] % 2) for row in ids), lambda ids: "")
+
+
+def resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def play(recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, pause: float, say: Any) -> bool:
+    """Rounds from the last recorded one on; False if stopped before the end."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    round = done[-1]["round"] + 1 if done else 0
+    counter = out.with_suffix(".incarnation")
+    incarnation = int(counter.read_text()) + 1 if counter.exists() else 1
+    counter.write_text(str(incarnation))
+    facts = agreement(recipe, "light", VERSION)
+    run = run_id(facts)
+    admitter = light_admitter(recipe, run)
+    header = Header(run, 0, name, TOKENIZER, recipe.sampling.temperature, 0, 1.0)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    exchange = NetworkExchange(
+        recipe,
+        name,
+        run=run,
+        facts=facts,
+        key=load_key(key),
+        roster=read_roster(roster) if roster else None,
+        max_bytes=admitter.terms.limits.max_bytes,
+        max_items=admitter.terms.limits.max_groups,
+        outbox=out.with_suffix(".outbox"),
+        incarnation=incarnation,
+        should_stop=stop.is_set,
+        say=say,
+    )
+    with exchange, out.open("a", encoding="utf-8") as file:
+        try:
+            while round < recipe.training.rounds:
+                round = exchange.catch_up(round)
+                if round >= recipe.training.rounds:
+                    break
+                time.sleep(pause)  # sampling
+                say({"kind": "sampled", "round": round})
+                groups = made_up_groups(recipe, name, round)
+                message = encode(Message(Header(**{**vars(header), "round": round}), tuple(groups)))
+                began = time.monotonic()
+                exchange.publish(round, message, [group.item for group in groups])
+                say({"kind": "published", "round": round})
+                collected = exchange.collect(round, admitter.set_aside(round))
+                exchanged = time.monotonic() - began
+                received = [*sorted(collected.messages.items()), *collected.late]
+                admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]
+                admitted: dict[str, int] = {}
+                for sender, admission in admissions:
+                    admitted[sender] = admitted.get(sender, 0) + len(admission.admitted)
+                rejections = [*collected.rejections, *(r for _, a in admissions for r in a.rejections)]
+                record = {
+                    "round": round,
+                    "delivered": sorted(collected.messages),
+                    "missing": list(collected.missing),
+                    "late": [sender for sender, _ in collected.late],
+                    "admitted": admitted,
+                    "rejected": [[r.peer, str(r.reason)] for r in rejections],
+                    "exchange_seconds": exchanged,
+                    "round_seconds": time.monotonic() - began + pause,
+                    "megabytes": resident_megabytes(),
+                    "digest": hashlib.sha256(message).hexdigest()[:16],
+                }
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                round += 1
+        except Stopped:
+            return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--peers", required=True, help="names of all peers, with commas")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--groups", type=int, default=4, help="of each peer")
+    parser.add_argument("--rollouts", type=int, default=12, help="of a group")
+    parser.add_argument("--tokens", type=int, default=16, help="of a completion")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds that sampling is to take")
+    parser.add_argument("--network", default="{}", help="the recipe's [network] as JSON")
+    parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--roster", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    network = json.loads(arguments.network) | ({} if arguments.roster else {"open": True})
+    recipe = light_recipe(
+        arguments.peers.split(","),
+        arguments.rounds,
+        arguments.groups,
+        arguments.rollouts,
+        arguments.tokens,
+        network,
+    )
+
+    def say(event: Any) -> None:
+        print(json.dumps(event), flush=True)
+
+    finished = play(recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say)
+    sys.exit(0 if finished else 130)
+
+
+if __name__ == "__main__":
+    main()

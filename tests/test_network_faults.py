@@ -1,0 +1,305 @@
+"""Peers that are killed, come late, stall or lose each other: the others finish all rounds and say who was missing.
+
+Light peers in processes of their own, on loopback; hosts of their own where network namespaces may be made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slow_wire import SlowWire
+from swarm_of_light_peers import Swarm, free_port
+
+pytestmark = pytest.mark.slow
+
+NEVER = 600.0
+"""A deadline that no test outlives: a round that waits for it fails the test."""
+
+
+def rounds(swarm: Swarm, name: str) -> list[int]:
+    return [record["round"] for record in swarm.records(name)]
+
+
+def delivered(swarm: Swarm, name: str, by: str) -> list[int]:
+    """The rounds in which ``name`` heard ``by`` in time."""
+    return [record["round"] for record in swarm.records(name) if by in record["delivered"]]
+
+
+def last_said(swarm: Swarm, name: str, kind: str) -> int:
+    return max((event["round"] for event in swarm.log(name) if event["kind"] == kind), default=-1)
+
+
+@pytest.mark.parametrize("moment", ["sampling", "publishing", "collecting"])
+def test_a_killed_peer_is_missed_at_once_and_the_others_finish(moment: str, tmp_path: Path) -> None:
+    slow = {"sampling": {"c": 0.6}, "publishing": {}, "collecting": {"a": 0.6, "b": 0.6}}[moment]
+    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, pauses=slow) as swarm:
+        swarm.start()
+        if moment == "sampling":
+            swarm.until(lambda: last_said(swarm, "a", "published") == 3)
+            assert last_said(swarm, "c", "sampled") < 3
+        else:
+            said = "sampled" if moment == "publishing" else "published"
+            swarm.until(lambda: last_said(swarm, "c", said) == 3)
+        swarm.kill("c")
+        swarm.finish("a", "b")
+        for name, other in (("a", "b"), ("b", "a")):
+            assert rounds(swarm, name) == list(range(8))
+            assert delivered(swarm, name, other) == list(range(8))
+            heard = delivered(swarm, name, "c")
+            assert heard[:3] == [0, 1, 2]
+            assert max(heard) <= 3
+            assert all(("c" in r["missing"]) == (r["round"] not in heard) for r in swarm.records(name))
+            assert any(e.get("text") == "c is gone" for e in swarm.log(name))
+
+
+def test_a_killed_peer_comes_back_and_takes_part_again(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "abc", rounds=40, network={"deadline": NEVER}) as swarm:
+        swarm.start()
+        swarm.until_round("c", 3)
+        swarm.kill("c")
+        swarm.until_round("a", 8)
+        swarm.start("c")
+        swarm.finish()
+        assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(40))
+        of_c = rounds(swarm, "c")
+        assert of_c == sorted(set(of_c))
+        assert [step for step in itertools.pairwise(of_c) if step[1] - step[0] > 1]  # it did not hold the others up
+        assert delivered(swarm, "a", "c")[-1] == 39
+
+
+def test_where_all_are_needed_a_returning_peer_loses_no_round(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "abc", rounds=20, network={"deadline": NEVER, "quorum": 2}) as swarm:
+        swarm.start()
+        for back, round in enumerate((3, 7, 11)):
+            swarm.until_round("c", round)
+            swarm.kill("c")
+            assert swarm.processes["a"].poll() is None, back
+            swarm.start("c")
+        swarm.finish()
+        for name in "abc":
+            assert rounds(swarm, name) == list(range(20))
+            assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
+
+
+def test_a_peer_that_joins_late_starts_where_the_others_are(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "abc", rounds=25, network={"deadline": NEVER, "start_seconds": 2.0}) as swarm:
+        swarm.start("a", "b")
+        swarm.until_round("a", 5)
+        swarm.start("c")
+        swarm.finish()
+        assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(25))
+        of_c = rounds(swarm, "c")
+        assert of_c[0] > 5
+        assert of_c == list(range(of_c[0], 25))
+        assert delivered(swarm, "a", "c")[-1] == 24
+
+
+def test_a_slow_peer_is_heard_late_and_holds_nobody_up_beyond_the_deadline(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "abc", rounds=12, network={"deadline": 0.7}, pauses={"c": 1.0}) as swarm:
+        swarm.start()
+        swarm.finish()
+        assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(12))
+        late = [record for record in swarm.records("a") if "c" in record["late"]]
+        assert late
+        assert all(record["admitted"]["c"] > 0 for record in late)
+        assert not any(record["rejected"] for record in swarm.records("a"))
+        assert any("closed at its deadline without c" in e.get("text", "") for e in swarm.log("a"))
+
+
+def test_a_peer_that_stops_reading_is_not_waited_for_twice_over(tmp_path: Path) -> None:
+    size = ["--tokens", "400", "--groups", "8"]  # 300 kB a round: more than buffers swallow
+    with Swarm(tmp_path, "abc", rounds=20, network={"deadline": 2.0}, arguments=size) as swarm:
+        swarm.start()
+        swarm.until_round("c", 3)
+        swarm.processes["c"].send_signal(signal.SIGSTOP)
+        swarm.finish("a", "b")
+        for name, other in (("a", "b"), ("b", "a")):
+            assert rounds(swarm, name) == list(range(20))
+            assert delivered(swarm, name, other) == list(range(20))
+            closed = [e for e in swarm.log(name) if "closed at its deadline" in e.get("text", "")]
+            assert 1 <= len(closed) <= 3
+
+
+def test_a_router_that_restarts_loses_no_round(tmp_path: Path) -> None:
+    port = free_port()
+    listen = f"tcp/127.0.0.1:{port}"
+
+    def router() -> subprocess.Popen[bytes]:
+        code = f"from ftis.cli import main; main(['router', '--listen', {listen!r}])"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    network: dict[str, Any] = {"deadline": NEVER, "quorum": 2, "mode": "client", "connect": [listen]}
+    relay = router()
+    try:
+        with Swarm(tmp_path, "abc", rounds=15, network=network) as swarm:
+            swarm.start()
+            swarm.until_round("a", 4)
+            relay.kill()
+            relay.wait()
+            time.sleep(2)
+            relay = router()
+            swarm.finish()
+            for name in "abc":
+                assert rounds(swarm, name) == list(range(15))
+                assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
+    finally:
+        relay.kill()
+        relay.wait()
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int said = real(id, t);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += 3600;
+    return said;
+}
+"""
+"""The clock on the wall, an hour ahead for whoever loads this."""
+
+
+def test_a_clock_an_hour_off_changes_nothing(tmp_path: Path) -> None:
+    if not shutil.which("gcc"):
+        pytest.skip("a wrong clock needs gcc")
+    (tmp_path / "clock.c").write_text(CLOCK)
+    run("gcc", "-shared", "-fPIC", "-o", str(tmp_path / "clock.so"), str(tmp_path / "clock.c"), "-ldl")
+    wrong = ["env", f"LD_PRELOAD={tmp_path / 'clock.so'}"]
+    now = subprocess.run([*wrong, sys.executable, "-c", "import time; print(time.time())"], capture_output=True)
+    assert float(now.stdout) - time.time() == pytest.approx(3600, abs=60)
+    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, prefix={"c": wrong}) as swarm:
+        swarm.start()
+        swarm.finish()
+        for name in "abc":
+            assert rounds(swarm, name) == list(range(8))
+            assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
+
+
+def test_fewer_than_the_quorum_stop_or_go_on_alone_as_the_recipe_says(tmp_path: Path) -> None:
+    for choice in ("stop", "alone"):
+        network = {"deadline": NEVER, "below_quorum": choice}
+        place = tmp_path / choice
+        with Swarm(place, "ab", rounds=8, network=network) as swarm:
+            swarm.start()
+            swarm.until_round("b", 2)
+            swarm.kill("b")
+            if choice == "stop":
+                assert swarm.processes["a"].wait(timeout=60) != 0
+                assert 'network.below_quorum = "stop"' in (place / "a.log").read_text()
+            else:
+                swarm.finish("a")
+                assert rounds(swarm, "a") == list(range(8))
+                assert swarm.records("a")[-1]["missing"] == ["b"]
+                assert any("going on alone, missing: b (gone)" in e.get("text", "") for e in swarm.log("a"))
+
+
+# --- hosts of their own -------------------------------------------------------------------------------
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def spaces() -> Iterator[list[str]]:
+    """Three network namespaces, for hosts a, b and c."""
+    names = [f"ftis-{name}" for name in "abc"]
+
+    def delete() -> None:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+    if not shutil.which("ip"):
+        pytest.skip("hosts of their own need iproute2")
+    delete()
+    try:
+        for name in names:
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        delete()
+
+
+@pytest.fixture
+def hosts(spaces: list[str]) -> Iterator[dict[str, str]]:
+    """Three hosts on one switch: name -> address."""
+    addresses = {name: f"10.77.0.{i}" for i, name in enumerate("abc", 1)}
+    subprocess.run(["ip", "link", "delete", "ftisbr"], capture_output=True)
+    try:
+        run("ip", "link", "add", "ftisbr", "type", "bridge")
+        run("ip", "link", "set", "ftisbr", "up")
+        for (name, address), space in zip(addresses.items(), spaces, strict=True):
+            run("ip", "link", "add", f"ftis{name}0", "type", "veth", "peer", "name", "eth0", "netns", space)
+            run("ip", "link", "set", f"ftis{name}0", "master", "ftisbr", "up")
+            run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", space, "link", "set", "eth0", "up")
+    except subprocess.CalledProcessError as error:
+        subprocess.run(["ip", "link", "delete", "ftisbr"], capture_output=True)
+        pytest.skip(f"hosts cannot be made here: {error.stderr.decode().strip()}")
+    yield addresses
+    run("ip", "link", "delete", "ftisbr")
+
+
+def on_hosts(place: Path, hosts: dict[str, str], **settings: Any) -> Swarm:
+    own = {
+        name: {
+            "listen": [f"tcp/{address}:7447"],
+            "connect": [f"tcp/{other}:7447" for other in hosts.values() if other != address],
+        }
+        for name, address in hosts.items()
+    }
+    prefix = {name: ["ip", "netns", "exec", f"ftis-{name}"] for name in hosts}
+    return Swarm(place, tuple(hosts), own_network=own, prefix=prefix, **settings)
+
+
+def test_a_partition_that_heals_loses_no_round_where_all_are_needed(tmp_path: Path, hosts: dict[str, str]) -> None:
+    with on_hosts(tmp_path, hosts, rounds=15, network={"deadline": NEVER, "quorum": 2}) as swarm:
+        swarm.start()
+        swarm.until_round("a", 3)
+        run("ip", "link", "set", "ftisc0", "down")
+        time.sleep(20)
+        during = rounds(swarm, "a")[-1]
+        run("ip", "link", "set", "ftisc0", "up")
+        swarm.finish(seconds=120)
+        assert during < 14
+        for name in hosts:
+            assert rounds(swarm, name) == list(range(15))
+            assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
+
+
+def test_loss_and_delay_slow_the_rounds_down_and_lose_none(tmp_path: Path, spaces: list[str]) -> None:
+    with SlowWire(spaces, delay=0.2, loss=0.05) as wire:
+        hosts = dict(zip("abc", wire.addresses, strict=True))
+        with on_hosts(tmp_path, hosts, rounds=5, network={"deadline": NEVER, "start_seconds": 60.0}) as swarm:
+            swarm.start()
+            swarm.finish(seconds=120)
+            for name in hosts:
+                assert rounds(swarm, name) == list(range(5))
+                assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
+        assert wire.passed > 100
+        assert 0.01 < wire.lost / (wire.passed + wire.lost) < 0.12
+
+
+def test_events_are_json_lines(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "ab", rounds=2) as swarm:
+        swarm.start()
+        swarm.finish()
+        for line in (tmp_path / "a.log").read_text().splitlines():
+            assert json.loads(line)["kind"] in {"network", "sampled", "published"}
