@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis.admission import Admission, Admitter, Reason, Rejection, Terms
-from ftis.codec import Header, Message, decode, encode, message_size
+from ftis.codec import Header, Message, decode, encode, message_size, weight_error
 from ftis.rollouts import Group, Prompt, Rollout
 
 RUN, TOKENIZER = "1" * 32, "2" * 32
@@ -88,6 +88,16 @@ def test_a_good_message_is_admitted_whole_and_scored_here():
     assert scored.rewards == (1.0, 0.0)
     assert scored.group.peer == "ada"
     assert scored.group.rollouts[0].completion_ids.tolist() == [1, END]
+
+
+@pytest.mark.parametrize(("version", "logp"), [(1, "float32"), (2, "float32"), (2, "fixed9"), (2, "fixed6")])
+def test_every_version_and_precision_is_admitted(version: Any, logp: Any):
+    header = Header(RUN, 0, "ada", TOKENIZER, 1.0, 0, 1.0)
+    exact = [0.0, -0.3, -100.0, -99.999]
+    data = encode(Message(header, (group(0, rollout([1, 2, 3, 4], exact), rollout([1, END])),)), version, logp)
+    (scored,) = admitter().admit("ada", data, round=0).admitted
+    sent = scored.group.rollouts[0].gen_logp
+    assert np.abs(np.expm1(np.array(exact) - sent)).max() <= weight_error(logp) + 1e-5  # float32's own rounding
 
 
 def test_no_groups_is_no_fault():

@@ -35,10 +35,7 @@ from enum import StrEnum
 import numpy as np
 
 from ftis.codec import CodecError, Header, Limits, decode, message_size
-from ftis.rollouts import Group, Prompt, ScoredGroup
-
-MIN_LOGP = -100.0
-"""Sampling in float32, whose smallest normal number is about e^-87, never draws a token less probable than e^-100."""
+from ftis.rollouts import MIN_LOGP, Group, Prompt, ScoredGroup
 
 _LONGEST_NAME = "x" * 64
 
@@ -93,7 +90,7 @@ class Reason(StrEnum):
     TOKENS_AFTER_END = "tokens_after_end"
     """An end-of-sequence id before the last position."""
     BAD_LOGP = "bad_logp"
-    """NaN, above 0 or below :data:`MIN_LOGP`."""
+    """NaN, above 0 or below :data:`~ftis.rollouts.MIN_LOGP`."""
 
 
 @dataclass(frozen=True)

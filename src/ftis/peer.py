@@ -46,7 +46,8 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
 
     if peer.should_stop():
         raise Stopped
-    message = encode(Message(replace(peer.header, round=round), tuple(own)))
+    wire = peer.recipe.wire  # own rollouts are learned from as sampled, whatever precision the others get
+    message = encode(Message(replace(peer.header, round=round), tuple(own)), wire.format, wire.logp)
     peer.exchange.publish(round, message, [group.item for group in own])
     collected = peer.exchange.collect(round, peer.admitter.set_aside(round))
     clock.lap("exchange")

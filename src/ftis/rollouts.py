@@ -19,6 +19,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
+MIN_LOGP = -100.0
+"""Sampling in float32, whose smallest normal number is about e^-87, never draws a token less probable than e^-100."""
+
 
 @dataclass(frozen=True)
 class Prompt:

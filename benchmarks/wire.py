@@ -1,0 +1,177 @@
+"""Bytes on the wire, the error of a weight and tokens a second, for both versions and every precision.
+
+    python benchmarks/wire.py --data GSM8K/train.jsonl     # worked solutions of another problem each
+    python benchmarks/wire.py                              # no data: words drawn independently, by Zipf's law
+
+A message holds ``--completions`` completions of each of ``--problems`` problems in a vocabulary of ``--vocabulary``
+ids. Nothing here is sampled from a model, and both parts are made harder than a model makes them:
+
+- Ids. Every completion is the worked solution of a *different* problem, without its calculator notes; completions of
+  one problem would repeat each other's words. The tokenizer, a byte-level BPE of 20,000 tokens whose digits stand
+  alone, is trained on the remaining problems, and its ids are scattered over the vocabulary; in a real one frequent
+  tokens have small ids.
+- Log-probabilities. Independent of the tokens and of each other. ``mixture``, mean about -0.29: 60% are all but
+  certain, log-normal around -0.0025, the others exponential with mean -0.68. ``exponential``, mean -0.29: the most
+  random distribution of that mean, so no other costs more.
+
+The last line is one JSON object: ``bytes_per_token`` and their parts (what is neither ids nor log-probabilities is
+``rest``; in a packed message ids come with their table), ``ratio_to_v1``, ``weight_error`` (the largest
+|exp(exact − sent) − 1| of any token), ``encode`` and ``decode`` in million tokens a second, medians of ``--repeat``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from ftis.codec import Header, Limits, Message, decode, encode, message_size, weight_error
+from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
+
+HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
+LIMITS = Limits(1 << 30, 1 << 20, 1 << 16, 1 << 20)
+WORDS = Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+KNOWN_TOKENS = 20_000
+WAYS = ((1, "float32"), (2, "float32"), (2, "fixed9"), (2, "fixed6"))
+
+
+def solutions(path: Path, count: int, vocabulary: int, rng: np.random.Generator) -> list[Ints]:
+    """The ids of ``count`` solutions, by a tokenizer trained on the problems that are not among them."""
+    problems = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    order = rng.permutation(len(problems))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(WORDS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.train_from_iterator(
+        (f"{problems[i]['question']}\n{problems[i]['answer']}" for i in order[count:]),
+        trainers.BpeTrainer(
+            vocab_size=KNOWN_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        ),
+    )
+    scattered = rng.permutation(vocabulary)[: tokenizer.get_vocab_size()].astype(np.int32)
+    texts = [re.sub(r"<<.*?>>", "", problems[i]["answer"]) for i in order[:count]]
+    return [scattered[tokenizer.encode(text).ids] for text in texts]
+
+
+def words(count: int, vocabulary: int, rng: np.random.Generator) -> list[Ints]:
+    """Completions of about 120 tokens, each token drawn by itself with probability proportional to 1 / (rank + 2.7)."""
+    chances = 1 / (np.arange(KNOWN_TOKENS) + 2.7)
+    scattered = rng.permutation(vocabulary)[:KNOWN_TOKENS].astype(np.int32)
+    lengths = rng.lognormal(np.log(120), 0.4, count).astype(int) + 1
+    return [scattered[rng.choice(KNOWN_TOKENS, length, p=chances / chances.sum())] for length in lengths]
+
+
+def log_probabilities(kind: str, count: int, rng: np.random.Generator) -> Floats:
+    if kind == "exponential":
+        nats = rng.exponential(0.29, count)
+    else:
+        nats = np.where(rng.random(count) < 0.6, np.exp(rng.normal(-6, 2, count)), rng.exponential(0.68, count))
+    return np.maximum(-nats, MIN_LOGP).astype(np.float32)
+
+
+def message(completions: list[Ints], logp: Floats, problems: int) -> Message:
+    stops = np.cumsum([len(ids) for ids in completions])[:-1]
+    rollouts = [Rollout(ids, part) for ids, part in zip(completions, np.split(logp, stops), strict=True)]
+    share = len(rollouts) // problems
+    groups = (Group(HEADER.peer, 0, 97 * i, tuple(rollouts[i * share : (i + 1) * share])) for i in range(problems))
+    return Message(HEADER, tuple(groups))
+
+
+def flat_logp(message: Message) -> np.ndarray:
+    return np.concatenate([r.gen_logp for g in message.groups for r in g.rollouts]).astype(np.float64)
+
+
+def seconds(call: Any, repeat: int) -> float:
+    times = []
+    for _ in range(repeat + 1):  # the first is not counted
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def measure(made: Message, version: Any, precision: Any, repeat: int) -> dict[str, float]:
+    data = encode(made, version, precision)
+    exact, sent = flat_logp(made), flat_logp(decode(data, LIMITS))
+    tokens = len(exact)
+    # One part at a time, the other made free: all ids the same or all log-probabilities 0.
+    rollouts = [r for g in made.groups for r in g.rollouts]
+    problems = len(made.groups)
+    zeros = np.zeros(tokens, np.float32)
+    without_ids = message([np.zeros_like(r.completion_ids) for r in rollouts], exact.astype(np.float32), problems)
+    without_logp = message([r.completion_ids for r in rollouts], zeros, problems)
+    if version == 1:
+        ids = logp = 4.0 * tokens
+    else:
+        ids = len(data) - len(encode(without_ids, version, precision))
+        logp = len(data) - len(encode(without_logp, version, precision))
+    return {
+        "bytes_per_token": len(data) / tokens,
+        "ids": ids / tokens,
+        "logp": logp / tokens,
+        "rest": (len(data) - ids - logp) / tokens,
+        "weight_error": float(np.abs(np.expm1(exact - sent)).max()),
+        "encode": tokens / seconds(lambda: encode(made, version, precision), repeat) / 1e6,
+        "decode": tokens / seconds(lambda: decode(data, LIMITS), repeat) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="JSONL with question and answer, as GSM8K's train.jsonl")
+    parser.add_argument("--problems", type=int, default=12)
+    parser.add_argument("--completions", type=int, default=12, help="of each problem")
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    rng = np.random.default_rng(options.seed)
+    count = options.problems * options.completions
+    if options.data:
+        completions = solutions(options.data, count, options.vocabulary, rng)
+    else:
+        completions = words(count, options.vocabulary, rng)
+    tokens = sum(map(len, completions))
+    distinct = len(np.unique(np.concatenate(completions)))
+    print(f"{count} completions, {tokens} tokens, {distinct} distinct ids of {options.vocabulary}")
+
+    result: dict[str, Any] = {
+        "source": "solutions" if options.data else "zipf",
+        "tokens": tokens,
+        "completions": count,
+        "distinct_ids": distinct,
+        "bound": {precision: weight_error(precision) for _, precision in WAYS},  # type: ignore[arg-type]
+    }
+    for kind in ("mixture", "exponential"):
+        logp = log_probabilities(kind, tokens, rng)
+        made = message(completions, logp, options.problems)
+        print(f"\n{kind} log-probabilities, mean {logp.mean():.3f}, median {np.median(logp):.4f}")
+        print(f"{'':12}{'bytes/token':>12}{'ids':>7}{'logp':>7}{'rest':>7}{'of v1':>8}", end="")
+        print(f"{'weight error':>14}{'encode':>9}{'decode':>9}  (million tokens/s)")
+        rows: dict[str, Any] = {}
+        first = message_size(tokens, count, options.problems, HEADER.peer)
+        for version, precision in WAYS:
+            row = measure(made, version, precision, options.repeat)
+            row["ratio_to_v1"] = row["bytes_per_token"] * tokens / first
+            print(f"v{version} {precision:9}{row['bytes_per_token']:12.3f}{row['ids']:7.3f}{row['logp']:7.3f}", end="")
+            print(f"{row['rest']:7.3f}{row['ratio_to_v1']:8.3f}{row['weight_error']:14.2e}", end="")
+            print(f"{row['encode']:9.1f}{row['decode']:9.1f}")
+            rows[f"v{version} {precision}"] = {name: float(f"{value:.4g}") for name, value in row.items()}
+        result[kind] = {"mean_logp": round(float(logp.mean()), 4), **rows}
+    print()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
