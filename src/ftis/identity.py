@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -33,6 +33,8 @@ Roster = Mapping[str, str]
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
+_UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)  # what reading a damaged or foreign PEM raises
 CERTIFICATE_DAYS = 825
 
 
@@ -64,7 +66,7 @@ def new_key(directory: Path, name: str) -> str:
     key = Ed25519PrivateKey.generate()
     _write_private(directory / f"{name}.key", key)
     public = public_hex(key)
-    (directory / f"{name}.pub").write_text(f"{public} {name}\n", encoding="ascii")
+    _write(directory / f"{name}.pub", f"{public} {name}\n".encode("ascii"))
     return public
 
 
@@ -77,7 +79,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
         raise IdentityError(f"no key at {path}: make one with ftis keys new") from None
-    except (OSError, ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise IdentityError(f"{path} cannot be read as a private key ({error})") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise IdentityError(f"{path} holds a key of another kind than ed25519: make one with ftis keys new")
@@ -119,14 +121,17 @@ def read_roster(path: Path) -> dict[str, str]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IdentityError(f"no roster at {path}: make one with ftis keys roster") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise IdentityError(f"{path} cannot be read as a roster: {error}") from None
     peers = document.get("peers")
     if set(document) != {"peers"} or not isinstance(peers, dict):
         raise IdentityError(f"{path}: a roster has one table, [peers], of names and public keys")
     for name, public in peers.items():
-        if not _NAME.fullmatch(name) or not isinstance(public, str) or not _HEX_KEY.fullmatch(public):
-            raise IdentityError(f"{path}: peers.{name} = {public!r} is not a public key of 64 lower-case hex digits")
+        if not _NAME.fullmatch(name):
+            raise IdentityError(f"{path}: {name[:80]!r} is not a peer's name (letters, digits, '_', '.', '-')")
+        if not isinstance(public, str) or not _HEX_KEY.fullmatch(public):
+            shown = repr(public[:80]) if isinstance(public, str) else f"of type {type(public).__name__}"
+            raise IdentityError(f"{path}: the key of {name} is {shown}, not a text of 64 lower-case hex digits")
     if len(set(peers.values())) < len(peers):
         raise IdentityError(f"{path}: two peers have the same key; give each its own")
     return peers
@@ -139,18 +144,26 @@ def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str]
         hosts: DNS names or addresses at which the peers may be reached, written into each certificate.
 
     Raises:
-        IdentityError: a bad name, or a peer has a certificate already.
+        IdentityError: a bad name or host, a peer has a certificate already, or the authority is damaged or not whole.
+            Nothing has been written then.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    authority_key, authority = _authority(directory)
     for name in names:
         _check_name(name)
+        if name == "ca":
+            raise IdentityError("a certificate for 'ca' would overwrite the authority's ca.pem: give it another name")
+        if names.count(name) > 1:
+            raise IdentityError(f"the name {name!r} is given twice")
+        for path in (directory / f"{name}.tls.key", directory / f"{name}.pem"):
+            if path.exists():
+                raise IdentityError(f"{path} exists already: move it away to have it made anew")
+    known_as = {name: [_host(h) for h in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])] for name in names}
+    authority_key, authority = _authority(directory)
+    for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names_of_hosts = [_host(host) for host in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])]
         certificate = (
             _certificate(subject, authority.subject, key.public_key())
-            .add_extension(x509.SubjectAlternativeName(names_of_hosts), critical=False)
+            .add_extension(x509.SubjectAlternativeName(known_as[name]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
@@ -159,7 +172,7 @@ def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str]
             .sign(authority_key, hashes.SHA256())
         )
         _write_private(directory / f"{name}.tls.key", key)
-        (directory / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        _write(directory / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -168,11 +181,16 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
-        except (OSError, ValueError) as error:
+            owner = certificate.public_key()
+        except _UNREADABLE as error:
             raise IdentityError(f"the authority in {directory} cannot be read ({error})") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise IdentityError(f"{key_file} is not a key that ftis keys certs made")
+        if key.public_key() != owner:
+            raise IdentityError(f"{key_file} is not the key of {certificate_file}: what it signed would not be trusted")
         return key, certificate
+    if certificate_file.exists():
+        raise IdentityError(f"{certificate_file} is there without its ca.key: bring it back or use another directory")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ftis swarm authority")])
     certificate = (
@@ -181,7 +199,7 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
         .sign(key, hashes.SHA256())
     )
     _write_private(key_file, key)
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
     return key, certificate
 
 
@@ -202,6 +220,10 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _HOST.fullmatch(host):
+            raise IdentityError(
+                f"{host!r} is not a host: give its address or DNS name in ASCII, without a port"
+            ) from None
         return x509.DNSName(host)
 
 
@@ -212,10 +234,15 @@ def _check_name(name: str) -> None:
 
 def _write_private(path: Path, key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> None:
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    if path.exists():
+        raise IdentityError(f"{path} exists already: a new key would make the old one's roster void")
+    _write(path, pem, os.O_EXCL, mode=0o600)
+
+
+def _write(path: Path, data: bytes, flags: int = os.O_TRUNC, mode: int = 0o666) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise IdentityError(f"{path} exists already: a new key would make the old one's roster void") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise IdentityError(f"{path} cannot be written ({error})") from None
