@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -43,7 +44,7 @@ class Manifest:
         incarnation: how often the peer has been started; a restarted peer may offer other bytes under a higher one.
         size: bytes of the message.
         chunks: SHA-256 of each :data:`CHUNK_BYTES` of it, the last one shorter.
-        items: the prompts of its groups.
+        items: the prompts of its groups, ascending.
     """
 
     run: str
@@ -62,7 +63,7 @@ class Manifest:
 
 def describe(run: str, peer: str, round: int, incarnation: int, data: bytes, items: tuple[int, ...]) -> Manifest:
     digests = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
-    return Manifest(run, peer, round, incarnation, len(data), digests, items)
+    return Manifest(run, peer, round, incarnation, len(data), digests, tuple(sorted(items)))
 
 
 def digest(chunk: bytes) -> str:
@@ -74,7 +75,7 @@ def chunk_size(manifest: Manifest, index: int) -> int:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    return json.dumps({**asdict(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return json.dumps({**vars(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
@@ -100,8 +101,8 @@ def parse(data: bytes) -> Manifest:
         raise ManifestError("manifest is not JSON") from None
     if not isinstance(document, dict):
         raise ManifestError("manifest is not a JSON object")
-    if document.get("version") != VERSION:
-        raise ManifestError(f"manifest of version {document.get('version')!r}, this ftis reads version {VERSION}")
+    if (version := _number(document, "version")) != VERSION:
+        raise ManifestError(f"manifest of version {version}, this ftis reads version {VERSION}: install the same")
     manifest = Manifest(
         run=_text(document, "run", _RUN),
         peer=_text(document, "peer", _NAME),
@@ -115,6 +116,8 @@ def parse(data: bytes) -> Manifest:
         raise ManifestError("manifest.chunks holds something that is not a SHA-256")
     if not all(_is_number(item) for item in manifest.items):
         raise ManifestError("manifest.items holds something that is not a prompt's index")
+    if any(item >= after for item, after in pairwise(manifest.items)):
+        raise ManifestError("manifest.items is not in ascending order")
     if len(manifest.chunks) != -(-manifest.size // CHUNK_BYTES):
         raise ManifestError(f"manifest lists {len(manifest.chunks)} chunks for {manifest.size} bytes")
     if to_bytes(manifest) != data:

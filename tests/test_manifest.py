@@ -1,0 +1,391 @@
+"""Manifests: golden bytes, the one way to write them, and bytes from people who wish us ill."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.config import FtisError
+from ftis.identity import public_hex
+from ftis.manifest import (
+    CHUNK_BYTES,
+    MAX_BYTES,
+    Manifest,
+    ManifestError,
+    chunk_size,
+    describe,
+    digest,
+    parse,
+    sign,
+    signed_by,
+    to_bytes,
+)
+
+RUN = "00112233445566778899aabbccddeeff"
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+SHA_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+
+OFFER = describe(RUN, "ada", 7, 1, b"abc", (12, 57))
+GOLDEN = (
+    b'{"chunks":["' + SHA_OF_ABC.encode() + b'"],"incarnation":1,"items":[12,57],"peer":"ada","round":7,'
+    b'"run":"00112233445566778899aabbccddeeff","size":3,"version":1}'
+)
+SIGNATURE = bytes.fromhex(
+    "c4a37eacaa9f7a5aa8ac77ab7006fa280e50924197fabe2a047f84af283a4405"
+    "13fa635f2086704bdd9207c9d2efa917e101f0f5d8e64273cff993e0ff732f0b"
+)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return json.loads(GOLDEN) | changes
+
+
+def written(value: object) -> bytes:
+    """As manifests are written, whatever the value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def changed(**changes: Any) -> bytes:
+    return written(document(**changes))
+
+
+def without(name: str) -> bytes:
+    return written({key: value for key, value in document().items() if key != name})
+
+
+def replaced(old: bytes, new: bytes) -> bytes:
+    assert GOLDEN.count(old) == 1
+    return GOLDEN.replace(old, new)
+
+
+# ---------------------------------------------------------------------------------------------- the format
+
+
+def test_manifest_error_is_an_error_of_ours():
+    assert issubclass(ManifestError, FtisError)
+
+
+def test_golden_bytes():
+    assert to_bytes(OFFER) == GOLDEN
+    assert parse(GOLDEN) == OFFER
+    assert Manifest(RUN, "ada", 7, 1, 3, (SHA_OF_ABC,), (12, 57)) == OFFER
+
+
+def test_golden_signature():
+    """Ed25519 has one signature for a key and a text; another context or text would have another."""
+    assert sign(KEY, GOLDEN) == SIGNATURE
+    assert KEY.sign(b"ftis manifest 1\0" + GOLDEN) == SIGNATURE
+    assert signed_by(public_hex(KEY), GOLDEN, SIGNATURE)
+
+
+numbers = st.one_of(st.integers(0, 100), st.integers(0, 2**53))
+manifests = st.builds(
+    Manifest,
+    run=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    peer=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True),
+    round=numbers,
+    incarnation=numbers,
+    size=st.integers(0, 5 * CHUNK_BYTES),
+    chunks=st.just(()),
+    items=st.sets(numbers, max_size=8).map(sorted).map(tuple),
+).flatmap(
+    lambda m: st.lists(
+        st.binary(min_size=32, max_size=32).map(bytes.hex),
+        min_size=-(-m.size // CHUNK_BYTES),
+        max_size=-(-m.size // CHUNK_BYTES),
+    ).map(lambda chunks: dataclasses.replace(m, chunks=tuple(chunks)))
+)
+
+
+@given(manifests)
+def test_round_trip(manifest: Manifest):
+    data = to_bytes(manifest)
+    assert parse(data) == manifest
+    assert data.isascii()
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 700_000])
+def test_the_chunks_cover_the_contents_exactly(size: int):
+    contents = bytes(i % 251 for i in range(size))
+    manifest = parse(to_bytes(describe(RUN, "ada", 0, 0, contents, ())))
+    at = 0
+    for index, expected in enumerate(manifest.chunks):
+        length = chunk_size(manifest, index)
+        assert 1 <= length <= CHUNK_BYTES
+        assert hashlib.sha256(contents[at : at + length]).hexdigest() == expected
+        at += length
+    assert at == size == manifest.size
+
+
+def test_the_same_bytes_have_the_same_contents_whoever_offers_them():
+    again = describe(RUN, "bob", 8, 2, b"abc", (1,))
+    assert again.contents == OFFER.contents == (3, (digest(b"abc"),))
+    assert describe(RUN, "ada", 7, 1, b"abd", (12, 57)).contents != OFFER.contents
+    assert describe(RUN, "ada", 7, 1, b"abc", (57, 12)) == OFFER
+
+
+# ---------------------------------------------------------------------------------------------- what it is not
+
+HUGE = b"9" * 4000
+FAULTS = {
+    "nothing": (b"", "is not JSON"),
+    "noise": (b"\x00\xff" * 20, "is not JSON"),
+    "not ASCII": (changed(peer="ada").replace(b"ada", "adà".encode()), "is not JSON"),
+    "a byte order mark": (b"\xef\xbb\xbf" + GOLDEN, "is not JSON"),
+    "UTF-16": (GOLDEN.decode().encode("utf-16"), "is not JSON"),
+    "cut off": (GOLDEN[:-1], "is not JSON"),
+    "two of them": (GOLDEN + GOLDEN, "is not JSON"),
+    "deep lists": (b"[" * 100_000, "is not JSON"),
+    "deep lists, closed": (b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
+    "deep objects": (b'{"chunks":' * 50_000, "is not JSON"),
+    "a number too long to convert": (replaced(b'"size":3', b'"size":' + b"9" * 5000), "is not JSON"),
+    "a list": (b"[]", "not a JSON object"),
+    "a text": (b'"manifest"', "not a JSON object"),
+    "null": (b"null", "not a JSON object"),
+    "too long": (GOLDEN + b" " * (MAX_BYTES + 1 - len(GOLDEN)), f"{MAX_BYTES + 1} bytes exceeds {MAX_BYTES}"),
+    "empty": (b"{}", "manifest.version"),
+    "a later version": (changed(version=2), "version 2, this ftis reads version 1"),
+    "a version that is a text": (changed(version="1"), "manifest.version"),
+    "a version that is true": (changed(version=True), "manifest.version"),
+    "a version that is 1.0": (changed(version=1.0), "manifest.version"),
+    "a version that is deep": (replaced(b'"version":1', b'"version":' + b"[" * 400 + b"]" * 400), "manifest.version"),
+    "a version that is long": (changed(version="v" * 100_000), "manifest.version"),
+    "no run": (without("run"), "manifest.run"),
+    "a short run": (changed(run=RUN[1:]), "manifest.run"),
+    "a run in upper case": (changed(run=RUN.upper()), "manifest.run"),
+    "a run with a line end": (changed(run=RUN + "\n"), "manifest.run"),
+    "a run that is a number": (changed(run=11), "manifest.run"),
+    "no peer": (without("peer"), "manifest.peer"),
+    "a peer of no name": (changed(peer=""), "manifest.peer"),
+    "a peer elsewhere": (changed(peer="../ada"), "manifest.peer"),
+    "a peer with a wildcard": (changed(peer="*"), "manifest.peer"),
+    "a peer with a line end": (changed(peer="ada\n"), "manifest.peer"),
+    "a peer of half a character": (changed(peer="\ud800"), "manifest.peer"),
+    "a peer of 65 letters": (changed(peer="a" * 65), "manifest.peer"),
+    "a list of peers": (changed(peer=["ada"]), "manifest.peer"),
+    "no round": (without("round"), "manifest.round"),
+    "a round before the first": (changed(round=-1), "manifest.round"),
+    "a round of 2^53 + 1": (changed(round=2**53 + 1), "manifest.round"),
+    "a round of 4000 digits": (replaced(b'"round":7', b'"round":' + HUGE), "manifest.round"),
+    "a round of 7.0": (changed(round=7.0), "manifest.round"),
+    "a round of 1e3": (replaced(b'"round":7', b'"round":1e3'), "manifest.round"),
+    "a round of 1e999": (replaced(b'"round":7', b'"round":1e999'), "manifest.round"),
+    "a round of NaN": (replaced(b'"round":7', b'"round":NaN'), "manifest.round"),
+    "a round of -Infinity": (replaced(b'"round":7', b'"round":-Infinity'), "manifest.round"),
+    "a round that is true": (changed(round=True), "manifest.round"),
+    "a round that is a text": (changed(round="7"), "manifest.round"),
+    "a round that is null": (changed(round=None), "manifest.round"),
+    "a round of 07": (replaced(b'"round":7', b'"round":07'), "is not JSON"),
+    "a round of +7": (replaced(b'"round":7', b'"round":+7'), "is not JSON"),
+    "a round of -0": (replaced(b'"round":7', b'"round":-0'), "not written canonically"),
+    "no incarnation": (without("incarnation"), "manifest.incarnation"),
+    "a false incarnation": (changed(incarnation=False), "manifest.incarnation"),
+    "no size": (without("size"), "manifest.size"),
+    "a negative size": (changed(size=-3, chunks=[]), "manifest.size"),
+    "no chunks": (without("chunks"), "manifest.chunks is not a list"),
+    "chunks in an object": (changed(chunks={"0": SHA_OF_ABC}), "manifest.chunks is not a list"),
+    "chunks in a text": (changed(chunks=SHA_OF_ABC), "manifest.chunks is not a list"),
+    "a chunk too few": (changed(chunks=[]), "lists 0 chunks for 3 bytes"),
+    "a chunk too many": (changed(chunks=[SHA_OF_ABC] * 2), "lists 2 chunks for 3 bytes"),
+    "a chunk of nothing": (changed(size=0), "lists 1 chunks for 0 bytes"),
+    "a byte beyond the chunk": (changed(size=CHUNK_BYTES + 1), f"lists 1 chunks for {CHUNK_BYTES + 1} bytes"),
+    "10 GB in one chunk": (changed(size=10**10), "lists 1 chunks for 10000000000 bytes"),
+    "2^53 bytes in one chunk": (changed(size=2**53), "lists 1 chunks for 9007199254740992 bytes"),
+    "a short digest": (changed(chunks=[SHA_OF_ABC[1:]]), "not a SHA-256"),
+    "a digest in upper case": (changed(chunks=[SHA_OF_ABC.upper()]), "not a SHA-256"),
+    "a digest that is a number": (changed(chunks=[0]), "not a SHA-256"),
+    "a digest that is a list": (changed(chunks=[[SHA_OF_ABC]]), "not a SHA-256"),
+    "no items": (without("items"), "manifest.items is not a list"),
+    "items that are null": (changed(items=None), "manifest.items is not a list"),
+    "a negative item": (changed(items=[12, -1]), "manifest.items holds"),
+    "a true item": (changed(items=[True]), "manifest.items holds"),
+    "an item of 12.0": (changed(items=[12.0]), "manifest.items holds"),
+    "an item beyond 2^53": (changed(items=[2**53 + 1]), "manifest.items holds"),
+    "an item in a list": (changed(items=[[12]]), "manifest.items holds"),
+    "an item twice": (changed(items=[12, 12]), "ascending"),
+    "items in another order": (changed(items=[57, 12]), "ascending"),
+    "a field more": (changed(reward=1), "not written canonically"),
+    "a space": (replaced(b'"round":7', b'"round": 7'), "not written canonically"),
+    "a space before": (b" " + GOLDEN, "not written canonically"),
+    "a line end after": (GOLDEN + b"\n", "not written canonically"),
+    "other order": (json.dumps(dict(reversed(document().items())), separators=(",", ":")).encode(), "canonically"),
+    "a key twice": (replaced(b'"round":7', b'"round":7,"round":7'), "not written canonically"),
+    "a key twice, first another": (replaced(b'"round":7', b'"round":6,"round":7'), "not written canonically"),
+    "an escape": (replaced(b'"ada"', b'"\\u0061da"'), "not written canonically"),
+    "an escape in a key": (replaced(b'"peer"', b'"p\\u0065er"'), "not written canonically"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_fault_is_refused_by_what_it_is(case: str):
+    data, says = FAULTS[case]
+    with pytest.raises(ManifestError) as caught:
+        parse(data)
+    text = str(caught.value)
+    assert says in text
+    assert len(text) < 200
+    assert text.isprintable()
+
+
+def test_the_border_of_numbers():
+    most = 2**53
+    edge = describe(RUN, "ada", most, most, b"", (0, most))
+    assert parse(to_bytes(edge)) == edge
+
+
+def test_every_truncation_and_trailing_garbage_is_refused():
+    for stop in range(len(GOLDEN)):
+        with pytest.raises(ManifestError):
+            parse(GOLDEN[:stop])
+    for garbage in (b"\0", b" ", b"}", b",", b"{}"):
+        with pytest.raises(ManifestError):
+            parse(GOLDEN + garbage)
+        with pytest.raises(ManifestError):
+            parse(garbage + GOLDEN)
+
+
+def test_a_bit_flipped_anywhere_is_refused_or_another_manifest_and_never_the_signed_one():
+    public = public_hex(KEY)
+    for at in range(len(GOLDEN) * 8):
+        flipped = bytearray(GOLDEN)
+        flipped[at // 8] ^= 1 << at % 8
+        data = bytes(flipped)
+        refused_or_canonical(data)
+        assert not signed_by(public, data, SIGNATURE), at
+
+
+def test_a_signature_is_of_one_key_one_text_and_for_manifests_only():
+    public, other = public_hex(KEY), Ed25519PrivateKey.from_private_bytes(bytes(32))
+    assert not signed_by(public_hex(other), GOLDEN, SIGNATURE)
+    assert not signed_by(public, GOLDEN, sign(other, GOLDEN))
+    assert not signed_by(public, GOLDEN, KEY.sign(GOLDEN))  # of the same bytes, for another purpose
+    assert not signed_by(public, GOLDEN[1:], SIGNATURE)
+    assert not signed_by(public, b"", SIGNATURE)
+    assert not signed_by(public, GOLDEN, b"")
+
+
+@pytest.mark.parametrize("field", ["run", "peer", "round", "incarnation", "size", "chunks", "items"])
+def test_the_signature_binds_every_field(field: str):
+    other: dict[str, Any] = {
+        "run": "f" * 32,
+        "peer": "bob",
+        "round": 8,
+        "incarnation": 2,
+        "size": 4,
+        "chunks": ("0" * 64,),
+        "items": (12, 58),
+    }
+    data = to_bytes(dataclasses.replace(OFFER, **{field: other[field]}))
+    parse(data)
+    assert not signed_by(public_hex(KEY), data, SIGNATURE)
+
+
+# ---------------------------------------------------------------------------------------------- anything at all
+
+
+def refused_or_canonical(data: bytes) -> bool:
+    try:
+        manifest = parse(data)
+    except ManifestError:
+        return False
+    assert to_bytes(manifest) == data
+    assert sum(chunk_size(manifest, index) for index in range(len(manifest.chunks))) == manifest.size
+    return True
+
+
+@given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_are_refused(data: bytes):
+    assert not refused_or_canonical(data)
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(SHA_OF_ABC), numbers),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+@settings(max_examples=300, deadline=None)
+def test_any_json_is_refused(value: object):
+    assert not refused_or_canonical(written(value))
+
+
+@given(st.sampled_from(sorted(document())), json_values)
+@settings(max_examples=1000, deadline=None)
+def test_any_value_in_any_field_is_refused_or_canonical(field: str, value: object):
+    refused_or_canonical(changed(**{field: value}))
+
+
+PIECES = [b"1.0", b"true", b"null", b"1e3", b"-0", b"NaN", b"Infinity", b'""', b"[]", b"{}", b"[[[[", b" ", b"\\u0000"]
+
+
+@given(manifests, st.data())
+@settings(max_examples=1000, deadline=None)
+def test_a_mutated_manifest_is_refused_or_canonical(manifest: Manifest, data: st.DataObject):
+    text = bytearray(to_bytes(manifest))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, max(len(text) - 1, 0)))
+        match data.draw(st.sampled_from(["set", "cut", "insert", "digit"])):
+            case "set":
+                text[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+            case "cut":
+                del text[at : at + data.draw(st.integers(1, 8))]
+            case "insert":
+                text[at:at] = data.draw(st.sampled_from(PIECES))
+            case "digit":
+                text[at : at + 1] = data.draw(st.sampled_from([b"0", b"9", b"10"]))
+    refused_or_canonical(bytes(text))
+
+
+# ---------------------------------------------------------------------------------------------- time and memory
+
+
+def peak_of_refusing(data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError):
+            parse(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_promise_of_gigabytes_takes_no_memory():
+    for size in (10**10, 2**53):
+        assert peak_of_refusing(changed(size=size)) < 100_000
+
+
+def test_what_is_too_long_is_not_even_read():
+    data = b"[" * (MAX_BYTES + 1)
+    assert peak_of_refusing(data) < 10_000
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b"1000,", b"1e5,", b'"\\u00e9",', b'{"a":1},', b'[[[[[["a"]]]]]],'])
+def test_the_most_expensive_megabyte_is_bounded_in_time_and_memory(piece: bytes):
+    head, tail = replaced(b"[12,57]", b"[|]").split(b"|")
+    data = head + (piece * (MAX_BYTES // len(piece)))[: MAX_BYTES - len(head) - len(tail) - 4]
+    data = data[: data.rindex(b",")] + tail
+    json.loads(data)  # nothing wrong with it as JSON
+    started = time.perf_counter()
+    peak = peak_of_refusing(data)
+    assert time.perf_counter() - started < 10  # under tracing; without, a tenth of a second
+    assert peak < 100 * MAX_BYTES
+
+
+def test_the_largest_manifest_has_room_for_what_the_module_says():
+    many = to_bytes(Manifest(RUN, "a" * 64, 2**53, 2**53, 3, (SHA_OF_ABC,), tuple(range(100_000))))
+    long = to_bytes(Manifest(RUN, "a" * 64, 2**53, 2**53, 3 * 10**9, (SHA_OF_ABC,) * 11_445, ()))
+    for data in (many, long):
+        assert len(data) <= MAX_BYTES
+        assert refused_or_canonical(data)
