@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis import admission as admission_module
 from ftis.admission import Admission, Admitter, Reason, Rejection, Terms
 from ftis.codec import Header, Message, decode, encode, message_size, weight_error
 from ftis.rollouts import Group, Prompt, Rollout
@@ -174,6 +177,9 @@ GROUPS = {
     "bad_logp (nan)": (group(0, rollout([1, END], [float("nan"), -1.0]), rollout([END])), "rollout 0, token 0"),
     "bad_logp (snan)": (group(0, Rollout(np.array([1, END], np.int32), SIGNALLING_NAN), rollout([END])), "nan"),
     "bad_logp (-inf)": (group(0, rollout([1, END], [-1, -np.inf]), rollout([END])), "-inf"),
+    "bad_logp (-1e30)": (group(0, rollout([1, END], [-1e30, -1]), rollout([END])), "rollout 0, token 0"),
+    "bad_logp (+inf)": (group(0, rollout([1, END], [-1, np.inf]), rollout([END])), "inf is not in [-100, 0]"),
+    "bad_logp (barely positive)": (group(0, rollout([1, END], [-1, 1e-45]), rollout([END])), "token 1"),
     "bad_logp (impossible)": (group(0, rollout([1, END], [-1, -100.5]), rollout([END])), "-100.5"),
 }
 
@@ -308,6 +314,262 @@ def test_a_scorer_with_too_few_rewards_is_heard():
 def test_terms_that_cannot_be(field: str):
     with pytest.raises(ValueError, match=f"terms.{field}"):
         dataclasses.replace(TERMS, **{field: -1})
+
+
+# ---------------------------------------------------------------------------------------------- late ones
+
+
+def test_a_late_message_is_scored_now_and_keeps_the_log_probabilities_it_came_with():
+    logps = [[-0.25, -0.5], [-3.0, -100.0]]
+    late = group(0, rollout([0, END], logps[0]), rollout([98, 99], logps[1]), round=3)
+    judge = admitter(max_staleness=2)
+    admission = judge.admit("ada", message(late, round=3), round=5)
+    assert admission.rejections == ()
+    (scored,) = admission.admitted
+    assert scored.rewards == (1.0, 0.0)
+    assert scored.group.round == 3  # its own, not the one it arrived in
+    assert [r.gen_logp.tolist() for r in scored.group.rollouts] == logps
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_a_message_is_taken_up_to_max_staleness_rounds_late_and_not_a_round_more(staleness: int):
+    for late in range(staleness + 2):
+        data = message(group(4 * (6 % 3), round=6), round=6)
+        admission = admitter(max_staleness=staleness).admit("ada", data, round=6 + late)
+        if late <= staleness:
+            assert items(admission) == [0], late
+        else:
+            assert only(admission).reason == "wrong_round"
+
+
+def test_each_round_is_remembered_by_itself():
+    """The item comes again in another round, by right; in the same round it is a duplicate, however late."""
+    judge = admitter(max_staleness=3, share=lambda peer, round: [0, 1])
+    for round in (4, 5, 6):
+        assert items(judge.admit("ada", message(group(0, round=round), round=round), round=6)) == [0]
+    for round in (4, 5, 6):
+        for now in range(6, round + 4):
+            again = judge.admit("ada", message(group(0, round=round), group(1, round=round), round=round), round=now)
+            assert again.rejections[0].reason == "duplicate"
+            assert items(again) == ([1] if now == 6 else [])
+
+
+def test_a_message_before_the_first_round_needs_no_negative_round():
+    assert items(admitter(max_staleness=5).admit("ada", message(group(0)), round=1)) == [0]
+
+
+# ---------------------------------------------------------------------------------------------- setting aside
+
+NOISE = b"not a message"
+
+
+def patient(**changes: Any) -> Admitter:
+    return admitter(**{"max_rejections": 3, "set_aside_rounds": 2, "share": lambda peer, round: [0, 1, 2]} | changes)
+
+
+def good(round: int, peer: str = "ada") -> bytes:
+    return message(group(round % 3, peer=peer, round=round), peer=peer, round=round)
+
+
+def test_a_peer_is_set_aside_by_one_rejection_more_than_are_borne_and_comes_back():
+    judge = patient()
+    for _ in range(3):
+        assert only(judge.admit("ada", NOISE, round=5)).reason == "malformed"
+    assert judge.set_aside(5) == frozenset()
+    assert only(judge.admit("ada", NOISE, round=5)).reason == "malformed"  # the fourth
+    for round in (5, 6, 7):
+        assert judge.set_aside(round) == {"ada"}
+        rejection = only(judge.admit("ada", good(round), round))
+        assert (rejection.peer, rejection.reason, rejection.item) == ("ada", "set_aside", None)
+        assert "until round 8" in rejection.detail
+    assert judge.set_aside(8) == frozenset()
+    assert items(judge.admit("ada", good(8), round=8)) == [8 % 3]
+
+
+def test_each_rejected_group_counts():
+    bad = [group(item, rollout([END])) for item in (0, 1)]
+    judge = patient()
+    judge.admit("ada", message(*bad), round=0)
+    assert judge.set_aside(0) == frozenset()
+    judge.admit("ada", message(group(2), *bad), round=0)  # what is good in it does not make up for the rest
+    assert judge.set_aside(0) == {"ada"}
+
+
+def test_a_faultless_message_wipes_the_slate_and_a_faulty_one_does_not():
+    judge = patient()
+    for round in range(10):
+        for _ in range(3):
+            judge.admit("ada", NOISE, round)
+        assert items(judge.admit("ada", good(round), round)) == [round % 3]
+        assert judge.set_aside(round) == frozenset()
+    for _ in range(3):
+        judge.admit("ada", NOISE, round=9)
+    mixed = message(group(1, round=9), group(7, round=9), round=9)
+    assert items(judge.admit("ada", mixed, round=9)) == [1]
+    assert judge.set_aside(9) == {"ada"}
+
+
+def test_what_is_set_aside_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch):
+    decoded: list[bytes] = []
+
+    def spy(data: bytes, limits: Any) -> Message:
+        decoded.append(data)
+        return decode(data, limits)
+
+    monkeypatch.setattr(admission_module, "decode", spy)
+    judge = patient(max_rejections=1)
+    for _ in range(2):
+        judge.admit("ada", NOISE, round=0)
+    assert decoded == [NOISE] * 2
+    for round in (0, 1, 2):
+        assert only(judge.admit("ada", good(round), round)).reason == "set_aside"
+    assert decoded == [NOISE] * 2
+    assert items(judge.admit("ada", good(3), round=3)) == [0]
+    assert decoded == [NOISE] * 2 + [good(3)]
+
+
+def test_messages_while_set_aside_make_it_no_longer():
+    judge = patient(max_rejections=1)
+    for _ in range(2):
+        judge.admit("ada", NOISE, round=0)
+    for round in (0, 1, 2):
+        for _ in range(20):
+            judge.admit("ada", NOISE, round)
+    assert judge.set_aside(3) == frozenset()
+    assert only(judge.admit("ada", NOISE, round=3)).reason == "malformed"  # the count began anew
+    assert judge.set_aside(3) == frozenset()
+
+
+def test_one_peer_set_aside_leaves_the_others():
+    judge = patient(max_rejections=1)
+    for _ in range(2):
+        judge.admit("ada", NOISE, round=0)
+    assert judge.set_aside(0) == {"ada"}
+    assert items(judge.admit("bob", good(0, "bob"), round=0)) == [0]
+
+
+def test_speaking_in_anothers_name_falls_back_on_the_sender():
+    judge = patient()
+    for _ in range(4):
+        assert only(judge.admit("bob", good(0, "ada"), round=0)).reason == "wrong_sender"
+    assert judge.set_aside(0) == {"bob"}
+
+
+def test_zero_never_sets_aside():
+    judge = patient(max_rejections=0)
+    for _ in range(100):
+        judge.admit("ada", NOISE, round=0)
+    assert judge.set_aside(0) == frozenset()
+    assert items(judge.admit("ada", good(0), round=0)) == [0]
+
+
+def test_strangers_leave_nothing_in_memory():
+    judge = patient()
+    for number in range(1000):
+        for _ in range(5):
+            assert only(judge.admit(f"eve{number}", NOISE, round=0)).reason == "not_in_roster"
+    assert judge.set_aside(0) == frozenset()
+    assert (judge._rejected, judge._aside_until, judge._admitted) == ({}, {}, {})
+
+
+# ---------------------------------------------------------------------------------------------- time
+
+
+def test_groups_not_reached_in_time_are_rejected_and_may_come_again(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(admission_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    scored: list[int] = []
+
+    def slow(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        scored.append(prompt.item)
+        clock[0] += 4.0
+        return score(prompt, completions, ids)
+
+    terms = dataclasses.replace(TERMS, max_seconds=10.0, share=lambda peer, round: range(5))
+    judge = Admitter(terms, slow, detokenize)
+    data = message(*(group(item) for item in range(5)))
+    first = judge.admit("ada", data, round=0)
+    assert items(first) == [0, 1, 2]  # begun at 0, 4 and 8 s
+    assert [(r.reason, r.item) for r in first.rejections] == [("over_time", 3), ("over_time", 4)]
+    assert all(r.detail == "not judged within 10 s" for r in first.rejections)
+    second = judge.admit("ada", data, round=0)  # its time is its own
+    assert items(second) == [3, 4]
+    assert [r.reason for r in second.rejections] == ["duplicate"] * 3
+    assert scored == [0, 1, 2, 3, 4]
+
+
+def test_within_its_time_a_message_is_judged_whole(monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, 10.0, 10.0])  # at the start and before each group: 10 of 10 s are not more than 10
+    monkeypatch.setattr(admission_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert items(admitter(max_seconds=10.0).admit("ada", message(group(0), group(1)), round=0)) == [0, 1]
+
+
+# ---------------------------------------------------------------------------------------------- many, and claims
+
+
+def test_the_scorer_alone_decides_what_a_rollout_earned():
+    """A message has no room for a reward; whatever else it says, the same tokens earn the same here."""
+    rewards = []
+    for logp, facts in (
+        ([0.0, 0.0], {}),
+        ([-100.0, -100.0], {"top_p": 1e-9, "top_k": 1}),
+        ([-1.0, -1.0], {"top_k": 2**32 - 1}),
+    ):
+        claimed = group(1, rollout([98, END], logp), rollout([1, END], logp))
+        rewards.append(admitter().admit("ada", message(claimed, **facts), round=0).admitted[0].rewards)
+    assert rewards == [(0.0, 1.0)] * 3
+    tokens = sum(len(r) for r in claimed.rollouts)
+    assert len(message(claimed)) == message_size(tokens, 2, 1, "ada") == 68 + 3 + 6 + 8 + 8 * tokens + 4
+    strict = Admitter(TERMS, lambda prompt, completions, ids: (0.0,) * len(ids), detokenize)
+    assert strict.admit("ada", message(claimed), round=0).admitted[0].rewards == (0.0, 0.0)
+
+
+MANY = 10_000
+one_token = rollout([END])
+tiny_groups = message(*(Group("ada", 0, item, (one_token, one_token)) for item in range(MANY)))
+
+
+def test_ten_thousand_tiny_groups_that_nobody_asked_for_are_refused_before_decoding(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission_module, "decode", lambda *_: pytest.fail("decoded"))
+    assert only(admitter().admit("ada", tiny_groups, round=0)).reason == "over_budget"
+
+
+def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number():
+    judge = admitter(max_completion_length=MANY * 8)
+    assert len(tiny_groups) < judge.terms.limits.max_bytes
+    started = time.perf_counter()
+    rejection = only(judge.admit("ada", tiny_groups, round=0))
+    assert time.perf_counter() - started < 0.5
+    assert (rejection.reason, rejection.detail) == ("malformed", "10000 groups exceed the limit of 4")
+
+
+def test_ten_thousand_tiny_groups_that_are_owed_are_judged_in_seconds_and_then_duplicates():
+    prompts = [Prompt(item, "", "") for item in range(MANY)]
+    judge = admitter(prompts=prompts, share=lambda peer, round: range(MANY))
+    started = time.perf_counter()
+    first = judge.admit("ada", tiny_groups, round=0)
+    second = judge.admit("ada", tiny_groups, round=0)
+    assert time.perf_counter() - started < 10  # usually a twentieth of it
+    assert len(first.admitted) == MANY
+    assert second.admitted == ()
+    assert {r.reason for r in second.rejections} == {Reason.DUPLICATE}
+    assert [r.item for r in second.rejections] == list(range(MANY))
+
+
+def test_one_group_ten_thousand_times_is_scored_once():
+    scored: list[int] = []
+
+    def counting(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        scored.append(prompt.item)
+        return score(prompt, completions, ids)
+
+    terms = dataclasses.replace(
+        TERMS, prompts=[Prompt(item, "", "") for item in range(MANY)], share=lambda peer, round: range(MANY)
+    )
+    data = message(*(Group("ada", 0, 7, (one_token, one_token)),) * MANY)
+    admission = Admitter(terms, counting, detokenize).admit("ada", data, round=0)
+    assert items(admission) == scored == [7]
+    assert [r.reason for r in admission.rejections] == ["duplicate"] * (MANY - 1)
 
 
 # ---------------------------------------------------------------------------------------------- anything at all
