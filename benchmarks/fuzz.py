@@ -1,0 +1,577 @@
+"""A million hostile messages and manifests, and what must hold for each of them.
+
+    python benchmarks/fuzz.py                        # 1,000,000 cases, some minutes on one core
+    python benchmarks/fuzz.py --first 4711 --cases 1 # one case again, by its number
+
+Case n of a seed is always the same bytes: a message or a manifest that is random, or a good one cut, flipped,
+spliced, stretched or rewritten, with its checksum made right or not. For each the oracle holds that
+
+- ``decode`` gives a message that encodes to the same bytes, or raises CodecError; ``parse`` likewise ManifestError;
+- ``Admitter.admit`` raises nothing and warns of nothing; each group is admitted or rejected once; what is admitted
+  keeps the terms and is rewarded as it is worth; sent again, it is a duplicate;
+- texts of errors are short and printable;
+- memory (traced for a sample of the cases) grows with the bytes that are there and the limits, never with what they
+  promise.
+
+The last line is one JSON object; the exit status is 1 if anything did not hold. ``fuzz_coverage.py`` has the same
+oracle under a coverage-guided fuzzer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import resource
+import struct
+import sys
+import time
+import tracemalloc
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis import manifest as manifests
+from ftis.admission import MIN_LOGP, Admission, Admitter, Reason, Terms
+from ftis.codec import CodecError, Header, Limits, Message, decode, encode
+from ftis.identity import public_hex
+from ftis.manifest import Manifest, ManifestError
+from ftis.rollouts import Group, Prompt, Rollout
+
+RUN, TOKENIZER = "1" * 32, "2" * 32
+END, VOCAB, G, LONGEST, ROUND = 7, 1000, 2, 24, 5
+PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
+PEERS = ("ada", "bob")
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC = public_hex(KEY)
+LONGEST_TEXT = 500
+LARGE = 50_000
+"""The memory of cases of more bytes is always measured."""
+
+
+def share(peer: str, round: int) -> range:
+    start = 4 * (round % 3) + 2 * PEERS.index(peer)
+    return range(start, start + 2)
+
+
+TERMS = Terms(
+    run=RUN,
+    tokenizer=TOKENIZER,
+    temperature=1.0,
+    vocab_size=VOCAB,
+    end_ids=frozenset({END}),
+    group_size=G,
+    max_completion_length=LONGEST,
+    prompts=PROMPTS,
+    share=share,
+    roster=frozenset(PEERS),
+    max_staleness=1,
+)
+LIMITS = TERMS.limits
+BOUNDLESS = Limits(max_bytes=1 << 40, max_groups=1 << 32, max_rollouts_per_group=1 << 16, max_completion_length=1 << 32)
+
+OF_A_GROUP = {
+    Reason.UNKNOWN_PROMPT,
+    Reason.NOT_THEIR_PROMPT,
+    Reason.DUPLICATE,
+    Reason.WRONG_GROUP_SIZE,
+    Reason.EMPTY,
+    Reason.TOO_LONG,
+    Reason.TOKEN_OUT_OF_RANGE,
+    Reason.TOKENS_AFTER_END,
+    Reason.BAD_LOGP,
+}
+
+
+class FindingError(AssertionError):
+    """Something that ought to hold and did not."""
+
+
+def hold(condition: object, what: str) -> None:
+    if not condition:
+        raise FindingError(what)
+
+
+def memory_bound(kind: str, size: int) -> int:
+    """The most memory that judging so many bytes may take, whatever they promise.
+
+    Four bytes of a message can be a rollout without tokens: two arrays, a Rollout and its places in lists. Two bytes
+    of a manifest can be a list, of 56 bytes and its place in another.
+    """
+    if kind == "manifest":
+        return 30_000 + 80 * min(size, manifests.MAX_BYTES)
+    return 30_000 + 150 * size
+
+
+# ---------------------------------------------------------------------------------------------- what must hold
+
+
+def detokenize(ids: Sequence[int]) -> str:
+    hold(ids and all(0 <= i < VOCAB for i in ids), "the detokenizer was given ids outside of the vocabulary")
+    return " ".join(str(i) for i in ids if i != END)
+
+
+def score(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    return tuple(float(c == prompt.answer) for c in completions)
+
+
+@dataclass
+class Oracle:
+    """Judges cases and counts what became of them."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    peak_bytes: int = 0
+    """Of all traced cases, the most that one took."""
+    fullest: float = 0.0
+    """The most of its memory bound that a traced case took, as a fraction."""
+
+    def __post_init__(self) -> None:
+        self._lasting = Admitter(dataclasses.replace(TERMS, max_rejections=8), score, detokenize)
+        self._round = ROUND
+        self._taken: set[tuple[str, int, int]] = set()
+
+    def case(self, kind: str, data: bytes, trace: bool = False) -> None:
+        """
+        Raises:
+            FindingError: something does not hold for ``data``. Any other exception is a finding, too.
+        """
+        judge, bound = self.manifest if kind == "manifest" else self.message, memory_bound(kind, len(data))
+        if not trace:
+            return judge(data)
+        tracemalloc.start()
+        try:
+            judge(data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        self.peak_bytes = max(self.peak_bytes, peak)
+        self.fullest = max(self.fullest, peak / bound)
+        hold(peak <= bound, f"{len(data)} bytes took {peak} bytes of memory, the bound is {bound}")
+
+    def message(self, data: bytes) -> None:
+        without_limits = self._decode(data, BOUNDLESS)
+        message = self._decode(data, LIMITS)
+        if message is not None:
+            hold(without_limits is not None, "limits let through what is no message without them")
+        admitter = Admitter(TERMS, score, detokenize)
+        first = admitter.admit("ada", data, ROUND)
+        self._check(first, message, data)
+        again = admitter.admit("ada", data, ROUND)
+        hold(not again.admitted, "a group was admitted twice")
+        hold(len(again.rejections) >= len(first.rejections), "what was rejected was not the second time")
+        for rejection in first.rejections:
+            self.outcomes[f"rejected: {rejection.reason}"] += 1
+        self.outcomes["groups admitted"] += len(first.admitted)
+        self.outcomes["messages decoded" if message else "messages refused"] += 1
+        self._admit_lastingly(data)
+
+    def manifest(self, data: bytes) -> None:
+        try:
+            manifest = manifests.parse(data)
+        except ManifestError as error:
+            self._check_text(str(error))
+            self.outcomes["manifests refused"] += 1
+            return
+        self.outcomes["manifests parsed"] += 1
+        hold(manifests.to_bytes(manifest) == data, "a manifest that would be written otherwise was parsed")
+        sizes = [manifests.chunk_size(manifest, index) for index in range(len(manifest.chunks))]
+        hold(sum(sizes) == manifest.size, "the chunks are not the contents")
+        hold(all(0 < size <= manifests.CHUNK_BYTES for size in sizes), "a chunk is empty or too long")
+        known = data in SIGNATURES
+        hold(
+            manifests.signed_by(PUBLIC, data, SIGNATURES.get(data, ANY_SIGNATURE)) == known,
+            "a signature is good for another manifest",
+        )
+
+    def _decode(self, data: bytes, limits: Limits) -> Message | None:
+        try:
+            message = decode(data, limits)
+        except CodecError as error:
+            self._check_text(str(error))
+            return None
+        hold(encode(message) == data, "a message that would be written otherwise was decoded")
+        hold(len(message.groups) <= limits.max_groups, "more groups than the limit")
+        for group in message.groups:
+            hold(len(group.rollouts) <= limits.max_rollouts_per_group, "more rollouts than the limit")
+            hold(all(len(r) <= limits.max_completion_length for r in group.rollouts), "more tokens than the limit")
+        return message
+
+    def _check(self, admission: Admission, message: Message | None, data: bytes) -> None:
+        for rejection in admission.rejections:
+            hold(rejection.peer == "ada", "a rejection is laid to another peer")
+            self._check_text(rejection.detail)
+        whole = [r for r in admission.rejections if r.item is None]
+        if whole:
+            hold(len(admission.rejections) == 1 and not admission.admitted, "a message rejected, and groups of it")
+        if message is None:
+            hold(whole and whole[0].reason in (Reason.MALFORMED, Reason.OVER_BUDGET), "no message, and not rejected")
+            return
+        hold(not whole or whole[0].reason != Reason.MALFORMED, "a message, and rejected as none")
+        if whole:
+            return
+        header = message.header
+        hold((header.peer, header.run, header.tokenizer) == ("ada", RUN, TOKENIZER), "another header was let in")
+        hold(
+            header.round in (ROUND - 1, ROUND) and header.temperature == 1.0, "another round or temperature was let in"
+        )
+        hold(all(r.reason in OF_A_GROUP for r in admission.rejections), "a group rejected for a message's fault")
+        judged = sorted([s.group.item for s in admission.admitted] + [r.item for r in admission.rejections])
+        hold(judged == sorted(group.item for group in message.groups), "a group got lost, or was judged twice")
+        admitted = [scored.group.item for scored in admission.admitted]
+        hold(len(set(admitted)) == len(admitted), "an item was admitted twice")
+        for scored in admission.admitted:
+            group = scored.group
+            hold(group.item in share("ada", header.round), "a prompt of another's share was let in")
+            hold((group.peer, group.round) == ("ada", header.round), "a group of another peer or round was let in")
+            hold(len(group.rollouts) == G, "a group of another size was let in")
+            for rollout, reward in zip(group.rollouts, scored.rewards, strict=True):
+                ids, logps = rollout.completion_ids.tolist(), rollout.gen_logp.tolist()
+                hold(1 <= len(ids) <= LONGEST and END not in ids[:-1], "too long, empty, or text after the end")
+                hold(all(0 <= i < VOCAB for i in ids), "an id outside of the vocabulary was let in")
+                hold(all(MIN_LOGP <= p <= 0 for p in logps), "an impossible log-probability was let in")
+                earned = [i for i in ids if i != END] == [int(PROMPTS[group.item].answer)]
+                hold(reward == float(earned), "a reward that was not earned")
+
+    def _admit_lastingly(self, data: bytes) -> None:
+        """One admitter for the whole of the run, as rounds go by: it takes nothing twice and does not grow."""
+        if len(data) % 4 == 0:
+            self._round += 3  # the shares are those of ROUND again, and all from before is too late
+            self._taken.clear()
+        if len(data) >= 72 and zlib.crc32(data[:-4]).to_bytes(4, "little") == data[-4:]:
+            told = struct.unpack_from("<I", data, 60)[0] + self._round - ROUND
+            data = signed(data[:60] + struct.pack("<I", told & 0xFFFF_FFFF) + data[64:-4])
+        sender = "bob" if data[68:71] == b"bob" else "ada"
+        admission = self._lasting.admit(sender, data, self._round)
+        taken = {(sender, scored.group.round, scored.group.item) for scored in admission.admitted}
+        hold(len(taken) == len(admission.admitted) and not taken & self._taken, "a group was taken twice")
+        self._taken |= taken
+        self.outcomes["groups admitted by the lasting admitter"] += len(taken)
+        self.outcomes["not heard, being set aside"] += any(r.reason == Reason.SET_ASIDE for r in admission.rejections)
+        remembered = sum(len(keys) for keys in self._lasting._admitted.values())
+        hold(remembered <= 2 * len(PEERS) * 2, f"{remembered} groups of two rounds are remembered")
+
+    def _check_text(self, text: str) -> None:
+        hold(len(text) <= LONGEST_TEXT and text.isprintable(), "an error's text is long or not printable")
+
+
+# ---------------------------------------------------------------------------------------------- good ones to spoil
+
+
+def signed(body: bytes) -> bytes:
+    """``body`` with the checksum that makes the parser look at it."""
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def _header(peer: str = "ada", round: int = ROUND) -> Header:
+    return Header(RUN, round, peer, TOKENIZER, 1.0, 0, 1.0)
+
+
+def _group(item: int, *completions: list[int], peer: str = "ada", round: int = ROUND) -> Group:
+    return Group(
+        peer,
+        round,
+        item,
+        tuple(Rollout(np.array(ids, np.int32), np.full(len(ids), -0.5, np.float32)) for ids in completions),
+    )
+
+
+FULL = list(range(10, 10 + LONGEST))
+GOOD_MESSAGES = [
+    encode(Message(_header(), (_group(8, [8, END], [9, 9, END]), _group(9, [9, END], [1])))),
+    encode(Message(_header(), (_group(8, FULL, FULL), _group(9, FULL, FULL)))),
+    encode(Message(_header(round=ROUND - 1), (_group(4, [4, END], [END], round=ROUND - 1),))),
+    encode(Message(_header(), ())),
+    encode(Message(_header("bob"), (_group(10, [8, END], [9], peer="bob"),))),
+    encode(Message(_header(), tuple(_group(item, [1]) for item in range(4)))),
+]
+GOOD_MANIFESTS = [
+    manifests.to_bytes(manifests.describe(RUN, "ada", ROUND, 1, b"abc", (8, 9))),
+    manifests.to_bytes(manifests.describe(RUN, "bob", 0, 0, b"", ())),
+    manifests.to_bytes(Manifest(RUN, "a" * 64, 2**53, 2**53, 1_000_000, ("a" * 64,) * 4, tuple(range(40)))),
+]
+SIGNATURES = {data: manifests.sign(KEY, data) for data in GOOD_MANIFESTS}
+ANY_SIGNATURE = next(iter(SIGNATURES.values()))
+
+# ---------------------------------------------------------------------------------------------- cases
+
+EXTREMES = [b"\xff" * 4, bytes(4), b"\0\0\0\x80", b"\1\0\0\0", b"\xff\xff\xff\x7f", b"\0\0\xc0\x7f", b"\0\0\x80\xff"]
+EXTREMES += [b"\0\0\xa0\x7f", struct.pack("<f", -100.0), struct.pack("<f", -1e30), struct.pack("<f", 1e-45), b"\2\0"]
+IDS = [0, 1, END, VOCAB - 1, VOCAB, -1, 2**31 - 1, -(2**31), 8, 9]
+LOGPS = [0.0, -0.0, -1.0, -100.0, -100.01, -1e30, 1e-45, 1.0, float("nan"), float("inf"), float("-inf")]
+PIECES = [
+    b"1.0",
+    b"true",
+    b"null",
+    b"1e3",
+    b"-0",
+    b"-1",
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b'""',
+    b"[]",
+    b"{}",
+    b"[" * 2000,
+]
+PIECES += [b" ", b"\n", b"\\u0000", b"\\ud800", b"9" * 30, b"9" * 5000, b'"run":1,', b",", b":", b"\xff", b'"', b"0"]
+VALUES: list[object] = [0, 1, -1, 2**53, 2**53 + 1, 1.0, 1e3, True, None, "", "ada", "a/b", RUN, [], {}, [[1]], [1, 2]]
+VALUES += [[2, 1], [1, 1], ["a" * 64], ["A" * 64], ["a" * 64] * 4, 262_144, 262_145, 10**10, "x" * 70, "\u0660" * 32]
+
+
+def make(seed: int, number: int) -> tuple[str, bytes]:
+    """Case ``number``: what it is, and its bytes."""
+    rng = random.Random(seed << 40 | number)
+    kind, ways = ("message", MESSAGE_WAYS) if rng.random() < 0.7 else ("manifest", MANIFEST_WAYS)
+    (way,) = rng.choices(list(ways), list(ways.values()))
+    return kind, way(rng)
+
+
+def _noise(rng: random.Random) -> bytes:
+    return rng.randbytes(rng.choice((0, 1, 4, 30, 71, 72, 73, 100, 300)))
+
+
+def _noise_after_a_good_start(rng: random.Random) -> bytes:
+    return signed(rng.choice(GOOD_MESSAGES)[: rng.choice((8, 64, 68, 71))] + _noise(rng))
+
+
+def _mutate(rng: random.Random, body: bytearray, words: Sequence[bytes], goods: Sequence[bytes]) -> None:
+    at = rng.randrange(len(body) + 1)
+    match rng.randrange(7):
+        case 0 if body:
+            body[at % len(body)] ^= 1 << rng.randrange(8)
+        case 1:
+            del body[at:]
+        case 2:
+            del body[at : at + rng.randint(1, 8)]
+        case 3:
+            body[at:at] = rng.choice(words)
+        case 4:
+            word = rng.choice(words)
+            body[at : at + len(word)] = word
+        case 5:
+            other = rng.choice(goods)
+            start = rng.randrange(len(other) + 1)
+            if rng.random() < 0.5:
+                start = at  # field to field
+            body[at:] = other[start:]
+        case 6:
+            body[at:at] = body[max(0, at - rng.randint(1, 80)) : at] * rng.randint(1, 20)
+
+
+def _mutated_message(rng: random.Random) -> bytes:
+    good = rng.choice(GOOD_MESSAGES)
+    keep_checksum = rng.random() < 0.2
+    body = bytearray(good if keep_checksum else good[:-4])
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        _mutate(rng, body, EXTREMES, GOOD_MESSAGES)
+    return bytes(body) if keep_checksum else signed(bytes(body))
+
+
+def _field_changed(rng: random.Random) -> bytes:
+    """One 4-byte word of a good message, on its border, replaced: the lengths stay right more often than not."""
+    body = bytearray(rng.choice(GOOD_MESSAGES)[:-4])
+    name = struct.unpack_from("<H", body, 6)[0]
+    starts = [*range(0, 68, 4), *range(68 + name, len(body) - 3, 4), *range(70 + name, len(body) - 3, 4)]
+    at = rng.choice(starts)
+    body[at : at + 4] = (rng.choice(EXTREMES) + bytes(4))[:4] if rng.random() < 0.8 else rng.randbytes(4)
+    return signed(bytes(body))
+
+
+def _rewritten_message(rng: random.Random) -> bytes:
+    """A message that decodes, with anything in it: it is admission's to judge."""
+    odd = rng.choice((0.0, 0.03, 0.3))
+
+    def usual_or(usual: object, *others: object) -> object:
+        return rng.choice(others) if rng.random() < odd / 2 else usual
+
+    header = Header(
+        run=usual_or(RUN, "0" * 32),  # type: ignore[arg-type]
+        round=(round := usual_or(ROUND, ROUND - 1, ROUND - 2, ROUND + 1, 2**32 - 1)),  # type: ignore[arg-type]
+        peer=(peer := usual_or("ada", "bob", "eve", "a" * 64)),  # type: ignore[arg-type]
+        tokenizer=usual_or(TOKENIZER, RUN),  # type: ignore[arg-type]
+        temperature=usual_or(1.0, 0.0, float("nan"), float("inf"), 1.0 + 1e-15),  # type: ignore[arg-type]
+        top_k=rng.choice((0, 50, 2**32 - 1)),
+        top_p=usual_or(1.0, 0.0, 1e-300, 1.1, float("nan"), -1.0),  # type: ignore[arg-type]
+    )
+    groups = []
+    for item in (8, 9)[: rng.randint(0, 2)]:
+        rollouts = []
+        for _ in range(usual_or(G, 0, 1, 3, 5)):  # type: ignore[call-overload]
+            length = usual_or(rng.randint(1, LONGEST), 0, LONGEST, LONGEST + 1, 2 * LONGEST, 2 * LONGEST + 1)
+            ids = [rng.choice(IDS) if rng.random() < odd / 8 else rng.randrange(8, VOCAB) for _ in range(length)]  # type: ignore[call-overload]
+            logps = [rng.choice(LOGPS) if rng.random() < odd / 8 else -rng.random() for _ in range(len(ids))]
+            if ids and rng.random() < 0.7:
+                ids[-1] = END
+            if rng.random() < 0.2:
+                ids[:-1], logps[:-1] = [item], [-1.0]
+            with np.errstate(over="ignore"):
+                rollouts.append(Rollout(np.array(ids, np.int32), np.array(logps, np.float32)))
+        index = usual_or(item, 8, 4, 12, 2**32 - 1)
+        groups += [Group(peer, round, index, tuple(rollouts))] * (1 if rng.random() > odd / 2 else 3)  # type: ignore[arg-type]
+    return encode(Message(header, tuple(groups)))
+
+
+def _mutated_manifest(rng: random.Random) -> bytes:
+    text = bytearray(rng.choice(GOOD_MANIFESTS))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        _mutate(rng, text, PIECES, GOOD_MANIFESTS)
+    return bytes(text)
+
+
+def _rewritten_manifest(rng: random.Random) -> bytes:
+    """Good JSON with anything in its fields, mostly written as manifests are."""
+    document = json.loads(rng.choice(GOOD_MANIFESTS))
+    names = list(document)
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        document[rng.choice(names)] = rng.choice(VALUES) if rng.random() < 0.8 else rng.randrange(2**54)
+    if rng.random() < 0.05:
+        document[rng.choice(("reward", "", "Run", "peer "))] = rng.choice(VALUES)
+    if rng.random() < 0.05:
+        del document[rng.choice(names)]
+    plain = rng.random() < 0.9
+    text = json.dumps(document, sort_keys=plain, separators=(",", ":") if plain else None)
+    return (text + rng.choice(("\n", " ")) if rng.random() < 0.05 else text).encode("ascii")
+
+
+def _digit_changed(rng: random.Random) -> bytes:
+    """A digit of a good manifest replaced: another good one, most often."""
+    text = bytearray(rng.choice(GOOD_MANIFESTS))
+    places = [at for at, byte in enumerate(text) if 48 <= byte <= 57]
+    text[rng.choice(places)] = rng.choice(b"0123456789abcdef-")
+    return bytes(text)
+
+
+def _crowded_message(rng: random.Random) -> bytes:
+    """Very many rollouts of no tokens, the most memory for the fewest bytes; some promise more than there are."""
+    n, count = rng.choice(((1, 65_535), (5_000, 1), (300, 100), (20_000, 0), (4, 4), (3, 4)))
+    there = rng.choice((n * count, n * count, n * count - 1))
+    body = GOOD_MESSAGES[3][:64] + struct.pack("<I", n) + b"ada"
+    return signed(body + bytes(4 * n) + struct.pack("<H", count) * n + bytes(4 * max(there, 0)))
+
+
+def _long_manifest(rng: random.Random) -> bytes:
+    """As long as a manifest may be, or nearly so."""
+    piece = rng.choice((b"[],", b"{},", b"1000,", b"1e5,", b'"\\u00e9",', b'{"a":1},', b"[[[[[1]]]]],", b'"a",'))
+    head, _, tail = GOOD_MANIFESTS[0].partition(b"8,9")
+    length = manifests.MAX_BYTES - len(head) - len(tail) - rng.choice((2, 100, 500_000))
+    return head + piece * (length // len(piece)) + rng.choice((b"1", b"")) + tail
+
+
+MESSAGE_WAYS = {
+    _noise: 1000,
+    _noise_after_a_good_start: 1000,
+    _mutated_message: 6000,
+    _field_changed: 6000,
+    _rewritten_message: 6000,
+    _crowded_message: 4,
+}
+MANIFEST_WAYS = {
+    _noise: 1000,
+    _mutated_manifest: 8000,
+    _rewritten_manifest: 6000,
+    _digit_changed: 3000,
+    _long_manifest: 10,
+}
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+@dataclass
+class Storm:
+    """What became of many cases."""
+
+    oracle: Oracle
+    findings: list[str] = field(default_factory=list)
+    slowest_ms: float = 0.0
+    slowest_case: int = -1
+
+    def run(self, seed: int, numbers: range, trace_every: int, most_findings: int = 10) -> None:
+        with warnings.catch_warnings(), np.errstate(all="raise"):
+            warnings.simplefilter("error")
+            for number in numbers:
+                kind, data = make(seed, number)
+                started = time.perf_counter()
+                try:
+                    self.oracle.case(kind, data, trace=number % trace_every == 0 or len(data) > LARGE)
+                except Exception as error:
+                    self.findings.append(f"case {number}: {kind}: {type(error).__name__}: {error}: {data[:200].hex()}")
+                    if len(self.findings) >= most_findings:
+                        return
+                if (took := 1000 * (time.perf_counter() - started)) > self.slowest_ms:
+                    self.slowest_ms, self.slowest_case = took, number
+
+
+def main() -> int:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    parser = argparse.ArgumentParser(description="Hostile messages and manifests, and what must hold for each.")
+    parser.add_argument("--cases", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--trace-every", type=int, default=50, help="measure the memory of every so many")
+    options = parser.parse_args()
+
+    storm = Storm(Oracle())
+    storm.run(options.seed, range(options.first, options.first + 100), 1)  # what is loaded late is loaded now
+    storm = Storm(Oracle())
+    rss_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    last, started = options.first + options.cases, time.perf_counter()
+    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[findings]} findings")) as progress:
+        bar = progress.add_task("cases", total=options.cases, findings=0)
+        for start in range(options.first, last, 1000):
+            numbers = range(start, min(start + 1000, last))
+            storm.run(options.seed, numbers, options.trace_every)
+            progress.update(bar, advance=len(numbers), findings=len(storm.findings))
+            if len(storm.findings) >= 10:
+                break
+    seconds = time.perf_counter() - started
+    rss_growth_bound = 2 * memory_bound("manifest", manifests.MAX_BYTES)
+    rss_growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - rss_before
+
+    if rss_growth > rss_growth_bound:
+        storm.findings.append(f"the process grew by {rss_growth:,} bytes, the bound is {rss_growth_bound:,}")
+    for finding in storm.findings:
+        print(finding)
+    for outcome, count in storm.oracle.outcomes.most_common():
+        print(f"{count:>10,}  {outcome}")
+    print(f"{options.cases:,} cases in {seconds:.0f} s, {len(storm.findings)} findings")
+    print(f"memory: {storm.oracle.peak_bytes:,} bytes at most in one case, {storm.oracle.fullest:.0%} of its bound;")
+    print(f"        the process grew by {rss_growth:,} of at most {rss_growth_bound:,}")
+    print(
+        json.dumps(
+            {
+                "cases": options.cases,
+                "first": options.first,
+                "seed": options.seed,
+                "findings": len(storm.findings),
+                "seconds": round(seconds, 1),
+                "cases_per_second": round(options.cases / seconds),
+                "slowest_ms": round(storm.slowest_ms, 2),
+                "slowest_case": storm.slowest_case,
+                "peak_traced_bytes": storm.oracle.peak_bytes,
+                "peak_of_bound": round(storm.oracle.fullest, 3),
+                "rss_growth_bytes": rss_growth,
+                "rss_growth_bound": rss_growth_bound,
+                "outcomes": dict(sorted(storm.oracle.outcomes.items())),
+            }
+        )
+    )
+    return 1 if storm.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""A tenth of the storm of benchmarks/fuzz.py, and that its oracle sees what it is there to see."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fuzz
+import numpy as np
+import pytest
+
+from ftis import admission, codec, manifest
+from ftis.admission import Admission, Admitter, Reason
+from ftis.codec import CodecError, Limits, Message
+from ftis.manifest import Manifest, ManifestError
+
+MESSAGE_REASONS = {Reason.MALFORMED, Reason.OVER_BUDGET, Reason.WRONG_SENDER, Reason.WRONG_RUN, Reason.WRONG_ROUND}
+MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_hostile_messages_and_manifests():
+    storm = fuzz.Storm(fuzz.Oracle())
+    storm.run(seed=1, numbers=range(100_000), trace_every=100)
+    assert storm.findings == []
+    outcomes = storm.oracle.outcomes
+    assert storm.slowest_ms < 10_000
+    # The storm reached everything: most is refused, some of each kind passes, and every reason is given.
+    for outcome in ("messages decoded", "messages refused", "manifests parsed", "manifests refused"):
+        assert outcomes[outcome] > 2_000, outcome
+    assert outcomes["groups admitted"] > 2_000
+    assert outcomes["groups admitted by the lasting admitter"] > 1_000
+    assert outcomes["not heard, being set aside"] > 1_000
+    for reason in MESSAGE_REASONS | fuzz.OF_A_GROUP:
+        assert outcomes[f"rejected: {reason}"] > 20, reason
+
+
+def test_a_case_is_its_seed_and_number():
+    cases = [fuzz.make(3, number) for number in range(300)]
+    assert cases == [fuzz.make(3, number) for number in range(300)]
+    assert len({data for _, data in cases}) > 250
+    assert cases != [fuzz.make(4, number) for number in range(300)]
+
+
+def test_good_ones_hold():
+    oracle = fuzz.Oracle()
+    for data in fuzz.GOOD_MESSAGES:
+        oracle.case("message", data, trace=True)
+    for data in fuzz.GOOD_MANIFESTS:
+        oracle.case("manifest", data, trace=True)
+    assert oracle.outcomes["messages decoded"] == len(fuzz.GOOD_MESSAGES)
+    assert oracle.outcomes["manifests parsed"] == len(fuzz.GOOD_MANIFESTS)
+    assert oracle.outcomes["groups admitted"] == 5
+
+
+# ---------------------------------------------------------------------------------------------- a sharp oracle
+
+
+def crashing_decode(data: bytes, limits: Limits) -> Message:
+    if len(data) % 5 == 0:
+        raise IndexError("out of range")
+    return codec.decode(data, limits)
+
+
+def lenient_decode(data: bytes, limits: Limits) -> Message:
+    """Takes a wrong checksum for a right one."""
+    return codec.decode(data if len(data) < 72 else fuzz.signed(data[:-4]), limits)
+
+
+def unlimited_decode(data: bytes, limits: Limits) -> Message:
+    return codec.decode(data, fuzz.BOUNDLESS)
+
+
+def wordy_decode(data: bytes, limits: Limits) -> Message:
+    try:
+        return codec.decode(data, limits)
+    except CodecError as error:
+        raise CodecError(f"{error}: {data!r}" * 10) from None
+
+
+def greedy_decode(data: bytes, limits: Limits) -> Message:
+    np.empty(1_000_000, np.int8)
+    return codec.decode(data, limits)
+
+
+def warning_decode(data: bytes, limits: Limits) -> Message:
+    np.array([1e30]).astype(np.float32) * np.float32(1e30)
+    return codec.decode(data, limits)
+
+
+def lenient_parse(data: bytes) -> Manifest:
+    return manifest.parse(data.strip())
+
+
+def sorting_parse(data: bytes) -> Manifest:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ManifestError("manifest is not JSON") from None
+    return manifest.parse(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+
+
+def crashing_parse(data: bytes) -> Manifest:
+    json.loads(data)
+    return manifest.parse(data)
+
+
+def wordy_parse(data: bytes) -> Manifest:
+    try:
+        return manifest.parse(data)
+    except ManifestError as error:
+        raise ManifestError(f"{error}\n{data!r}") from None
+
+
+def without(check: str) -> Callable[[Any], None]:
+    return lambda patch: patch.setattr(Admitter, check, lambda *_: None)
+
+
+def forgetful(patch: Any) -> None:
+    judge = Admitter._judge
+
+    def judge_and_forget(self: Admitter, sender: str, data: bytes, round: int) -> Admission:
+        self._admitted.clear()
+        return judge(self, sender, data, round)
+
+    patch.setattr(Admitter, "_judge", judge_and_forget)
+
+
+def hoarding(patch: Any) -> None:
+    patch.setattr(Admitter, "_forget_before", lambda *_: None)
+
+
+def losing(patch: Any) -> None:
+    judge = Admitter._judge
+
+    def judge_some(self: Admitter, sender: str, data: bytes, round: int) -> Admission:
+        whole = judge(self, sender, data, round)
+        return Admission(whole.admitted[:1], whole.rejections)
+
+    patch.setattr(Admitter, "_judge", judge_some)
+
+
+def generous(patch: Any) -> None:
+    patch.setattr(fuzz, "score", lambda prompt, completions, ids: (1.0,) * len(completions))
+
+
+def in_both(decode: Callable[..., Message]) -> Callable[[Any], None]:
+    def plant(patch: Any) -> None:
+        patch.setattr(fuzz, "decode", decode)
+        patch.setattr(admission, "decode", decode)
+
+    return plant
+
+
+def parsing(parse: Callable[[bytes], Manifest]) -> Callable[[Any], None]:
+    class Planted:
+        def __getattr__(self, name: str) -> Any:
+            return parse if name == "parse" else getattr(manifest, name)
+
+    return lambda patch: patch.setattr(fuzz, "manifests", Planted())
+
+
+FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "another exception": (in_both(crashing_decode), "IndexError"),
+    "a wrong checksum taken": (in_both(lenient_decode), "would be written otherwise"),
+    "no limits": (in_both(unlimited_decode), "than the limit"),
+    "endless errors": (in_both(wordy_decode), "long or not printable"),
+    "memory for nothing": (in_both(greedy_decode), "bytes of memory"),
+    "a warning": (in_both(warning_decode), "overflow"),
+    "no look at the header": (without("_header_fault"), "another header was let in"),
+    "no look at the prompt": (without("_prompt_fault"), "admitted twice|another's share|IndexError"),
+    "no look at the rollouts": (without("_rollouts_fault"), "outside of the vocabulary|was let in"),
+    "no memory of what was admitted": (forgetful, "admitted twice"),
+    "memory of all that was admitted": (hoarding, "are remembered"),
+    "a group lost": (losing, "got lost"),
+    "a reward not earned": (generous, "not earned"),
+    "log-probabilities unlimited": (lambda patch: patch.setattr(admission, "MIN_LOGP", -np.inf), "log-probability"),
+    "a manifest in other words": (parsing(lenient_parse), "would be written otherwise"),
+    "a manifest in another order": (parsing(sorting_parse), "would be written otherwise"),
+    "a manifest's other exception": (parsing(crashing_parse), "JSONDecodeError|UnicodeDecodeError"),
+    "a manifest's endless errors": (parsing(wordy_parse), "long or not printable"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_oracle_sees_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch):
+    plant, says = FAULTS[fault]
+    plant(monkeypatch)
+    storm = fuzz.Storm(fuzz.Oracle())
+    storm.run(seed=0, numbers=range(5_000), trace_every=10, most_findings=1)
+    (finding,) = storm.findings
+    assert finding.startswith("case ")
+    assert re.search(says, finding), finding
+
+
+def test_the_commands_last_line_is_its_figures():
+    command = [sys.executable, str(Path(fuzz.__file__)), "--cases", "500", "--seed", "9", "--first", "10"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout.splitlines()[-1])
+    assert (figures["cases"], figures["first"], figures["seed"], figures["findings"]) == (500, 10, 9, 0)
+    assert 0 < figures["peak_of_bound"] < 1
+    kinds = ("messages decoded", "messages refused", "manifests parsed", "manifests refused")
+    assert sum(figures["outcomes"][kind] for kind in kinds) == 500
