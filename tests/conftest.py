@@ -146,6 +146,38 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
 
 
 @pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random models of the starters' family, of different sizes."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from ftis import starters
+
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = starters.make_tokenizer()
+    paths = {}
+    for seed, (name, width) in enumerate({"a": 16, "b": 24, "c": 32}.items()):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        paths[name] = root / name
+        Qwen2ForCausalLM(config).save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+@pytest.fixture(scope="session")
 def tiny_policy(tiny_model_dir: TinyModelDir) -> TinyPolicy:
     def policy(kind: str = "qwen2", *, model: Path | dict[str, Any] | None = None, **peer: Any) -> Policy:
         from ftis.config import PeerConfig

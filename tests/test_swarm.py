@@ -1,0 +1,229 @@
+"""``ftis join`` as people run it: peers of one recipe as processes that meet over loopback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm_of_light_peers import free_port
+
+from ftis import checkpoint
+from ftis.cli import main
+from ftis.config import load
+from ftis.records import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+name = "three"
+threads = 1
+
+[task]
+name = "clock"
+options = {{ operators = 1 }}
+validation_size = 6
+
+[prompt]
+system_prompt = ""
+template = "{{question}}="
+
+[reward]
+function = "tiny_rewards.even_length"
+
+[sampling]
+num_generations = 4
+max_completion_length = 8
+
+[training]
+rounds = {rounds}
+prompts_per_round = 6
+steps_per_generation = 2
+eval_every = 0
+save_every = 2
+
+[network]
+port = {port}
+deadline = 600
+quorum = 2
+
+[[peers]]
+name = "a"
+model = "{a}"
+learning_rate = 1e-3
+
+[[peers]]
+name = "b"
+model = "{b}"
+learning_rate = 1e-3
+
+[[peers]]
+name = "c"
+model = "{c}"
+learning_rate = 1e-3
+"""
+
+TIMES = ("step_time", "time/")
+
+
+@pytest.fixture
+def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a recipe of three tiny peers, their keys and roster."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(rounds=4, port=free_port(), **models))
+    (tmp_path / "tiny_rewards.py").write_text(
+        "def even_length(prompts, completions, completion_ids, **columns):\n"
+        "    return [float(len(ids) % 2 == 0) for ids in completion_ids]\n"
+    )
+    assert ftis("keys", "new", "a", "b", "c") == 0
+    assert ftis("keys", "roster", *(f"keys/{name}.pub" for name in "abc")) == 0
+    return tmp_path
+
+
+def ftis(*arguments: str) -> int:
+    try:
+        main(list(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def joined(place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from ftis.cli import main; main()", "join", "recipe.toml", "--peer", name]
+    command += ["--key", f"keys/{name}.key", "--roster", "roster.toml", *arguments]
+    with (place / f"{name}.log").open("a") as log:
+        return subprocess.Popen(
+            command, cwd=place, stdout=log, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+
+def finish(place: Path, processes: dict[str, subprocess.Popen[str]], seconds: float = 150) -> dict[str, int]:
+    give_up = time.monotonic() + seconds
+    try:
+        return {name: p.wait(timeout=max(0.1, give_up - time.monotonic())) for name, p in processes.items()}
+    except subprocess.TimeoutExpired:
+        logs = "\n".join(f"--- {n}\n{(place / f'{n}.log').read_text()[-2000:]}" for n in processes)
+        raise AssertionError(logs) from None
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def metrics(run: Path, name: str) -> list[dict[str, Any]]:
+    rows = read_jsonl(run / "F-TIS" / name / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+
+
+def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(place: Path) -> None:
+    processes = {name: joined(place, name) for name in "abc"}
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=one") == 0
+    for name in "abc":
+        swarm, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
+        assert metrics(swarm, name) == metrics(one, name)
+        assert len(metrics(swarm, name)) == 4
+        for step in (2, 4):
+            weights = [r / "F-TIS" / name / f"checkpoint-{step}" / "model.safetensors" for r in (swarm, one)]
+            assert weights[0].read_bytes() == weights[1].read_bytes()
+        assert ftis("report", str(swarm)) == 0
+        assert (swarm / "report.html").stat().st_size > 10_000
+
+
+def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
+    rounds, chance = 40, random.Random(7)
+    recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}")
+    (place / "recipe.toml").write_text(recipe)
+    processes = {name: joined(place, name) for name in "abc"}
+    kills = 0
+    give_up = time.monotonic() + 400
+    while kills < 20:
+        time.sleep(chance.uniform(0.5, 4))
+        assert time.monotonic() < give_up
+        name = chance.choice("abc")
+        if processes[name].poll() is not None:
+            break
+        processes[name].kill()
+        processes[name].wait()
+        processes[name] = joined(place, name, "--resume")
+        kills += 1
+    assert finish(place, processes, seconds=200) == {"a": 0, "b": 0, "c": 0}
+    assert kills == 20
+    config = load(place / "recipe.toml")
+    for name in "abc":
+        directory = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
+        rows = read_jsonl(directory / "metrics.jsonl")
+        assert [row["step"] for row in rows] == list(range(1, rounds + 1))
+        assert all(row[f"peer/{other}/admitted"] == 8 for row in rows for other in "abc")
+        assert checkpoint.steps(directory)
+        for step in checkpoint.steps(directory):
+            _, cursor = checkpoint.load(directory, step, config.peer(name), str(models[name]))
+            assert cursor.step == step
+
+
+def test_peers_that_mean_different_runs_name_what_differs_on_both_sides(place: Path) -> None:
+    settings = ["--set", "network.start_seconds=3", "--set", "network.below_quorum=wait"]
+    processes = {
+        "a": joined(place, "a", *settings),
+        "b": joined(place, "b", *settings, "--set", "sampling.temperature=0.7"),
+    }
+    assert finish(place, processes) == {"a": 1, "b": 1}
+    assert "temperature: 1.0 here, 0.7 there" in (place / "a.log").read_text()
+    assert "temperature: 0.7 here, 1.0 there" in (place / "b.log").read_text()
+
+
+def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> None:
+    recipe = (place / "recipe.toml").read_text().replace("rounds = 4", "rounds = 14")
+    (place / "recipe.toml").write_text(recipe)
+    processes = {name: joined(place, name) for name in "abc"}
+    directory = place / "runs" / "three-seed0-c" / "F-TIS" / "c"
+    while not (directory / "metrics.jsonl").exists() or len(read_jsonl(directory / "metrics.jsonl")) < 3:
+        assert processes["c"].poll() is None, (place / "c.log").read_text()
+        time.sleep(0.05)
+    processes["c"].send_signal(signal.SIGINT)
+    assert processes["c"].wait(timeout=60) == 130
+    left = len(read_jsonl(directory / "metrics.jsonl"))
+    assert checkpoint.steps(directory)[-1] == left  # what was done was saved
+    assert "with --resume goes on" in " ".join((place / "c.log").read_text().split())
+    processes["c"] = joined(place, "c", "--resume")
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    assert [row["step"] for row in read_jsonl(directory / "metrics.jsonl")] == list(range(1, 15))
+    events = read_jsonl(place / "runs" / "three-seed0-a" / "F-TIS" / "a" / "events.jsonl")
+    assert {"c is there", "c is gone"} <= {event.get("text") for event in events}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--peer", "d"], "no peer 'd'"),
+        (["--peer", "a"], "has no roster of public keys"),
+        (["--peer", "a", "--roster", "roster.toml"], "has no key"),
+        (
+            ["--peer", "a", "--roster", "roster.toml", "--key", "keys/b.key"],
+            "is not the key that roster.toml has for 'a'",
+        ),
+        (["--peer", "a", "--roster", "nowhere.toml", "--key", "keys/a.key"], "no roster at nowhere.toml"),
+        (["--peer", "a", "--roster", "roster.toml", "--key", "keys/z.key"], "no key at keys/z.key"),
+        (["--peer", "a", "--open", "--listen", "tls/127.0.0.1:0"], "tls/ endpoints need"),
+        (["--peer", "a", "--open", "--client"], "needs network.connect"),
+        (
+            ["--peer", "a", "--open", "--client", "--connect", "tcp/127.0.0.1:1", "--set", "peers.a.model=no"],
+            "no model",
+        ),
+        (["--peer", "a", "--open", "--arm", "x"], "no arm 'x'"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_in_a_line(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert ftis("join", "recipe.toml", *arguments) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.startswith("error: ")
+    assert not list((place / "runs").rglob("metrics.jsonl"))
