@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import AutoPeftModelForCausalLM
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ftis.config import PeerConfig
 from ftis.policy import (
@@ -292,6 +293,125 @@ def test_bfloat16_arithmetic_with_float32_weights_and_log_probabilities(tiny_pol
     assert np.isfinite(half.step(PROMPTS, COMPLETIONS, 1.0, weighted))
     assert {p.dtype for p in half.model.parameters()} == {torch.float32}
     assert not any(torch.equal(before[n], p) for n, p in half.model.named_parameters())
+
+
+# --- large vocabularies -----------------------------------------------------------------------------------------------
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest tensor made while this lasts holds."""
+
+    def __enter__(self) -> LargestTensor:
+        self.numbers = 0
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return out
+
+
+EACH_HEAD = pytest.mark.parametrize(
+    ("kind", "model", "train"),
+    [
+        ("qwen2", {}, {}),
+        ("llama", {"tie_word_embeddings": False}, {}),
+        ("gpt2", {}, {}),
+        ("gptj", {}, {}),  # a bias
+        ("gemma", {}, {"gradient_checkpointing": True}),
+        ("qwen2", {}, {"train": "lora", "lora_r": 4}),  # a frozen head
+        ("qwen2", {}, {"train": "subset", "trainable_parameters": ("embed_tokens",)}),
+        ("llama", {"tie_word_embeddings": False}, {"train": "subset", "trainable_parameters": ("lm_head",)}),
+    ],
+)
+
+
+@EACH_HEAD
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("tokens_at_once", [1, 5, 1000])
+def test_logits_in_chunks_give_the_same_log_probabilities_and_gradient(
+    kind: str, model: dict[str, Any], train: dict[str, Any], temperature: float, tokens_at_once: int, tiny_policy: Any
+) -> None:
+    whole, chunked = (tiny_policy(kind, model=model, tokens_per_microbatch=60, **train) for _ in range(2))
+    assert chunked.head is not None
+    chunked.model.load_state_dict(whole.model.state_dict())  # an adapter's first weights are drawn
+    whole.head, chunked.logits_at_once = None, tokens_at_once * chunked.vocab_size
+    for a, b in zip(*(p.logps(PROMPTS, COMPLETIONS, temperature) for p in (whole, chunked)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    for policy in (whole, chunked):
+        policy.backward(PROMPTS, COMPLETIONS, temperature, weighted)
+    assert relative_difference(gradients(whole), gradients(chunked)) < 1e-6
+
+
+def test_logits_in_chunks_in_bfloat16(tiny_policy: TinyPolicy) -> None:
+    whole, chunked, exact = (tiny_policy(dtype=dtype) for dtype in ("bfloat16", "bfloat16", "float32"))
+    whole.head, chunked.logits_at_once = None, 5 * chunked.vocab_size
+    for policy in (whole, chunked, exact):
+        policy.backward(PROMPTS, COMPLETIONS, 1.0, weighted)
+    errors = [relative_difference(gradients(exact), gradients(policy)) for policy in (whole, chunked)]
+    assert 0 < errors[1] < 1.2 * errors[0]
+
+
+@pytest.mark.parametrize("train", [{}, {"train": "lora", "lora_r": 4}, {"gradient_checkpointing": True}])
+def test_no_tensor_holds_the_logits_of_all_tokens(train: dict[str, Any], tiny_policy: TinyPolicy) -> None:
+    """Neither forward nor backward: the largest is a chunk's logits or the head's weights, however many rows."""
+    vocab, hidden, tokens_at_once = 3000, 32, 8
+    rows = 16
+    prompts, completions = rows_of((4,) * rows, seed=3), rows_of((12,) * rows, seed=4)
+    policy = tiny_policy(model={"vocab_size": vocab}, **train)
+    policy.logits_at_once = tokens_at_once * vocab
+    for body in (
+        lambda: policy.backward(prompts, completions, 0.9, lambda logp, mask, rows: logp.sum()),
+        lambda: policy.logps(prompts, completions, 0.9),
+    ):
+        with LargestTensor() as largest:
+            body()
+        assert largest.numbers <= vocab * max(hidden, tokens_at_once)
+    policy.head = None  # and the count does notice
+    with LargestTensor() as largest:
+        policy.logps(prompts, completions, 0.9)
+    assert largest.numbers >= rows * 12 * vocab
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "plain"),
+    [
+        ("qwen2", {}, True),
+        ("gemma2", {"final_logit_softcapping": 30.0}, False),
+        ("gemma2", {"final_logit_softcapping": None}, True),
+        ("cohere", {"logit_scale": 0.25}, False),
+        ("cohere", {"logit_scale": 1.0}, True),
+        ("granite", {"logits_scaling": 8.0}, False),
+        ("granite", {"logits_scaling": 1.0}, True),
+    ],
+)
+def test_heads_of_models_that_process_their_logits_are_left_to_the_model(
+    model_type: str, settings: dict[str, Any], plain: bool, tiny_tokenizer: Any
+) -> None:
+    config = AutoConfig.for_model(
+        model_type, vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, **settings,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    peer = PeerConfig(name="tiny", model="x", device="cpu", dtype="float32")
+    policy = Policy(AutoModelForCausalLM.from_config(config), tiny_tokenizer(), peer)
+    assert (policy.head is not None) == plain
+    policy.logits_at_once = 60
+    for row, expected in zip(policy.logps(PROMPTS, COMPLETIONS, 0.7), naive_logps(policy, 0.7), strict=True):
+        np.testing.assert_allclose(row, expected, atol=2e-5)
+
+
+def test_an_adapter_on_the_head_leaves_it_to_the_model(tiny_policy: TinyPolicy) -> None:
+    untied = {"tie_word_embeddings": False}
+    policy = tiny_policy("llama", model=untied, train="lora", lora_r=4, lora_target_modules=("lm_head", "q_proj"))
+    assert policy.head is None
+    policy.logits_at_once = 1
+    ascend(policy)
+    for row, expected in zip(policy.logps(PROMPTS, COMPLETIONS, 0.7), naive_logps(policy, 0.7), strict=True):
+        np.testing.assert_allclose(row, expected, atol=2e-5)
 
 
 # --- gradient checkpointing -------------------------------------------------------------------------------------------

@@ -38,6 +38,12 @@ LossOfRows = Callable[[Tensor, Tensor, "np.ndarray[Any, np.dtype[np.int64]]"], T
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch, given which rows of the step it holds."""
 
 
+TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
+LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
+"""Log-probabilities of a large vocabulary are taken of at least so many tokens at a time, by kind of device, so that
+reading the head's weights is worth while; with a small one of more, up to so many logits: what a cache holds."""
+
+
 class ModelError(FtisError):
     """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
 
@@ -48,6 +54,8 @@ class Policy:
     Attributes:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
+        head: the output layer, where the model's logits are exactly what it gives.
+        logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
     """
 
     def __init__(
@@ -70,6 +78,9 @@ class Policy:
         if config.gradient_checkpointing:
             _checkpoint_layers(self.model, config.name)
         self.model.eval()
+        self.head = _plain_head(self.model, self.device)
+        kind = "cpu" if self.device.type == "cpu" else "cuda"
+        self.logits_at_once = max(TOKENS_AT_ONCE[kind] * self.vocab_size, LOGITS_AT_ONCE[kind])
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trainable,
@@ -197,14 +208,28 @@ class Policy:
         last = int((starts + lengths).max()) - 1
         input_ids = torch.from_numpy(pad(sequences).astype(np.int64)).to(self.device)
         keep = torch.arange(first, last, device=self.device)
-        with self.precision():
-            logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
         targets_nT = torch.from_numpy(pad([completion_ids[r] for r in rows]).astype(np.int64)).to(self.device)
         mask_nT = torch.from_numpy(np.arange(lengths.max())[None, :] < lengths[:, None]).to(self.device)
         # Row i's logits begin starts[i] − 1 − first positions into what was kept.
         offset_n1 = torch.from_numpy(starts - 1 - first).to(self.device).unsqueeze(-1)
         position_nT = (offset_n1 + torch.arange(int(lengths.max()), device=self.device)).clamp(max=last - first - 1)
-        return _selected_logp(logits, position_nT, targets_nT, temperature), mask_nT
+        if self.head is None or len(rows) * len(keep) * self.vocab_size <= self.logits_at_once:
+            with self.precision():
+                logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+            return _selected_logp(logits, position_nT, targets_nT, temperature), mask_nT
+        with self.precision(), _answering(self.head, lambda hidden: hidden):
+            hidden_nKH = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        row_M, t_M = mask_nT.nonzero(as_tuple=True)
+        logp_M = _HeadLogp.apply(  # type: ignore[no-untyped-call]
+            hidden_nKH[row_M, position_nT[row_M, t_M]].to(self.compute_dtype),
+            self.head.weight,
+            self.head.bias,
+            targets_nT[row_M, t_M],
+            temperature,
+            max(1, self.logits_at_once // self.vocab_size),
+        )
+        logp_nT = logp_M.new_zeros(mask_nT.shape).index_put((row_M, t_M), logp_M.clamp(max=0.0))
+        return logp_nT, mask_nT
 
     def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
@@ -355,6 +380,98 @@ def _selected_logp(logits_nKV: Tensor, position_nT: Tensor, targets_nT: Tensor, 
         at_nTV = at_nTV / temperature
     selected_nT = at_nTV.gather(-1, targets_nT.unsqueeze(-1)).squeeze(-1)
     return (selected_nT - at_nTV.logsumexp(-1)).clamp(max=0.0)
+
+
+class _HeadLogp(torch.autograd.Function):
+    """log softmax((W h + b) / temperature) at one id for each row h: float32 [M].
+
+    Only ``chunk`` rows' logits exist at a time. The backward pass computes them again rather than keeping them; the
+    matrix products are in the dtype of ``hidden_MH``, sums over chunks in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        target_M: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> Tensor:
+        norm_M = hidden_MH.new_empty(len(hidden_MH), dtype=torch.float32)
+        selected_M = torch.empty_like(norm_M)
+        low_weight_VH = weight_VH.to(hidden_MH.dtype)
+        for rows in _slices(len(hidden_MH), chunk):
+            logits_mV = _head_logits(hidden_MH[rows], low_weight_VH, bias_V, temperature)
+            selected_M[rows] = logits_mV.gather(1, target_M[rows, None]).squeeze(1)
+            largest_m1 = logits_mV.amax(1, keepdim=True)
+            norm_M[rows] = logits_mV.sub_(largest_m1).exp_().sum(1).log_().add_(largest_m1.squeeze(1))
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_M, norm_M)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return selected_M - norm_M
+
+    @staticmethod
+    def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_MH, weight_VH, bias_V, target_M, norm_M = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        low_weight_VH = weight_VH.to(hidden_MH.dtype)
+        grad_hidden_MH = torch.empty_like(hidden_MH) if wants_hidden else None
+        grad_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
+        grad_bias_V = torch.zeros_like(bias_V) if wants_bias else None
+        for rows in _slices(len(hidden_MH), ctx.chunk):
+            # ∂ log p(a) / ∂ logits = (1[a] − p) / temperature
+            scale_m1 = grad_M[rows, None] / ctx.temperature
+            grad_mV = _head_logits(hidden_MH[rows], low_weight_VH, bias_V, ctx.temperature)
+            grad_mV.sub_(norm_M[rows, None]).exp_().mul_(-scale_m1)
+            grad_mV.scatter_add_(1, target_M[rows, None], scale_m1)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_mV.sum(0)
+            low_grad_mV = grad_mV.to(hidden_MH.dtype)
+            if grad_hidden_MH is not None:
+                torch.mm(low_grad_mV, low_weight_VH, out=grad_hidden_MH[rows])
+            if grad_weight_VH is not None and hidden_MH.dtype == weight_VH.dtype:
+                grad_weight_VH.addmm_(low_grad_mV.t(), hidden_MH[rows])
+            elif grad_weight_VH is not None:
+                grad_weight_VH += low_grad_mV.t() @ hidden_MH[rows]
+        return grad_hidden_MH, grad_weight_VH, grad_bias_V, None, None, None
+
+
+def _head_logits(hidden_mH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """Logits / temperature: float32 [m, V], owned by the caller."""
+    logits_mV = torch.nn.functional.linear(hidden_mH, weight_VH, None if bias_V is None else bias_V.to(hidden_mH.dtype))
+    logits_mV = logits_mV.float()
+    return logits_mV.div_(temperature) if temperature != 1.0 else logits_mV
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, length, size)]
+
+
+def _plain_head(model: Any, device: torch.device) -> torch.nn.Linear | None:
+    """The output layer of ``model``, if the logits are its output and nothing is done to them; otherwise None.
+
+    Found out by asking: while the layer answers with a ramp, the model must return that ramp. One that caps or scales
+    its logits, or multiplies with the weights by itself, does not. A layer that is more than linear (an adapter on
+    it, say) is none either.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        return None
+    ramp = torch.linspace(-100.0, 100.0, 2 * head.out_features, device=device).reshape(1, 2, head.out_features)
+    with torch.no_grad(), _answering(head, lambda hidden: ramp):
+        found = model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False).logits
+    return head if torch.equal(found, ramp) else None
+
+
+@contextlib.contextmanager
+def _answering(head: Any, answer: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While this lasts, ``head`` gives ``answer(its input)``."""
+    forward, head.forward = head.forward, answer
+    try:
+        yield
+    finally:
+        head.forward = forward
 
 
 def first_line(error: Exception) -> str:
