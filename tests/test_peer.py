@@ -1,70 +1,147 @@
-"""A peer's round, as far as it can be told without a model."""
+"""A round's start: whose log-probabilities are taken from the sampler, and whose from the learner."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import TinyModelDir
+from rich.console import Console
 
-from ftis import peer as peer_module
-from ftis.codec import Header, Limits, decode, weight_error
-from ftis.config import WireConfig
-from ftis.exchange import Collected
-from ftis.peer import train_round
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup
+from ftis.config import parse
+from ftis.exchange import AloneExchange
+from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, load_peer, train_round
+from ftis.progress import Display
+from ftis.rollouts import Batch, Rollout, collate
 
-EXACT = np.array([-0.3, -0.0123, -2.7], np.float32)
-OWN = Group("ada", 4, 0, (Rollout(np.array([5, 6, 2], np.int32), EXACT),))
-
-
-class Reached(Exception):  # noqa: N818 - the round got to what is tested
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+MakePeer = Callable[..., Peer]
 
 
-class Exchange:
-    """Keeps what is published; nobody else is there."""
+def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
-    def publish(self, round: int, data: bytes, items: Any) -> None:
-        self.data = data
 
-    def collect(self, round: int, aside: Any) -> Collected:
-        return Collected({})
+@pytest.fixture
+def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePeer:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def make(**sampling: Any) -> Peer:
+        peer = {"name": "a", "model": str(tiny_model_dir()), "device": "cpu", "learning_rate": 1e-2}
+        document = {
+            "name": "tiny",
+            "task": {"name": "clock", "validation_size": 4},
+            "prompt": {"system_prompt": "", "template": "{question}="},
+            "reward": {"function": "test_peer.evenness"},
+            "sampling": {"num_generations": 4, "max_completion_length": 8, **sampling},
+            "training": {"prompts_per_round": 4, "steps_per_generation": 2},
+            "peers": [peer],
+        }
+        return load_peer(parse(document, where="test"), "a", tmp_path, AloneExchange())
+
+    return make
+
+
+def batch_of(peer: Peer) -> Batch:
+    return collate([peer.admitter.score_group(group) for group in peer.sample(0)], peer.prompt_ids)
+
+
+def forwarded(peer: Peer) -> list[int]:
+    """Fills up with the number of rows of each call for log-probabilities."""
+    calls: list[int] = []
+    logps = peer.policy.logps
+
+    def counting(prompt_ids: Any, completion_ids: Any, temperature: float) -> Any:
+        calls.append(len(completion_ids))
+        return logps(prompt_ids, completion_ids, temperature)
+
+    peer.policy.logps = counting  # type: ignore[method-assign]
+    return calls
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, make_peer: MakePeer) -> None:
+    peer = make_peer(temperature=temperature)
+    batch = batch_of(peer)
+    expected = peer.policy.logps(batch.prompt_ids, [r.completion_ids for r in batch.rollouts], temperature)
+    calls = forwarded(peer)
+    start = at_round_start(peer, batch, peer.advantages(batch))
+    assert len(start.rows) > CHECKED_ROLLOUTS
+    assert sum(calls) == CHECKED_ROLLOUTS
+    assert not start.recomputed
+    assert 0 < start.gap.max() < 1e-4
+    for row, old in zip(start.rows, start.old_logp, strict=True):
+        assert old is batch.rollouts[row].gen_logp
+        np.testing.assert_allclose(old, expected[row], atol=1e-4)
+    assert start.diagnostics is not None
+    assert (start.diagnostics.raw_weight == 1).all()
+    assert (start.diagnostics.k1_N == 0).all()
+
+
+def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    batch = batch_of(peer)
+    expected = peer.policy.logps(batch.prompt_ids, [r.completion_ids for r in batch.rollouts], 1.0)
+    off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(0.01)) for r in batch.rollouts)
+    calls = forwarded(peer)
+    start = at_round_start(peer, replace(batch, rollouts=off), peer.advantages(batch))
+    assert start.recomputed
+    assert sum(calls) == len(start.rows)  # none of them twice
+    assert len(start.gap) == sum(len(batch.rollouts[row]) for row in start.rows)
+    np.testing.assert_allclose(start.gap, 0.01, atol=1e-4)
+    for row, old in zip(start.rows, start.old_logp, strict=True):
+        np.testing.assert_allclose(old, expected[row], atol=1e-5)
+
+
+@pytest.mark.parametrize("truncation", [{"top_k": 5}, {"top_p": 0.8}])
+def test_with_a_truncated_distribution_all_are_computed_again(truncation: Any, make_peer: MakePeer) -> None:
+    peer = make_peer(**truncation)
+    batch = batch_of(peer)
+    calls = forwarded(peer)
+    start = at_round_start(peer, batch, peer.advantages(batch))
+    assert start.recomputed
+    assert not len(start.gap)
+    assert sum(calls) == len(start.rows)
+
+
+def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    batch = batch_of(peer)
+    source_N = np.arange(len(batch)) % 2
+    calls = forwarded(peer)
+    start = at_round_start(peer, replace(batch, source_N=source_N, sources=("a", "b")), peer.advantages(batch))
+    foreign = source_N[start.rows] == 1
+    assert sum(calls) == foreign.sum() + min(CHECKED_ROLLOUTS, (~foreign).sum())
+    for row, old, is_foreign in zip(start.rows, start.old_logp, foreign, strict=True):
+        assert (old is batch.rollouts[row].gen_logp) == (not is_foreign)
+        np.testing.assert_allclose(old, batch.rollouts[row].gen_logp, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "wire",
-    [WireConfig(), WireConfig(format=2), WireConfig(format=2, logp="fixed9"), WireConfig(format=2, logp="fixed6")],
+    ("settings", "tolerance", "said"),
+    [
+        ({}, 1e-3, ""),
+        ({"top_k": 5}, 1e-3, "arm/a: top-k or top-p is on: log-probabilities of own rollouts are computed again"),
+        ({}, 1e-9, "arm/a: sampler and learner differ by up to "),
+    ],
 )
-def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
-    monkeypatch: pytest.MonkeyPatch, wire: WireConfig
+def test_a_round_says_whether_they_were_computed_again(
+    settings: Any, tolerance: float, said: str, make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(peer: Any, batch: Batch, advantage_N: Any) -> Any:
-        raise Reached(batch)
-
-    monkeypatch.setattr(peer_module, "at_round_start", stop)
-    exchange = Exchange()
-    stub: Any = SimpleNamespace(
-        recipe=SimpleNamespace(wire=wire),
-        header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
-        exchange=exchange,
-        admitter=SimpleNamespace(
-            score_group=lambda g: ScoredGroup(g, ("6",), (1.0,)), set_aside=lambda round: frozenset()
-        ),
-        prompt_ids={0: np.array([1], np.int32)},
-        sample=lambda round: [OWN],
-        should_stop=lambda: False,
-        advantages=lambda batch: None,
-    )
-    with pytest.raises(Reached) as reached:
-        train_round(stub, 4)
-
-    assert exchange.data[4] == wire.format
-    message = decode(exchange.data, Limits(1000, 1, 1, 3))
-    assert message.header.round == 4
-    sent = message.groups[0].rollouts[0].gen_logp
-    assert (sent.tobytes() == EXACT.tobytes()) == (wire.logp == "float32")
-    assert np.abs(np.expm1(EXACT.astype(np.float64) - sent)).max() <= weight_error(wire.logp)
-    assert reached.value.batch.rollouts[0].gen_logp.tobytes() == EXACT.tobytes()
+    monkeypatch.setattr("ftis.peer.LOGP_TOLERANCE", tolerance)
+    peer = make_peer(**settings)
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200))
+    display({"kind": "arm", "arm": "arm", "peers": ["a"], "rounds": 2})
+    for round in range(2):
+        metrics = train_round(peer, round)
+        assert metrics["sampling/logp_recomputed"] is bool(said)
+        assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
+        display({"kind": "round", "arm": "arm", "peer": "a", **metrics})
+    assert out.getvalue().count("computed again") == bool(said)  # once, not every round
+    assert said in out.getvalue()

@@ -36,6 +36,11 @@ from ftis.tasks import Task, load_task, render_prompt
 
 Event = Mapping[str, Any]
 
+CHECKED_ROLLOUTS = 8
+LOGP_TOLERANCE = 1e-3
+"""Own rollouts keep the log-probabilities of their sampler as log π_old where those of a few of them differ by no more
+than this from the learner's: their first ratios are then wrong by at most 0.1%."""
+
 
 def train_round(peer: Peer, round: int) -> dict[str, Any]:
     """One round of one peer, and its metrics. Raises Stopped if asked to stop before anything has changed."""
@@ -78,12 +83,16 @@ class RoundStart:
         rows: which of the N rollouts can carry gradient at all (Â ≠ 0); the others never meet the model.
         old_logp: log π_old of those rows, aligned with ``rows``.
         diagnostics: weights, KLs and the filter's verdict for those rows.
+        gap: |log π_θ − log π_gen| of the own tokens that were looked at; none where π_gen was truncated.
+        recomputed: whether the learner took the log-probabilities of own rollouts again instead of their sampler's.
     """
 
     advantage_N: Tensor
     rows: npt.NDArray[np.int64]
     old_logp: list[npt.NDArray[np.float32]]
     diagnostics: Diagnostics | None
+    gap: npt.NDArray[np.float32]
+    recomputed: bool
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -97,13 +106,46 @@ def at_round_start(peer: Peer, batch: Batch, advantage_N: Tensor) -> RoundStart:
     """Score the rollouts that can matter under the policy as it is, and decide filter and weights from that."""
     rows = np.flatnonzero(advantage_N.numpy())
     if not len(rows):
-        return RoundStart(advantage_N, rows, [], None)
-    completions = [batch.rollouts[r].completion_ids for r in rows]
-    old = peer.policy.logps([batch.prompt_ids[r] for r in rows], completions, peer.decoding.temperature)
+        return RoundStart(advantage_N, rows, [], None, np.zeros(0, np.float32), recomputed=False)
+    old, gap, recomputed = old_logps(peer, batch, rows)
     old_NT, gen_NT, mask_NT = _padded(old, [batch.rollouts[r].gen_logp for r in rows])
     group_N = torch.from_numpy(batch.group_N[rows])
     _, diagnostics = policy_loss(peer.objective, old_NT, old_NT, gen_NT, advantage_N[rows], mask_NT, group_N)
-    return RoundStart(advantage_N, rows, old, diagnostics)
+    return RoundStart(advantage_N, rows, old, diagnostics, gap, recomputed)
+
+
+def old_logps(
+    peer: Peer, batch: Batch, rows: npt.NDArray[np.int64]
+) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32], bool]:
+    """log π_old of ``rows``, and :class:`RoundStart`'s gap and recomputed.
+
+    The learner is the policy that sampled its own rollouts, so their log π_gen are its log π_old, unless sampler and
+    learner compute in ways that differ, or the sampler drew from a truncated distribution.
+    """
+    known: dict[int, npt.NDArray[np.float32]] = {}
+
+    def learner(some: npt.NDArray[np.int64]) -> None:
+        completions = [batch.rollouts[r].completion_ids for r in some]
+        logps = peer.policy.logps([batch.prompt_ids[r] for r in some], completions, peer.decoding.temperature)
+        known.update(zip(some.tolist(), logps, strict=True))
+
+    def gap(some: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in some.tolist()]
+        return np.concatenate(gaps) if gaps else np.zeros(0, np.float32)
+
+    own = rows[peer._is_own(batch)[rows]]
+    found, agree = np.zeros(0, np.float32), False
+    if len(own) and not peer.decoding.truncated:
+        checked = own[np.unique(np.linspace(0, len(own) - 1, CHECKED_ROLLOUTS).astype(np.int64))]
+        learner(checked)
+        found = gap(checked)
+        agree = bool(found.max() <= LOGP_TOLERANCE)
+    if agree:
+        known.update((r, batch.rollouts[r].gen_logp) for r in own.tolist())
+    learner(np.array([r for r in rows.tolist() if r not in known], dtype=np.int64))
+    if not agree and not peer.decoding.truncated:
+        found = gap(own)
+    return [known[r] for r in rows.tolist()], found, bool(len(own)) and not agree
 
 
 @dataclass(frozen=True)
@@ -360,16 +402,10 @@ class Peer:
             "step_time": clock.total,
             **{f"time/{name}": seconds for name, seconds in clock.laps.items()},
         }
-        if not self.decoding.truncated:
-            gaps = [
-                np.abs(old - batch.rollouts[row].gen_logp)
-                for row, old in zip(start.rows.tolist(), start.old_logp, strict=True)
-                if own[row]
-            ]
-            if gaps:  # sampler and learner must see one policy
-                all_gaps = np.concatenate(gaps)
-                metrics["sampling/sampling_logp_difference/mean"] = float(all_gaps.mean())
-                metrics["sampling/sampling_logp_difference/max"] = float(all_gaps.max())
+        metrics["sampling/logp_recomputed"] = start.recomputed
+        if len(start.gap):  # sampler and learner must see one policy
+            metrics["sampling/sampling_logp_difference/mean"] = float(start.gap.mean())
+            metrics["sampling/sampling_logp_difference/max"] = float(start.gap.max())
         metrics.update(self._participation(batch, start, update, collected, admissions, bytes_sent))
         return metrics
 

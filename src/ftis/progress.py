@@ -76,6 +76,11 @@ class Display:
         notes = self._notes.setdefault(name, {})
         if event["kind"] == "round":
             notes["reward"] = f"{event['reward']:.2f}"
+            gap = event.get("sampling/sampling_logp_difference/max")
+            if event.get("sampling/logp_recomputed") and "log-probs" not in notes:
+                notes["log-probs"] = "computed again"
+                why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
+                self._line(f"{name}: {why}: log-probabilities of own rollouts are computed again")
             if event.get("without_foreign"):
                 self.console.print(f"{name}: no foreign rollout was used in round {event['step']}{_why(event)}")
         if event["kind"] == "evaluation":
