@@ -23,6 +23,7 @@ ORDER = [
     "codec",
     "admission",
     "policy",
+    "decoder",
     "sampling",
     "exchange",
     "identity",

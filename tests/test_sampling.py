@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyModelDir, TinyPolicy, make_tokenizer
+from conftest import TinyPolicy, make_tokenizer
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
@@ -21,10 +21,11 @@ from ftis.rollouts import Rollout
 from ftis.sampling import (
     Decoding,
     Sampler,
+    _generated,
+    _Rows,
     _SlotCache,
     builtin_sampler,
     generate_sampler,
-    in_chunks,
     sampler_for,
 )
 
@@ -90,9 +91,9 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
     compactions: list[tuple[int, int]] = []
     select = _SlotCache.select
 
-    def counted(self: _SlotCache, active: torch.Tensor) -> None:
-        compactions.append((int(active.sum()), len(active)))
-        select(self, active)
+    def counted(self: _SlotCache, kept: torch.Tensor) -> None:
+        compactions.append((len(kept), len(self.slots[0].keys)))
+        select(self, kept)
 
     monkeypatch.setattr(_SlotCache, "select", counted)
     decoding, prompts = Decoding(20, temperature=0.0), prompts_of((3, 9, 5, 9, 1, 7) * 4)
@@ -103,7 +104,7 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
     lengths = [len(r) for r in flat(fast)]
     assert len(set(lengths)) > 4, lengths
     assert len(compactions) > 1
-    assert all(0 < active < rows for active, rows in compactions)
+    assert all(0 < kept < rows for kept, rows in compactions)
     for a, b, c in zip(flat(fast), flat(slow), learner_logps(policy, prompts, fast, 1.0), strict=True):
         np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
         np.testing.assert_allclose(a.gen_logp, c, atol=1e-4)
@@ -288,7 +289,11 @@ def test_log_probabilities_of_a_known_distribution(sampler: Sampler) -> None:
 
 @SAMPLERS
 @pytest.mark.parametrize("decoding", [Decoding(3), Decoding(3, 0.6, top_k=4, top_p=0.9)])
-def test_tokens_are_drawn_as_often_as_they_are_probable(sampler: Sampler, decoding: Decoding) -> None:
+@pytest.mark.parametrize("race_up_to", [0, 2**30])
+def test_tokens_are_drawn_as_often_as_they_are_probable(
+    sampler: Sampler, decoding: Decoding, race_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis.sampling.RACE_UP_TO", race_up_to)
     policy, p = known_policy()
     table = np.stack([warped(np.log(row), decoding.temperature, decoding.top_k, decoding.top_p) for row in p])
     # Two prompts of unequal length, so that padding and compaction are in play.
@@ -414,37 +419,83 @@ def test_sampling_depends_on_its_seed_alone(sampler: Sampler, tiny_policy: TinyP
 @SAMPLERS
 def test_no_prompts_no_groups(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     assert sampler(tiny_policy(), [], 4, Decoding(10), 0) == []
-    assert in_chunks(sampler, tiny_policy(), [], 4, Decoding(10), 0, 8) == []
+    assert sampler(tiny_policy(), [], 4, Decoding(10), 0, 8) == []
 
 
 @pytest.mark.parametrize(
     ("batch_size", "expected"),
     [(0, [7]), (100, [7]), (28, [7]), (27, [6, 1]), (12, [3, 3, 1]), (8, [2, 2, 2, 1]), (4, [1] * 7), (1, [1] * 7)],
 )
-def test_chunks_hold_whole_groups_within_the_batch_size(batch_size: int, expected: list[int]) -> None:
+def test_generate_takes_whole_groups_within_the_batch_size(
+    batch_size: int, expected: list[int], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes, seeds = [], []
 
-    def recording(
-        policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int
-    ) -> list[tuple[Rollout, ...]]:
+    def recording(policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int) -> Any:
         sizes.append(len(prompt_ids))
         seeds.append(seed)
-        return [tuple(Rollout(p, np.zeros(len(p), np.float32)) for _ in range(repeats)) for p in prompt_ids]
+        return _generated(policy, prompt_ids, repeats, decoding, seed)
 
-    prompts = [np.array([i], np.int32) for i in range(7)]
-    groups = in_chunks(recording, SimpleNamespace(), prompts, 4, Decoding(5), 50, batch_size)  # type: ignore[arg-type]
+    monkeypatch.setattr("ftis.sampling._generated", recording)
+    groups = generate_sampler(tiny_policy(), prompts_of((3,) * 7), 4, Decoding(1), 50, batch_size)
     assert sizes == expected
-    assert len(set(seeds)) == len(seeds)  # chunks that drew the same numbers would repeat one another
-    assert tokens(groups) == [[[i]] * 4 for i in range(7)]
+    assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
+    assert [len(group) for group in groups] == [4] * 7
 
 
-def test_greedy_completions_do_not_depend_on_the_chunks(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+@KINDS
+@SAMPLERS
+def test_greedy_completions_do_not_depend_on_the_batch_size(
+    kind: str, sampler: Sampler, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    whole = in_chunks(builtin_sampler, policy, PROMPTS, 2, Decoding(12, 0.0), 0, 0)
-    for batch_size in (2, 5, 8):
-        assert tokens(in_chunks(builtin_sampler, policy, PROMPTS, 2, Decoding(12, 0.0), 0, batch_size)) == tokens(whole)
+    prompts = prompts_of((3, 9, 5, 9, 1, 7, 2, 12, 4, 6, 1, 8))
+    whole = sampler(policy, prompts, 2, Decoding(16, 0.0), 0)
+    assert len({len(r) for r in flat(whole)}) > 3
+    for batch_size in (1, 2, 5, 8, 30):
+        some_at_a_time = sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)
+        assert tokens(some_at_a_time) == tokens(whole)
+        for a, b in zip(flat(some_at_a_time), flat(whole), strict=True):
+            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
     assert all(a.completion_ids.tolist() == b.completion_ids.tolist() for a, b in whole)
+
+
+@KINDS
+def test_waiting_prompts_take_the_place_of_rows_that_ended(
+    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    prompts = prompts_of((3, 9, 5, 9, 1, 7) * 5)
+    batches: list[int] = []  # rows of each step
+    step = _Rows.step
+
+    def counted(self: _Rows, token: torch.Tensor) -> torch.Tensor:
+        batches.append(len(token))
+        return step(self, token)
+
+    monkeypatch.setattr(_Rows, "step", counted)
+    groups = builtin_sampler(policy, prompts, 3, Decoding(20), 0, 24)
+    assert max(batches) == 24
+    assert batches[: len(batches) // 2].count(24) < len(batches) // 2  # it shrinks between admissions
+    in_turn = sum(max(len(r) for g in groups[i : i + 8] for r in g) for i in range(0, 30, 8))
+    assert len(batches) < 0.8 * in_turn
+    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+        check_ends(rollout, ENDS, 20)
+
+
+def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable() -> None:
+    policy, p = known_policy()
+    prompts = [np.array([1] * (i % 4) + [4], np.int32) for i in range(300)]
+    counts: dict[int, Counter[int]] = {state: Counter() for state in range(N_STATES)}
+    for group in builtin_sampler(policy, prompts, 10, Decoding(6), 3, 100):
+        for rollout in group:
+            for before, after in itertools.pairwise([4, *rollout.completion_ids.tolist()]):
+                counts[before][after] += 1
+    assert p_value(counts, p) > 1e-3
+    assert p_value(counts, np.roll(p, 1, axis=0)) < 1e-9
 
 
 # --- generation defaults ----------------------------------------------------------------------------------------------
@@ -529,22 +580,34 @@ def test_decoding_is_read_from_the_recipe() -> None:
     assert [Decoding(1, top_k=1).truncated, Decoding(1, top_p=0.99).truncated] == [True, True]
 
 
-def test_a_cache_repeats_and_selects_rows(tiny_model_dir: TinyModelDir) -> None:
+def test_a_cache_selects_rows_and_takes_others_in_front() -> None:
     model = SimpleNamespace(config=Qwen2Config(num_hidden_layers=2))
-    cache = _SlotCache(model, capacity=5)
-    states = torch.arange(2 * 1 * 3 * 2, dtype=torch.float32).reshape(2, 1, 3, 2)  # rows, heads, slots, width
-    for layer in range(2):
-        keys, values = cache.update(states, -states, layer)
-        assert torch.equal(keys, states)
-        assert torch.equal(values, -states)
-    cache.repeat(3)
-    cache.select(torch.tensor([True, False, False, False, True, True]))
-    assert cache.get_seq_length() == 3
-    more = torch.full((3, 1, 1, 2), 99.0)
-    for layer in range(2):
-        keys, values = cache.update(more, -more, layer)
-        assert torch.equal(keys, torch.cat([states[[0, 1, 1]], more], 2))
-        assert torch.equal(values, -keys)
+
+    def of(n_rows: int, used: int, first: float) -> tuple[_SlotCache, torch.Tensor]:
+        cache = _SlotCache(model, capacity=used + 2)
+        shape = (n_rows, 1, used, 2)  # rows, heads, slots, width
+        states = first + torch.arange(n_rows * used * 2, dtype=torch.float32).reshape(shape)
+        for layer in range(2):
+            keys, values = cache.update(states, -states, layer)
+            assert torch.equal(keys, states)
+            assert torch.equal(values, -states)
+        return cache, states
+
+    for used in (5, 3, 2):  # more than the old rows' span, as many, fewer
+        old, before = of(4, 4, first=100)
+        old.select(torch.tensor([0, 3]))
+        cache, after = of(1, used, first=1)
+        width = max(3, used)
+        cache.put_before(old, span=3, width=width)
+        assert cache.get_seq_length() == width
+        assert cache.capacity == width + 2
+        more = torch.full((3, 1, 1, 2), 99.0)
+        for layer in range(2):
+            keys, values = cache.update(more, -more, layer)
+            assert torch.equal(values, -keys)
+            assert torch.equal(keys[:2, :, width - 3 : width], before[[0, 3], :, 1:])
+            assert torch.equal(keys[2:, :, width - used : width], after)
+            assert torch.equal(keys[:, :, width:], more)
 
 
 def test_the_policys_precision_is_in_force_while_sampling(
@@ -561,6 +624,6 @@ def test_the_policys_precision_is_in_force_while_sampling(
 
     monkeypatch.setattr(policy, "precision", counted)
     builtin_sampler(policy, PROMPTS, 1, Decoding(5), 0)
-    assert inside == 5  # a prefill and four steps, the last token needing none
+    assert inside == 1
     generate_sampler(policy, PROMPTS, 1, Decoding(5), 0)
-    assert inside == 6
+    assert inside == 2

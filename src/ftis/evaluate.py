@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Prompt
-from ftis.sampling import Decoding, Sampler, in_chunks
+from ftis.sampling import Decoding, Sampler
 
 Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 
@@ -60,7 +60,7 @@ def evaluate(
     decoding = Decoding(max_completion_length=max_completion_length, temperature=0.0)
     # Problems of like length go together, which keeps padding small; greedy text does not depend on it.
     order = sorted(range(len(problems)), key=lambda i: len(prompt_ids[i]))
-    groups = in_chunks(sampler, policy, [prompt_ids[i] for i in order], 1, decoding, 0, batch_size or EVAL_BATCH)
+    groups = sampler(policy, [prompt_ids[i] for i in order], 1, decoding, 0, batch_size or EVAL_BATCH)
     answered: dict[int, Answered] = {}
     for i, (rollout,) in zip(order, groups, strict=True):
         problem, ids = problems[i], rollout.completion_ids.tolist()

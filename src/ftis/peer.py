@@ -31,7 +31,7 @@ from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.records import Records
 from ftis.rewards import Scorer, load_scorer
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of
-from ftis.sampling import Decoding, Sampler, in_chunks, sampler_for
+from ftis.sampling import Decoding, Sampler, sampler_for
 from ftis.tasks import Task, load_task, render_prompt
 
 Event = Mapping[str, Any]
@@ -277,7 +277,7 @@ class Peer:
             )
         batch_size = self.recipe.sampling.batch_size
         seed = self.seed(round, purpose)
-        groups = in_chunks(self.sampler, self.policy, ids, repeats, self.decoding, seed, batch_size)
+        groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, batch_size)
         return [Group(self.config.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
     def advantages(self, batch: Batch) -> Tensor:

@@ -1,8 +1,9 @@
 """Sampling completions, with the log-probabilities of the distribution they were drawn from.
 
 Two samplers with one signature: the built-in one for decoder-only models with full attention, which prefills each
-prompt once per group, keeps keys and values in preallocated slots and drops finished rows from the batch; and
-transformers' ``generate`` for everything else. Both give the same greedy text and the same log-probabilities.
+prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch, lets waiting
+prompts take their place and steps in few operations (:mod:`ftis.decoder`); and transformers' ``generate`` for
+everything else. Both give the same greedy text and the same log-probabilities.
 
 π_gen is softmax(logits / temperature) restricted to the top k and top p and renormalised: exactly what was
 drawn from. Generation defaults stored with a model (repetition penalties and the like) play no part.
@@ -10,6 +11,7 @@ drawn from. Generation defaults stored with a model (repetition penalties and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +25,16 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ftis.config import SamplingConfig
+from ftis.decoder import FusedDecoder, fuses
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 
 COMPACT_BELOW = 0.75
 """The batch is compacted once fewer than this share of its rows are unfinished: copying the cache costs about as
 much as a decoding step, so it must pay for itself."""
+
+RACE_UP_TO = 2**16
+"""Above so many probabilities a CPU draws one random number a row instead of one for each of them."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,19 @@ class Decoding:
 
 
 class Sampler(Protocol):
-    """Draws ``repeats`` completions for each prompt; deterministic in ``seed`` on one machine."""
+    """Draws ``repeats`` completions for each prompt; deterministic in ``seed`` on one machine.
+
+    At most ``batch_size`` completions are under way at a time (0: all at once), whole groups together.
+    """
 
     def __call__(
-        self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]: ...
 
 
@@ -89,98 +104,162 @@ def sampler_for(policy: Policy, kind: str = "auto") -> Sampler:
     return generate_sampler
 
 
-def in_chunks(
-    sampler: Sampler,
-    policy: Policy,
-    prompt_ids: Sequence[Ints],
-    repeats: int,
-    decoding: Decoding,
-    seed: int,
-    batch_size: int,
-) -> list[tuple[Rollout, ...]]:
-    """Sample at most ``batch_size`` completions at a time (0: all at once), whole groups together."""
-    prompts_at_a_time = max(1, batch_size // repeats) if batch_size else max(1, len(prompt_ids))
-    groups: list[tuple[Rollout, ...]] = []
-    for number, start in enumerate(range(0, len(prompt_ids), prompts_at_a_time)):
-        chunk = prompt_ids[start : start + prompts_at_a_time]
-        groups += sampler(policy, chunk, repeats, decoding, seed + number)
-    return groups
-
-
 @torch.no_grad()
 def builtin_sampler(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
 ) -> list[tuple[Rollout, ...]]:
     """The fast sampler; see the module's docstring and :class:`Sampler`."""
     if not prompt_ids:
         return []
-    device, longest = policy.device, max(len(p) for p in prompt_ids)
+    device, steps = policy.device, decoding.max_completion_length
     generator = torch.Generator(device).manual_seed(seed)
-    ends = torch.tensor(sorted(policy.end_ids), device=device)
     warpers = decoding.warpers()
-    n_rows, steps = len(prompt_ids) * repeats, decoding.max_completion_length
-
-    input_PT, mask_PT = _left_padded(prompt_ids, device)
-    positions_PT = (mask_PT.long().cumsum(-1) - 1).clamp(min=0)
-    padded = bool((~mask_PT).any())
-    cache = _SlotCache(policy.model, capacity=longest + steps)
+    ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
+    ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
+    at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
+    rows = _Rows(policy, prompt_ids, repeats, steps)
+    drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():
-        logits = policy.model(
+        logits = rows.admit(at_a_time)
+        while True:
+            token, logp = _draw(logits, decoding, warpers, generator)
+            ended = ends_V[token] | (rows.length == steps - 1)
+            drawn.append((rows.number, rows.length, token, logp, ended))
+            rows.length, rows.active = rows.length + 1, rows.active & ~ended
+            remaining = int(rows.active.sum())
+            if not remaining and not rows.waiting:
+                break
+            if remaining < COMPACT_BELOW * len(rows.active):
+                token = token[rows.active]
+                rows.compact()
+            if remaining:
+                logits = rows.step(token)
+            vacant = at_a_time - math.ceil(len(rows.active) / repeats)
+            if rows.waiting and vacant > 0:
+                logits = torch.cat([logits[: len(rows.active)], rows.admit(vacant)])
+    number, length, token, logp, ended = (torch.cat(column) for column in zip(*drawn, strict=True))
+    # A row that has ended may go on for some steps until it is dropped; what it draws there is cut off.
+    within = length < steps
+    at = number[within], length[within]
+    tokens_NT = torch.zeros(len(prompt_ids) * repeats, steps, dtype=torch.int64, device=device)
+    logp_NT, ended_NT = torch.zeros_like(tokens_NT, dtype=torch.float32), torch.zeros_like(tokens_NT)
+    tokens_NT[at], logp_NT[at], ended_NT[at] = token[within], logp[within], ended[within].long()
+    return _as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
+
+
+class _Rows:
+    """The rows being completed, in the batch's order, and the keys and values of their tokens.
+
+    All rows write to one slot at a time; a row's first slot is ``start``. Once rows have ended and are dropped,
+    waiting prompts can be admitted in their place, their prompts ending where the others are.
+
+    Attributes:
+        waiting: numbers of the prompts not admitted yet.
+        number: int64 [n], a row's number among all rollouts.
+        length: int64 [n], how many tokens were drawn for it.
+        active: bool [n], whether it has not ended.
+    """
+
+    def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, steps: int) -> None:
+        self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
+        self.positions = max(len(p) for p in prompt_ids) + steps
+        fused = fuses(policy.model)
+        self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
+        self.waiting = list(range(len(prompt_ids)))
+        none = torch.zeros(0, dtype=torch.int64, device=policy.device)
+        self.number, self.length, self.start, self.position, self.active = none, none, none, none, none.bool()
+        self.cache = _SlotCache(policy.model, capacity=0)
+        self.visible: Tensor | None = None
+
+    def admit(self, n_prompts: int) -> Tensor:
+        """Groups of rows for the next waiting prompts, each prompt prefilled once; logits [new rows, V]."""
+        chosen, self.waiting = self.waiting[:n_prompts], self.waiting[n_prompts:]
+        input_PT, mask_PT = _left_padded([self.prompt_ids[i] for i in chosen], self.policy.device)
+        length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
+        cache = _SlotCache(self.policy.model, longest + self.steps)
+        logits: Tensor = self.policy.model(
             input_ids=input_PT,
-            attention_mask=mask_PT.long() if padded else None,
-            position_ids=positions_PT,
+            attention_mask=mask_PT.long() if bool((~mask_PT).any()) else None,
+            position_ids=(mask_PT.long().cumsum(-1) - 1).clamp(min=0),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-    cache.repeat(repeats)
-    logits = logits.repeat_interleave(repeats, 0)
-    next_position = (positions_PT[:, -1:] + 1).repeat_interleave(repeats, 0)
-    visible = None
-    if padded:  # slots a row may attend to; those of its completion all become visible
-        prompt_visible = mask_PT.repeat_interleave(repeats, 0)
-        visible = torch.cat([prompt_visible, prompt_visible.new_ones(n_rows, steps)], 1)[:, None, None, :]
+        if self.decoder is not None:
+            cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))
+        cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
 
-    tokens_NT = torch.zeros(n_rows, steps, dtype=torch.int32, device=device)
-    logp_NT = torch.zeros(n_rows, steps, dtype=torch.float32, device=device)
-    length_N = torch.full((n_rows,), steps, dtype=torch.int64, device=device)
-    rows = torch.arange(n_rows, device=device)  # the unfinished-or-not-yet-dropped rows, in the batch's order
-    active = torch.ones(n_rows, dtype=torch.bool, device=device)
-    for t in range(steps):
-        token, logp = _draw(logits, decoding, warpers, generator)
-        tokens_NT[rows, t] = token.int()
-        logp_NT[rows, t] = logp
-        ended = torch.isin(token, ends) & active
-        length_N[rows[ended]] = t + 1
-        active = active & ~ended
-        remaining = int(active.sum())
-        if remaining == 0 or t + 1 == steps:
-            break
-        if remaining < COMPACT_BELOW * len(rows):
-            cache.select(active)
-            rows, token, next_position = rows[active], token[active], next_position[active]
-            visible = visible[active] if visible is not None else None
-            active = active[active]
-        with policy.precision():
-            logits = policy.model(
-                input_ids=token.unsqueeze(-1),
-                attention_mask=visible[..., : longest + t + 1] if visible is not None else None,
-                position_ids=next_position,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-        next_position = next_position + 1
-    return _as_groups(tokens_NT, logp_NT, length_N, repeats)
+        used = self.cache.get_seq_length()
+        span = used - int(self.start.min()) if len(self.start) else 0
+        width = max(span, longest)
+        if len(self.start):
+            cache.put_before(self.cache, span, width)
+        self.cache = cache
+        length_n = length_P.repeat_interleave(self.repeats)
+        first = torch.tensor(chosen, device=self.policy.device) * self.repeats
+        number_n = (first[:, None] + torch.arange(self.repeats, device=first.device)).flatten()
+        self.number = torch.cat([self.number, number_n])
+        self.length = torch.cat([self.length, torch.zeros_like(number_n)])
+        self.start = torch.cat([self.start - (used - width), width - length_n])
+        self.position = torch.cat([self.position, length_n])
+        self.active = torch.cat([self.active, torch.ones_like(number_n, dtype=torch.bool)])
+        self._see()
+        return logits.repeat_interleave(self.repeats, 0)
+
+    def compact(self) -> None:
+        """Drop the rows that have ended."""
+        kept = self.active.nonzero().squeeze(-1)
+        self.cache.select(kept)
+        self.number, self.length, self.start, self.position, self.active = (
+            of_rows[kept] for of_rows in (self.number, self.length, self.start, self.position, self.active)
+        )
+        self._see()
+
+    def step(self, token: Tensor) -> Tensor:
+        """Logits [n, V] after one more token in each row."""
+        used, position = self.cache.get_seq_length() + 1, self.position
+        # A row that has ended may go on until it is dropped, but not beyond the positions a model may have.
+        self.position = (position + 1).clamp(max=self.positions - 1)
+        seen = self.visible[..., :used] if self.visible is not None else None
+        if self.decoder is not None:
+            return self.decoder.step(token, position, *self.cache.grown(), seen)
+        logits: Tensor = self.policy.model(
+            input_ids=token.unsqueeze(-1),
+            attention_mask=seen,
+            position_ids=position.unsqueeze(-1),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits
+
+    def _see(self) -> None:
+        """Which slots each row may attend to, if not all of them: what a step of either kind takes for it."""
+        self.visible = None
+        if len(self.start) and bool(self.start.any()):
+            slots = torch.arange(self.cache.capacity, device=self.start.device)
+            visible = (slots >= self.start[:, None])[:, None, None, :]
+            if self.decoder is not None:
+                zero = torch.zeros(visible.shape, dtype=self.policy.compute_dtype, device=self.start.device)
+                visible = zero.masked_fill(~visible, -torch.inf)
+            self.visible = visible
 
 
 @torch.no_grad()
 def generate_sampler(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+) -> list[tuple[Rollout, ...]]:
+    """transformers' ``generate``, for any model it supports, one batch after the other; see :class:`Sampler`."""
+    at_a_time = max(1, batch_size // repeats) if batch_size else max(1, len(prompt_ids))
+    groups: list[tuple[Rollout, ...]] = []
+    for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
+        groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)
+    return groups
+
+
+def _generated(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
 ) -> list[tuple[Rollout, ...]]:
-    """transformers' ``generate``, for any model it supports; see :class:`Sampler`."""
-    if not prompt_ids:
-        return []
     input_PT, mask_PT = _left_padded(prompt_ids, policy.device)
     input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
     recorder = _LogpRecorder(input_NT.shape[1])
@@ -248,18 +327,55 @@ class _SlotLayer(DynamicLayer):
 class _SlotCache(Cache):
     def __init__(self, model: Any, capacity: int) -> None:
         n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.capacity = capacity
         self.slots = [_SlotLayer(capacity) for _ in range(n_layers)]
         super().__init__(layers=list(self.slots))
 
-    def repeat(self, repeats: int) -> None:
-        """Each row ``repeats`` times, next to each other: a prompt's cache becomes its group's."""
+    def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
+        """Replace keys and values: ``of_rows`` takes and returns [rows, heads, slots, width]."""
         for layer in self.slots:
-            layer.map(lambda rows: rows.repeat_interleave(repeats, 0))
+            layer.map(of_rows)
 
-    def select(self, active: Tensor) -> None:
-        """Only the active rows, in their order."""
+    def select(self, kept: Tensor) -> None:
+        """Only the rows of these numbers, in their order."""
+        used = self.get_seq_length()
+
+        def of(rows: Tensor) -> Tensor:
+            out = rows.new_empty(len(kept), *rows.shape[1:])
+            out[:, :, :used] = rows[:, :, :used].index_select(0, kept)
+            return out
+
+        self.map(of)
+
+    def grown(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer with one more slot used."""
         for layer in self.slots:
-            layer.map(lambda rows: rows[active])
+            layer.used += 1
+        tensors = [(layer.keys, layer.values, layer.used) for layer in self.slots]
+        keys, values = zip(
+            *(
+                (keys[:, :, :used], values[:, :, :used])
+                for keys, values, used in tensors
+                if keys is not None and values is not None
+            ),
+            strict=True,
+        )
+        return list(keys), list(values)
+
+    def put_before(self, old: _SlotCache, span: int, width: int) -> None:
+        """Add the rows of ``old`` in front, the last ``span`` slots of each; all rows then end at slot ``width``."""
+        self.capacity += width - self.get_seq_length()
+        for mine, theirs in zip(self.slots, old.slots, strict=True):
+            of_both = [(theirs.keys, mine.keys), (theirs.values, mine.values)]
+            joined = []
+            for before, after in of_both:
+                assert before is not None
+                assert after is not None
+                both = after.new_zeros(len(before) + len(after), after.shape[1], self.capacity, after.shape[3])
+                both[: len(before), :, width - span : width] = before[:, :, theirs.used - span : theirs.used]
+                both[len(before) :, :, width - mine.used : width] = after[:, :, : mine.used]
+                joined.append(both)
+            (mine.keys, mine.values), mine.capacity, mine.used = joined, self.capacity, width
 
 
 class _LogpRecorder(LogitsProcessor):
@@ -292,13 +408,19 @@ def _draw(
     scores_NV = logits_NV.float()
     for warper in warpers:
         scores_NV = warper(None, scores_NV)
-    all_logp_NV = torch.log_softmax(scores_NV, -1)
     if decoding.greedy:
-        token_N = all_logp_NV.argmax(-1)
-    else:
-        token_N = torch.multinomial(all_logp_NV.exp(), 1, generator=generator).squeeze(-1)
-    logp_N = all_logp_NV.gather(1, token_N.unsqueeze(-1)).squeeze(-1)
-    return token_N, logp_N.clamp(max=0.0)
+        token_N = scores_NV.argmax(-1)
+        selected_N = scores_NV.gather(1, token_N.unsqueeze(-1)).squeeze(-1)
+        return token_N, (selected_N - scores_NV.logsumexp(-1)).clamp(max=0.0)
+    all_logp_NV = torch.log_softmax(scores_NV, -1)
+    p_NV = all_logp_NV.exp()
+    if p_NV.device.type == "cpu" and p_NV.numel() > RACE_UP_TO:
+        cdf_NV = p_NV.cumsum(-1, dtype=torch.float64)
+        at_N1 = torch.rand(len(p_NV), 1, dtype=torch.float64, generator=generator) * cdf_NV[:, -1:]
+        token_N1 = torch.searchsorted(cdf_NV, at_N1, right=True).clamp(max=p_NV.shape[1] - 1)
+    else:  # p / q with q ~ Exp(1) is largest for each token as often as it is probable
+        token_N1 = p_NV.div_(torch.empty_like(p_NV).exponential_(generator=generator)).argmax(-1, keepdim=True)
+    return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1).clamp(max=0.0)
 
 
 def _left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,118 @@
+"""The fused step: the logits of the model's own, and refused where it would not give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import TinyPolicy
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ftis import decoder
+from ftis.decoder import FusedDecoder, fuses
+from ftis.sampling import Decoding, builtin_sampler
+
+
+def model_of(kind: str, **settings: Any) -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    special = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **{**sizes, "num_key_value_heads": 2, "head_dim": 8, **special, **settings})
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    return model.eval()
+
+
+FUSED: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2", {}),
+    ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("qwen3", {}),
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    ("llama", {"hidden_act": "gelu", "head_dim": 16}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
+    ("granite", {}),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "settings"), FUSED)
+def test_steps_give_the_models_logits(kind: str, settings: dict[str, Any]) -> None:
+    """Over several steps, from several rows' places, the first row's leading slots being padding."""
+    model = model_of(kind, **settings)
+    assert fuses(model)
+    fused = FusedDecoder(model, torch.float32, positions=12)
+    ids = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
+    pads = torch.tensor([3, 0, 1])
+    shape = (3, model.config.num_key_value_heads, 9, fused.width)
+    keys, values = ([torch.zeros(shape) for _ in fused.layers] for _ in range(2))
+    found = []
+    for t in range(9):
+        used = slice(0, t + 1)
+        # A row that has not begun sees its own slot alone, which nobody reads later.
+        hidden = torch.arange(t + 1) < pads.clamp(max=t)[:, None, None, None]
+        found.append(
+            fused.step(
+                ids[:, t],
+                (t - pads).clamp(min=0),
+                [k[:, :, used] for k in keys],
+                [v[:, :, used] for v in values],
+                torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf),
+            )
+        )
+    for row, pad in enumerate(pads.tolist()):
+        expected = model(input_ids=ids[row : row + 1, pad:]).logits[0]
+        torch.testing.assert_close(torch.stack(found)[pad:, row], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gemma", {}),
+        ("gemma2", {}),
+        ("cohere", {}),
+        ("granite", {"residual_multiplier": 0.5}),
+        ("granite", {"embedding_multiplier": 2.0}),
+        ("granite", {"logits_scaling": 2.0}),
+        ("gpt2", {"n_head": 4, "n_embd": 32}),
+        ("olmo2", {}),
+        ("starcoder2", {}),
+        ("qwen3_moe", {}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+    ],
+)
+def test_models_of_other_kinds_step_by_themselves(kind: str, settings: dict[str, Any]) -> None:
+    assert not fuses(model_of(kind, **settings))
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "o_proj", "gate_proj", "down_proj", "lm_head")])
+def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolicy) -> None:
+    untied = {"tie_word_embeddings": False}
+    policy = tiny_policy("qwen2", model=untied, train="lora", lora_r=4, lora_target_modules=targets)
+    before = FusedDecoder(policy.model, torch.float32, 8)
+    for parameter in policy.trainable:
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert decoder._computes_the_same(policy.model)
+    after = FusedDecoder(policy.model, torch.float32, 8)
+    assert not torch.equal(before.layers[0].qkv, after.layers[0].qkv)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sampler_gives_the_same_with_and_without(
+    dtype: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(dtype=dtype)
+    prompts = [torch.randint(4, 50, (n,)).int().numpy() for n in (3, 9, 5, 9, 1)]
+    fast = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
+    monkeypatch.setattr("ftis.sampling.fuses", lambda model: False)
+    slow = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
+    tolerance = 1e-4 if dtype == "float32" else 0.2
+    for group, expected in zip(fast, slow, strict=True):
+        for a, b in zip(group, expected, strict=True):
+            if dtype == "float32":
+                assert a.completion_ids.tolist() == b.completion_ids.tolist()
+            assert abs(float(a.gen_logp[0] - b.gen_logp[0])) < tolerance or a.completion_ids[0] != b.completion_ids[0]
