@@ -153,19 +153,41 @@ def test_dropout_is_off_in_samplers_learner_and_step_alike(
 # --- micro-batches ----------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200))
-def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.sampled_from([0.0, 7.5, 100.0, 1e9]))
+def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(
+    lengths: list[int], budget: int, overhead: float
+) -> None:
     array = np.array(lengths, dtype=np.int64)
-    batches = microbatches(array, budget)
+    batches = microbatches(array, budget, overhead)
     assert sorted(int(r) for rows in batches for r in rows) == list(range(len(lengths)))
     assert all(len(rows) for rows in batches)
     for rows in batches:
         assert len(rows) == 1 or len(rows) * array[rows].max() <= budget
     in_order = [int(array[r]) for rows in batches for r in rows]
     assert in_order == sorted(lengths, reverse=True)
-    for rows, following in itertools.pairwise(batches):  # none is smaller than it must be
-        assert (len(rows) + 1) * array[rows[0]] > budget
-        assert array[rows].min() >= array[following].max()
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 120), st.sampled_from([0.0, 7.5, 1e6]))
+def test_no_other_split_costs_less(lengths: list[int], budget: int, overhead: float) -> None:
+    array = np.array(lengths, dtype=np.int64)
+    ordered = sorted(lengths, reverse=True)
+
+    def cost(sizes: list[int]) -> float:
+        total, start = 0.0, 0
+        for size in sizes:
+            if size > 1 and size * ordered[start] > budget:
+                return float("inf")
+            total += size * ordered[start] + overhead
+            start += size
+        return total
+
+    splits = [
+        np.diff([0, *(i + 1 for i in cuts), len(lengths)]).tolist()
+        for n in range(len(lengths))
+        for cuts in itertools.combinations(range(len(lengths) - 1), n)
+    ]
+    found = [len(rows) for rows in microbatches(array, budget, overhead)]
+    assert cost(found) == min(cost(split) for split in splits)
 
 
 def test_micro_batches_of_the_step_respect_the_peers_budget(tiny_policy: TinyPolicy) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
 TOLERANCE = 1e-3
@@ -37,14 +37,14 @@ FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True)
 class _Layer:
-    norm: Tensor
+    """Weights as [in, out]; those before a norm's output have that norm's weight multiplied in."""
+
     qkv: Tensor
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Tensor
     out_bias: Tensor | None
-    mlp_norm: Tensor
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
@@ -64,14 +64,13 @@ class FusedDecoder:
         self.width = int(attention.head_dim)
         self.n_query = _base(attention.q_proj).out_features // self.width
         self.n_key = _base(attention.k_proj).out_features // self.width
-        self.scale = float(attention.scaling)
         self.activation = inner.layers[0].mlp.act_fn
-        self.epsilon = float(inner.norm.variance_epsilon)
         self.embedding = inner.embed_tokens.weight
+        device = self.embedding.device
+        self.epsilon = torch.tensor(float(inner.norm.variance_epsilon), device=device)
         self.norm = inner.norm.weight
         self.head, self.head_bias = _joined([head], dtype)
         self.layers = [self._layer(layer) for layer in inner.layers]
-        device = self.embedding.device
         cos, sin = inner.rotary_emb(self.embedding[:1], torch.arange(positions, device=device)[None])
         # rotate_half(x) is x rolled by half with its first half negated; here the sine bears the sign.
         sign = torch.ones(self.width, device=device)
@@ -80,14 +79,15 @@ class FusedDecoder:
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
+        scale = float(attention.scaling)  # of the queries: in their norm's weight if they have one
+        q_norm, k_norm = (getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm"))
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         return _Layer(
-            layer.input_layernorm.weight,
-            *_joined([attention.q_proj, attention.k_proj, attention.v_proj], self.dtype),
-            getattr(getattr(attention, "q_norm", None), "weight", None),
-            getattr(getattr(attention, "k_norm", None), "weight", None),
+            *_joined(qkv, self.dtype, layer.input_layernorm.weight, 1.0 if q_norm is not None else scale),
+            None if q_norm is None else q_norm * scale,
+            k_norm,
             *_joined([attention.o_proj], self.dtype),
-            layer.post_attention_layernorm.weight,
-            *_joined([mlp.gate_proj, mlp.up_proj], self.dtype),
+            *_joined([mlp.gate_proj, mlp.up_proj], self.dtype, layer.post_attention_layernorm.weight),
             *_joined([mlp.down_proj], self.dtype),
         )
 
@@ -106,41 +106,43 @@ class FusedDecoder:
         x_NH = embedding(token_N, self.embedding).float()
         cos, sin = self.cos[position_N], self.sin[position_N]
         for layer, key, value in zip(self.layers, keys, values, strict=True):
-            qkv = linear(self._normed(x_NH, layer.norm), layer.qkv, layer.qkv_bias).view(n, -1, width)
-            turned = qkv[:, :n_turned].float()
+            qkv = _affine(self._normed(x_NH), layer.qkv, layer.qkv_bias).view(n, -1, width)
+            turned = qkv[:, :n_turned]
             if layer.q_norm is not None and layer.k_norm is not None:
-                query, of_key = turned[:, :n_query], turned[:, n_query:]
-                query = _rms_norm(query, layer.q_norm, self.epsilon)
-                of_key = _rms_norm(of_key, layer.k_norm, self.epsilon)
-                turned = torch.cat([query, of_key], 1)
-            turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin).to(self.dtype)
-            key[:, :, -1] = turned[:, n_query:]
-            value[:, :, -1] = qkv[:, n_turned:]
+                query, of_key = self._normed(turned[:, :n_query]), self._normed(turned[:, n_query:])
+                turned = torch.cat([query * layer.q_norm, of_key * layer.k_norm], 1)
+            turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin)
+            key.select(2, -1).copy_(turned[:, n_query:])
+            value.select(2, -1).copy_(qkv[:, n_turned:])
             # The queries that share a key are to attention one row's queries at several places.
-            query = turned[:, :n_query].reshape(n, self.n_key, -1, width)
-            read = _attend(query, key, value, bias, self.scale)
-            x_NH = x_NH + linear(read.reshape(n, -1), layer.out, layer.out_bias)
-            gate, up = linear(self._normed(x_NH, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x_NH = x_NH + linear(self.activation(gate) * up, layer.down, layer.down_bias)
-        return linear(self._normed(x_NH, self.norm), self.head, self.head_bias)
+            query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
+            x_NH = self._plus(x_NH, _attend(query, key, value, bias).reshape(n, -1), layer.out, layer.out_bias)
+            gate, up = _affine(self._normed(x_NH), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x_NH = self._plus(x_NH, self.activation(gate) * up, layer.down, layer.down_bias)
+        return _affine((self._normed(x_NH) * self.norm).to(self.dtype), self.head, self.head_bias)
 
-    def _normed(self, x_NH: Tensor, weight: Tensor) -> Tensor:
-        return _rms_norm(x_NH, weight, self.epsilon).to(self.dtype)
+    def _normed(self, x: Tensor) -> Tensor:
+        """x / √(mean x² + ε) over the last axis; torch's own takes twice as long on a CPU."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        inverse = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (x * inverse).to(self.dtype)
+
+    def _plus(self, x_NH: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None and self.dtype == x_NH.dtype:
+            return torch.addmm(x_NH, y, weight)
+        return x_NH + _affine(y, weight, bias)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / √(mean x² + ε) · weight over the last axis; torch's own takes twice as long on a CPU."""
-    root = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(x.shape[-1] ** -0.5)
-    normed: Tensor = x * root.square_().add_(epsilon).rsqrt_()
-    return normed.mul_(weight)
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """softmax(scale · query keyᵀ + bias) value, per row and key head: [N, heads, queries, width]."""
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(query keyᵀ + bias) value, per row and key head: [N, heads, queries, width]."""
     if query.device.type != "cpu":
-        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
     # On a CPU torch's kernel for it takes twice as long as two products where heads are small, and no less elsewhere.
-    weight = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).mul_(scale)
+    weight = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
     if bias is not None:
         weight.view(*query.shape[:3], -1).add_(bias)
     return torch.bmm(weight.softmax(-1), value.flatten(0, 1)).view_as(query)
@@ -199,19 +201,27 @@ def _base(module: Any) -> Any:
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
-def _joined(modules: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The weights of linear layers under one another, adapters merged in, and their biases."""
+def _joined(
+    modules: Sequence[Any], dtype: torch.dtype, norm: Tensor | None = None, first_scale: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
+    """The weights of linear layers side by side, [in, out], and their biases.
+
+    Adapters are merged in, the weight of a ``norm`` before them too; the first layer is scaled by ``first_scale``.
+    """
     weights, biases = [], []
-    for module in modules:
-        base = _base(module)
+    for i, module in enumerate(modules):
+        base, scale = _base(module), first_scale if i == 0 else 1.0
         weight = base.weight
         for adapter in getattr(module, "active_adapters", ()):
             if adapter in module.lora_A:
                 weight = weight + module.get_delta_weight(adapter)
-        weights.append(weight.to(dtype))
-        biases.append(base.bias)
+        if norm is not None:
+            weight = weight * norm
+        weights.append((weight * scale if scale != 1.0 else weight).to(dtype))
+        biases.append(None if base.bias is None else (base.bias * scale).to(dtype))
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     if all(bias is None for bias in biases):
-        return weight, None
-    zeros = [w.new_zeros(len(w)) if b is None else b.to(dtype) for w, b in zip(weights, biases, strict=True)]
-    return weight, torch.cat(zeros)
+        return weight.t(), None
+    return weight.t(), torch.cat(
+        [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+    )

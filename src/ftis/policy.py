@@ -44,6 +44,11 @@ LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 reading the head's weights is worth while; with a small one of more, up to so many logits: what a cache holds."""
 
 
+MICROBATCH_OVERHEAD = {"cpu": 2e8, "cuda": 2.5e12}
+"""What a micro-batch costs beyond its tokens, in parameters x tokens, by kind of device: a few milliseconds of calls
+are worth two thousand tokens of a model of 100,000 parameters, and fourteen of one of 14 million."""
+
+
 class ModelError(FtisError):
     """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
 
@@ -55,6 +60,7 @@ class Policy:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
         head: the output layer, where the model's logits are exactly what it gives.
+        microbatch_overhead: what a micro-batch costs beyond its tokens, in tokens.
         logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
     """
 
@@ -80,6 +86,7 @@ class Policy:
         self.model.eval()
         self.head = _plain_head(self.model, self.device)
         kind = "cpu" if self.device.type == "cpu" else "cuda"
+        self.microbatch_overhead = MICROBATCH_OVERHEAD[kind] / sum(p.numel() for p in self.model.parameters())
         self.logits_at_once = max(TOKENS_AT_ONCE[kind] * self.vocab_size, LOGITS_AT_ONCE[kind])
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -233,21 +240,29 @@ class Policy:
 
     def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
-        return microbatches(lengths, self.config.tokens_per_microbatch)
+        return microbatches(lengths, self.config.tokens_per_microbatch, self.microbatch_overhead)
 
 
-def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int) -> list[Any]:
+def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int, overhead: float = 0.0) -> list[Any]:
     """Split rows into micro-batches of at most ``budget`` padded tokens, longest rows first.
 
-    Sorting by length keeps padding small. A row longer than the budget is a micro-batch of its own.
+    Of all such splits the one of least padded tokens, where a micro-batch costs ``overhead`` tokens besides. A row
+    longer than the budget is a micro-batch of its own.
     """
     order = np.argsort(-lengths, kind="stable")
+    ordered = lengths[order]
+    cost = np.zeros(len(order) + 1)  # of the rows from i on, in the best split of them
+    count = np.zeros(len(order), dtype=np.int64)  # how many rows its first micro-batch holds
+    for i in range(len(order) - 1, -1, -1):
+        most = min(max(1, budget // int(max(1, ordered[i]))), len(order) - i)
+        costs = np.arange(1, most + 1) * ordered[i] + cost[i + 1 : i + most + 1]
+        best = most - 1 - int(np.argmin(costs[::-1]))  # of equals the largest
+        cost[i], count[i] = costs[best] + overhead, best + 1
     batches: list[Any] = []
     start = 0
     while start < len(order):
-        count = max(1, budget // int(max(1, lengths[order[start]])))
-        batches.append(order[start : start + count])
-        start += count
+        batches.append(order[start : start + count[start]])
+        start += count[start]
     return batches
 
 

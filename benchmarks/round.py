@@ -1,0 +1,321 @@
+"""One GRPO round (sample, score, update) of a model alone: ours against TRL's GRPOTrainer.
+
+    python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
+    python benchmarks/round.py --venv /tmp/trl --model 14M --rounds 6 --seeds 0 # random weights, graded reward
+
+TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24 prompts
+x 12 completions of at most 40 tokens of the clock task, the same reward function, AdamW with the same settings, 4
+optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed. TRL's settings are
+those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch. Sides take turns,
+each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's first; memory is the
+process's largest resident size; the final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on
+300 held-out problems: ours by ftis.evaluate, TRL's by generate, since its trainer has none of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GROUPS, GROUP, LENGTH, STEPS = 24, 12, 40, 4
+PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")
+
+
+def clock_reward(prompts: Any, completions: Any, completion_ids: Any, answer: Any, **columns: Any) -> list[float]:
+    """1 for reasoning, tags and the right answer."""
+    pattern = r"<think>.*</think><answer>(.*)</answer>"
+    found = [re.fullmatch(pattern, completion.strip()) for completion in completions]
+    return [float(match is not None and match[1] == a) for match, a in zip(found, answer, strict=True)]
+
+
+def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """The share of tokens with an even id: varies on random models, so that there is something to learn."""
+    return [sum(int(i) % 2 == 0 for i in ids) / max(1, len(ids)) for ids in completion_ids]
+
+
+MODELS = {
+    "starter": {"reward": "clock_reward", "learning_rate": 5e-4},
+    "14M": {"reward": "even_share", "learning_rate": 1e-4},
+}
+
+
+def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    import torch
+
+    from ftis.config import parse
+    from ftis.exchange import AloneExchange
+    from ftis.peer import load_peer, train_round
+
+    torch.set_num_threads(1)
+    recipe = parse(
+        {
+            "name": "round",
+            "seed": seed,
+            "task": {"name": "clock", "options": {"operators": 2}, "validation_size": 300},
+            "prompt": {"system_prompt": "", "template": "{question}="},
+            "reward": {"function": f"round.{MODELS[name]['reward']}"},
+            "sampling": {"num_generations": GROUP, "max_completion_length": LENGTH},
+            "training": {
+                "rounds": rounds,
+                "prompts_per_round": GROUPS,
+                "steps_per_generation": STEPS,
+                "record_rollouts": False,
+            },
+            "objective": {"name": "NoIS"},
+            "peers": [
+                {
+                    "name": "alone",
+                    "model": str(model),
+                    "device": "cpu",
+                    "learning_rate": MODELS[name]["learning_rate"],
+                    "adam_beta2": 0.95,
+                }
+            ],
+        },
+        where="benchmark",
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        peer = load_peer(recipe, "alone", Path(directory), AloneExchange())
+        metrics = [train_round(peer, round) for round in range(rounds)]
+        began = time.perf_counter()
+        accuracy = peer.evaluate()["validation"]
+    tokens = [row["completions/mean_length"] * GROUPS * GROUP for row in metrics]
+    return {
+        "round": [row["step_time"] for row in metrics],
+        "sampling": [row["time/sample"] for row in metrics],
+        "log-probs": [row["time/logp"] for row in metrics],
+        "update": [row["time/update"] for row in metrics],
+        "evaluation": [time.perf_counter() - began],
+        "tokens": tokens,
+        "reward": [row["reward"] for row in metrics],
+        "accuracy": accuracy,
+    }
+
+
+def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(1)
+    reward = {"clock_reward": clock_reward, "even_share": even_share}[MODELS[name]["reward"]]
+    data = json.loads(problems.read_text())
+    columns = {key: [row[key] for row in data["train"]] for key in ("prompt", "answer")}
+    times: dict[str, list[float]] = {"round": [], "_generate": [], "_generate_and_score_completions": []}
+    tokens: list[int] = []
+
+    def timed(trainer: Any, method: str) -> None:
+        inner = getattr(trainer, method)
+
+        def outer(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            out = inner(*arguments)
+            times[method].append(time.perf_counter() - began)
+            if method != "_generate":
+                tokens.append(int(out["completion_mask"].sum()))
+            return out
+
+        setattr(trainer, method, outer)
+
+    class RoundTimes(TrainerCallback):
+        began = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if state.global_step % STEPS == 0:
+                now = time.perf_counter()
+                times["round"].append(now - self.began)
+                self.began = now
+
+    with tempfile.TemporaryDirectory() as directory:
+        settings = GRPOConfig(
+            output_dir=directory,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            per_device_train_batch_size=GROUPS * GROUP // STEPS,
+            steps_per_generation=STEPS,
+            num_generations=GROUP,
+            max_completion_length=LENGTH,
+            max_steps=rounds * STEPS,
+            learning_rate=MODELS[name]["learning_rate"],
+            lr_scheduler_type="constant",
+            adam_beta2=0.95,
+            max_grad_norm=1.0,
+            beta=0.0,
+            epsilon=0.2,
+            loss_type="grpo",
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            seed=seed,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=STEPS,
+            disable_tqdm=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            reward_funcs=reward,
+            args=settings,
+            train_dataset=Dataset.from_dict(columns),
+            processing_class=tokenizer,
+            callbacks=[callback := RoundTimes()],
+        )
+        timed(trainer, "_generate")
+        timed(trainer, "_generate_and_score_completions")
+        callback.began = time.perf_counter()
+        trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    scored, generated = times["_generate_and_score_completions"], times["_generate"]
+    began, right = time.perf_counter(), 0
+    for start in range(0, len(data["validation"]), 256):
+        rows = data["validation"][start : start + 256]
+        inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True, padding_side="left")
+        inputs.pop("token_type_ids", None)
+        with torch.no_grad():
+            output = trainer.model.generate(**inputs, max_new_tokens=LENGTH, do_sample=False)
+        texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        right += int(sum(clock_reward(None, texts, None, [row["answer"] for row in rows])))
+    return {
+        "round": times["round"],
+        "sampling": generated,
+        "log-probs": [a - b for a, b in zip(scored, generated, strict=True)],
+        "update": [a - b for a, b in zip(times["round"], scored, strict=True)],
+        "evaluation": [time.perf_counter() - began],
+        "tokens": tokens,
+        "reward": rewards,
+        "accuracy": right / len(data["validation"]),
+    }
+
+
+def make_model(name: str, directory: Path) -> Path:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from ftis import starters
+
+    if name == "starter":
+        return starters.make("starter:small")
+    torch.manual_seed(0)
+    tokenizer = starters.make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def write_problems(path: Path) -> None:
+    from ftis.config import TaskConfig
+    from ftis.tasks import load_task
+
+    task = load_task(TaskConfig(name="clock", options={"operators": 2}, validation_size=300))
+    splits = {
+        split: [{"prompt": f"{p.question}=", "answer": p.answer} for p in problems]
+        for split, problems in (("train", list(task.train)), ("validation", list(task.validation)))
+    }
+    path.write_text(json.dumps(splits))
+
+
+def make_venv(directory: Path) -> Path:
+    python = directory / "bin" / "python"
+    if not python.exists():
+        print(f"making {directory} with TRL 1.16", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+        # torch first, pinned: resolved with the rest, another build of it could be pulled in.
+        for packages in ([PINNED[0]], ["trl==1.16.*", *PINNED]):
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+    return python
+
+
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "TRL": theirs}
+STAGES = ("round", "sampling", "log-probs", "update", "evaluation")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=Path("/tmp/ftis-benchmark-trl"))
+    parser.add_argument("--model", choices=list(MODELS), default="starter")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    settings = parser.parse_args()
+    if settings.run:
+        side, model, problems, seed = json.loads(settings.run)
+        result = SIDES[side](Path(model), Path(problems), settings.model, settings.rounds, seed)
+        result["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(result))
+        return
+
+    import torch
+
+    shown = {**vars(settings), "venv": str(settings.venv), **MODELS[settings.model]}
+    print(f"{shown}, {GROUPS} prompts x {GROUP}, one thread, torch {torch.__version__}", flush=True)
+    pythons = {"ours": Path(sys.executable)}
+    if "TRL" in settings.sides:
+        pythons["TRL"] = make_venv(settings.venv)
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in settings.sides}
+    with tempfile.TemporaryDirectory() as scratch:
+        model, problems = make_model(settings.model, Path(scratch) / "model"), Path(scratch) / "problems.json"
+        write_problems(problems)
+        for seed in settings.seeds:
+            for side in settings.sides:
+                arguments = ["--model", settings.model, "--rounds", str(settings.rounds)]
+                what = json.dumps([side, str(model), str(problems), seed])
+                command = [str(pythons[side]), __file__, *arguments, "--run", what]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+                runs[side].append(json.loads(done.stdout.splitlines()[-1]))
+                last = runs[side][-1]
+                print(f"seed {seed} {side}: {statistics.median(last['round'][1:]):.3f} s a round", flush=True)
+    table: dict[str, dict[str, Any]] = {}
+    for side, results in runs.items():
+        rest = {stage: [s for r in results for s in (r[stage][1:] or r[stage])] for stage in STAGES}
+        rates = [t / s for r in results for t, s in zip(r["tokens"][1:], r["round"][1:], strict=True)]
+        table[side] = {
+            **{stage: round(statistics.median(seconds), 4) for stage, seconds in rest.items()},
+            "tokens_per_second": round(statistics.median(rates)),
+            "mean_tokens": round(statistics.mean(t for r in results for t in r["tokens"])),
+            "megabytes": round(max(r["megabytes"] for r in results)),
+            "reward_first": [round(r["reward"][0], 3) for r in results],
+            "reward_last_5": [round(statistics.mean(r["reward"][-5:]), 3) for r in results],
+            "accuracy": [round(r["accuracy"], 3) for r in results],
+        }
+        print(side, *(f"{key} {value}" for key, value in table[side].items()), sep="  ")
+    summary: dict[str, Any] = {"benchmark": "round", "model": settings.model, "rounds": settings.rounds, **table}
+    if len(table) == 2:
+        medians = [[statistics.median(r["round"][1:]) for r in runs[side]] for side in ("TRL", "ours")]
+        ratios = [theirs_ / ours_ for theirs_, ours_ in zip(*medians, strict=True)]
+        summary["ratio_by_seed"] = [round(ratio, 2) for ratio in ratios]
+        summary["ratio"] = round(statistics.median(ratios), 2)
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Tokens sampled a second: the built-in sampler against transformers' generate, and against the machine's limits.
+
+    python benchmarks/sampling.py                      # about five minutes on one core
+    python benchmarks/sampling.py --models starter     # the 88k-parameter starter's shape only
+
+Models of random weights, prompts shared by groups of 12, one thread, float32. Lengths are "equal" (no token ends a
+completion) or "geometric" (every token may, so that the mean is a quarter of the maximum), by the choice of ids that
+end one. Both samplers draw completions and record their log-probabilities. The two take turns, so that whatever else
+the machine does hits both: rates and their ratio are medians over repeats, the latter of the pairs.
+
+The limits are measured here: arithmetic by one large matrix product, memory by one large copy. A token takes two
+floating-point operations a parameter, a step reads all parameters once; the share of the limit is the larger of these
+two times over the time taken.
+
+transformers' continuous batching (generate_batch) is tried as well where it runs; where it does not, the reason is
+printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from ftis.config import PeerConfig
+from ftis.policy import Policy
+from ftis.sampling import Decoding, Sampler, builtin_sampler, generate_sampler
+from ftis.starters import make_tokenizer
+
+GROUP, PROMPT = 12, 8
+
+SHAPES = {
+    "starter": {"vocab_size": 22, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2},
+    "large starter": {"vocab_size": 22, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2},
+    "18M": {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
+}
+
+
+def make_policy(shape: str, spread: str, length: int) -> Policy:
+    torch.manual_seed(0)
+    sizes = SHAPES[shape]
+    heads = 4 if sizes["hidden_size"] < 128 else 6
+    config = Qwen2Config(
+        **sizes,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():  # every token as likely as any other, whatever came before
+        model.model.norm.weight.fill_(1e-4)
+    policy = Policy(model, make_tokenizer(), PeerConfig(name="p", model="random", device="cpu", dtype="float32"))
+    vocabulary = sizes["vocab_size"]
+    n_ends = max(1, round(vocabulary / (length / 4)))
+    policy.end_ids = frozenset(range(2, 2 + n_ends)) if spread == "geometric" else frozenset({vocabulary})
+    return policy
+
+
+def tokens_of(sampler: Sampler, policy: Policy, batch: int, length: int, seed: int) -> int:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(4, 22, PROMPT).astype(np.int32) for _ in range(max(1, batch // GROUP))]
+    groups = sampler(policy, prompts, min(batch, GROUP), Decoding(length), seed)
+    return sum(len(rollout) for group in groups for rollout in group)
+
+
+def continuous(policy: Policy, batch: int, length: int, seed: int) -> int:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(4, 22, PROMPT).tolist() for _ in range(max(1, batch // GROUP)) for _ in range(GROUP)]
+    settings = GenerationConfig(
+        max_new_tokens=length, do_sample=True, eos_token_id=sorted(policy.end_ids)[0], pad_token_id=0
+    )
+    outputs = policy.model.generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
+    return sum(len(output.generated_tokens) for output in outputs.values())
+
+
+def median_seconds(body: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        body()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def limits() -> tuple[float, float]:
+    """Floating-point operations and bytes a second."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    source = torch.randn(32 * 2**20)
+    target = torch.empty_like(source)
+    return (
+        2 * 1024**3 / median_seconds(lambda: a @ b, 9),
+        2 * source.numel() * 4 / median_seconds(lambda: target.copy_(source), 9),
+    )
+
+
+def compare(shape: str, spread: str, batch: int, length: int, repeats: int) -> dict[str, object]:
+    policy = make_policy(shape, spread, length)
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    rates: dict[str, list[float]] = {"builtin": [], "generate": []}
+    for seed in range(repeats + 1):
+        for name, sampler in (("builtin", builtin_sampler), ("generate", generate_sampler)):
+            began = time.perf_counter()
+            tokens = tokens_of(sampler, policy, batch, length, seed)
+            if seed:  # the first round warms up
+                rates[name].append(tokens / (time.perf_counter() - began))
+    flops, bytes_a_second = limits()
+    per_token = max(2 * parameters / flops, 4 * parameters / bytes_a_second / batch)
+    built_in, generate = (statistics.median(rates[name]) for name in ("builtin", "generate"))
+    ratios = [a / b for a, b in zip(rates["builtin"], rates["generate"], strict=True)]
+    return {
+        "model": shape,
+        "parameters": parameters,
+        "lengths": spread,
+        "batch": batch,
+        "max_length": length,
+        "tokens_per_second": round(built_in),
+        "generate_tokens_per_second": round(generate),
+        "ratio": round(statistics.median(ratios), 2),
+        "share_of_limit": round(built_in * per_token, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--lengths", nargs="+", choices=["equal", "geometric"], default=["equal", "geometric"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[12, 72, 288])
+    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    settings = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{vars(settings)}, one thread, torch {torch.__version__}")
+    results = []
+    for shape in settings.models:
+        for spread in settings.lengths:
+            for batch in settings.batches:
+                if shape == "18M" and batch == 288 and spread == "equal":
+                    continue  # minutes, and nothing to learn that the smaller batch does not show
+                results.append(compare(shape, spread, batch, settings.max_length, settings.repeats))
+                print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
+    policy = make_policy(settings.models[0], "geometric", settings.max_length)
+    try:
+        rates = []
+        for seed in range(3):
+            began = time.perf_counter()
+            tokens = continuous(policy, 72, settings.max_length, seed)
+            rates.append(tokens / (time.perf_counter() - began))
+        batching: object = round(statistics.median(rates))
+    except Exception as error:  # whatever it is, it is the result
+        batching = f"{type(error).__name__}: {error}".splitlines()[0]
+    print(f"generate_batch, {settings.models[0]}, geometric, batch 72: {batching}")
+    print(json.dumps({"benchmark": "sampling", "cases": results, "generate_batch": batching}))
+
+
+if __name__ == "__main__":
+    main()
