@@ -391,4 +391,5 @@ def test_a_manifest_reads_back_what_was_published(peers: Peers) -> None:
     assert manifests.parse(document) == Manifest(peers.run, "a", 3, 1, 8, (manifests.digest(b"contents"),), (5, 7))
     assert manifests.signed_by(peers.public["a"], document, signature[32:])
     again = peers.open("a", incarnation=2)  # a second life: the outbox outlives the first
+    again.catch_up(4)
     assert manifests.parse(again.outbox.manifests[3][0]).contents == manifests.parse(document).contents

@@ -213,7 +213,7 @@ def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> Non
         (["--peer", "a", "--open", "--listen", "tls/127.0.0.1:0"], "tls/ endpoints need"),
         (["--peer", "a", "--open", "--client"], "needs network.connect"),
         (
-            ["--peer", "a", "--open", "--client", "--connect", "tcp/127.0.0.1:1", "--set", "peers.a.model=no"],
+            ["--peer", "a", "--open", "--client", "--connect", "tcp/127.0.0.1:1", "--set", "peers.a.model=/no/where"],
             "no model",
         ),
         (["--peer", "a", "--open", "--arm", "x"], "no arm 'x'"),

@@ -240,8 +240,6 @@ class NetworkExchange:
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
         base = f"ftis/{self.run}"
-        for round in self.outbox.rounds():  # offered before this peer was killed
-            self._offer(round, self.outbox.path(round).read_bytes(), None)
         answer = self._session.declare_queryable
         self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = [
             answer(f"{base}/blob/{self.peer}/*/*", self._answering(self._answer_blob), complete=True),
@@ -292,6 +290,7 @@ class NetworkExchange:
         """
         if self._token is None:
             self._first_round, self._began = round, time.monotonic()
+            self._offer_again(round)
             self._ask_for_manifests("*", GRACE_SECONDS)
         target = round
         if not self.lock_step:
@@ -634,10 +633,18 @@ class NetworkExchange:
         except zenoh.ZError:
             return  # closing, or no link for a moment: asked again soon
 
+    def _offer_again(self, round: int) -> None:
+        """Offer what was offered before this peer was stopped. What it will do again may come out otherwise."""
+        for old in self.outbox.rounds():
+            if old < round:
+                self._offer(old, self.outbox.path(old).read_bytes(), ())
+            else:
+                self.outbox.path(old).unlink(missing_ok=True)
+
     # --- answering --------------------------------------------------------------------------------
 
-    def _offer(self, round: int, data: bytes, items: tuple[int, ...] | None) -> None:
-        offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items or ())
+    def _offer(self, round: int, data: bytes, items: tuple[int, ...]) -> None:
+        offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items)
         document = manifests.to_bytes(offer)
         signature = bytes.fromhex(public_hex(self._key)) + manifests.sign(self._key, document)
         self.outbox.manifests[round] = document, signature

@@ -25,7 +25,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe, RecipeError, agreement, run_id
 from ftis.evaluate import evaluate
-from ftis.exchange import Collected, Exchange, Stopped
+from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, order_preserved, policy_loss
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.records import Records
@@ -624,9 +624,11 @@ def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
             round = peer.exchange.catch_up(peer.cursor.step)
             peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
             metrics = train_round(peer, round)
-        except Stopped:
+        except (Stopped, ExchangeError) as reason:  # the round has changed nothing yet
             if peer.cursor.step and peer.cursor.step not in checkpoint.steps(directory):
                 checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)
+            if isinstance(reason, ExchangeError):
+                raise
             say({"kind": "stopped", "step": peer.cursor.step})
             return
         peer.records.metrics(metrics)
