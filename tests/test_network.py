@@ -184,6 +184,18 @@ def test_an_offer(case: str, peers: Peers) -> None:
         assert "eve" not in collected.messages
 
 
+def test_a_round_that_the_others_are_past_is_not_waited_for(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, quorum=2, deadline=600.0)
+    with peers.stack:
+        a, b = peers.open("a"), peers.open("b")
+        both_ready(a, b)
+        attacker = peers.session()
+        peers.pretend_live(attacker, "eve")
+        peers.put(attacker, "eve/5", peers.manifest("eve", 5, b"x"), "eve")
+        for collected in one_round(peers, a, b):
+            assert collected.missing == ("eve",)
+
+
 def test_a_replayed_round_is_taken_once(peers: Peers) -> None:
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)

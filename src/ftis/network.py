@@ -292,14 +292,7 @@ class NetworkExchange:
             self._first_round, self._began = round, time.monotonic()
             self._offer_again(round)
             self._ask_for_manifests("*", GRACE_SECONDS)
-        target = round
-        if not self.lock_step:
-            with self._changed:
-                reached = sorted(s.newest for s in self._senders.values() if s.live())
-            if reached:
-                there = reached[(len(reached) - 1) // 2]
-                if there - round > self.settings.max_staleness:
-                    target = max(round, min(there + 1, self._last_round))
+        target = max(round, min(self._where_the_swarm_is(round), self._last_round))
         if self._token is None or target != round:
             if target != round:
                 self._tell("behind", f"the others are at round {target}: going on from there, not from {round}")
@@ -311,6 +304,19 @@ class NetworkExchange:
                 old.undeclare()  # type: ignore[no-untyped-call]
         self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
+
+    def _where_the_swarm_is(self, round: int) -> int:
+        """The round to take up instead of ``round``, or an earlier one if there is no need to."""
+        with self._changed:
+            live = [sender for sender in self._senders.values() if sender.live() and sender.newest >= 0]
+            reached = sorted(sender.newest for sender in live)
+            offered = [min(sender.offers) for sender in live if sender.offers]
+        if not reached:
+            return round
+        there = reached[(len(reached) - 1) // 2]
+        if self.lock_step:  # they wait at that round, unless this one can still be made up for
+            return there if offered and min(offered) > round and self._token is None else round
+        return there + 1 if there - round > self.settings.max_staleness else round
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message; the same round again replaces it."""
@@ -366,11 +372,17 @@ class NetworkExchange:
         if not missing and len(delivered) == len(wanted):
             return True, []
         starting = now - self._began < self.settings.start_seconds
-        expected = [name for name in missing if self._is_expected(self._senders[name], round, now, starting)]
+        asked_twice = now - began > 2 * CATCH_UP_SECONDS
+        past = [name for name in missing if asked_twice and self._is_past(self._senders[name], round)]
+        expected = [
+            name
+            for name in missing
+            if name not in past and self._is_expected(self._senders[name], round, now, starting)
+        ]
         at_deadline = now - began > self.settings.deadline
         if expected and not at_deadline:
             return False, expected
-        through = [name for name in missing if self._has_finished(self._senders[name])]
+        through = [name for name in missing if name in past or self._has_finished(self._senders[name])]
         if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
             words = self._in_words(missing, round)
             if self.settings.below_quorum == "stop":
@@ -384,7 +396,7 @@ class NetworkExchange:
                 return False, missing
             self._tell("alone", f"round {round}: going on alone, missing: {words}")
         if through:
-            self._tell("finished", f"round {round}: without {', '.join(through)}, who finished the run before")
+            self._tell("finished", f"round {round}: without {', '.join(through)}, who went through it before")
         for name in expected:
             self._senders[name].strikes += 1
         if expected:
@@ -394,6 +406,10 @@ class NetworkExchange:
     def _has_finished(self, sender: _Sender) -> bool:
         """Whether a peer was through with the last round when it left."""
         return sender.seen and not sender.live() and sender.newest == self._last_round
+
+    def _is_past(self, sender: _Sender, round: int) -> bool:
+        """Whether a peer is beyond the round and no longer offers it."""
+        return sender.newest > round and round not in sender.offers
 
     def _is_expected(self, sender: _Sender, round: int, now: float, starting: bool) -> bool:
         """Whether a peer that has not delivered is worth waiting for."""
