@@ -57,7 +57,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
-    from ftis import experiment, report
+    from ftis import experiment
     from ftis.progress import Display
 
     loaded = load(recipe, set_ or [])
@@ -73,15 +73,7 @@ def train(
     if not finished:
         console.print(f"stopped; {directory} can be resumed with --resume")
         raise typer.Exit(130)
-    summary = report.summarise(directory)
-    console.print(report.closing_table(summary))
-    for warning in report.warnings(summary):
-        console.print(f"note: {warning}")
-    console.print(f"records, summary.json and learning_curves.png in {directory}")
-    report.plot_learning_curves(directory, summary)
-    if report.nobody_collaborated(summary):
-        errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
-        raise typer.Exit(3)
+    _conclude(directory)
 
 
 @app.command()
@@ -158,7 +150,7 @@ def join(
     import signal
     import threading
 
-    from ftis import report, swarm
+    from ftis import swarm
     from ftis.progress import Display
 
     if resume and overwrite:
@@ -188,14 +180,7 @@ def join(
     if not finished:
         console.print(f"left the swarm; the same command with --resume goes on from {directory}")
         raise typer.Exit(130)
-    summary = report.summarise(directory)
-    console.print(report.closing_table(summary))
-    for warning in report.warnings(summary):
-        console.print(f"note: {warning}")
-    console.print(f"records and checkpoints in {directory}")
-    if report.nobody_collaborated(summary):
-        errors.print("error: this peer used no foreign rollout in any round")
-        raise typer.Exit(3)
+    _conclude(directory)
 
 
 @app.command()
@@ -466,6 +451,21 @@ def doctor() -> None:
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""), highlight=False, markup=False)
     raise typer.Exit(1 if problems else 0)
+
+
+def _conclude(directory: Path) -> None:
+    """What came of a run, and where it is; exit code 3 if nobody who was to collaborate did."""
+    from ftis import report
+
+    summary = report.summarise(directory)
+    console.print(report.closing_table(summary))
+    for warning in report.warnings(summary):
+        console.print(f"note: {warning}")
+    console.print(f"records, summary.json and learning_curves.png in {directory}")
+    report.plot_learning_curves(directory, summary)
+    if report.nobody_collaborated(summary):
+        errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
+        raise typer.Exit(3)
 
 
 def _print_plan(recipe: Recipe) -> None:
