@@ -20,6 +20,7 @@ oracle under a coverage-guided fuzzer.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import random
@@ -31,7 +32,7 @@ import tracemalloc
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +53,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = public_hex(KEY)
 LONGEST_TEXT = 500
 LARGE = 50_000
-"""The memory of cases of more bytes is always measured."""
+"""Cases of more bytes are traced at the end: tracing them takes more memory than they do."""
 
 
 def share(peer: str, round: int) -> range:
@@ -482,6 +483,13 @@ MANIFEST_WAYS = {
 # ---------------------------------------------------------------------------------------------- the command
 
 
+@contextlib.contextmanager
+def warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        yield
+
+
 @dataclass
 class Storm:
     """What became of many cases."""
@@ -491,20 +499,37 @@ class Storm:
     slowest_ms: float = 0.0
     slowest_case: int = -1
 
+    large: list[int] = field(default_factory=list)
+
+    @warnings_are_errors()
     def run(self, seed: int, numbers: range, trace_every: int, most_findings: int = 10) -> None:
-        with warnings.catch_warnings(), np.errstate(all="raise"):
-            warnings.simplefilter("error")
-            for number in numbers:
-                kind, data = make(seed, number)
-                started = time.perf_counter()
-                try:
-                    self.oracle.case(kind, data, trace=number % trace_every == 0 or len(data) > LARGE)
-                except Exception as error:
-                    self.findings.append(f"case {number}: {kind}: {type(error).__name__}: {error}: {data[:200].hex()}")
-                    if len(self.findings) >= most_findings:
-                        return
-                if (took := 1000 * (time.perf_counter() - started)) > self.slowest_ms:
-                    self.slowest_ms, self.slowest_case = took, number
+        for number in numbers:
+            kind, data = make(seed, number)
+            if len(data) > LARGE:
+                self.large.append(number)
+            started = time.perf_counter()
+            self._case(number, kind, data, trace=number % trace_every == 0 and len(data) <= LARGE)
+            if (took := 1000 * (time.perf_counter() - started)) > self.slowest_ms:
+                self.slowest_ms, self.slowest_case = took, number
+            if len(self.findings) >= most_findings:
+                return
+
+    @warnings_are_errors()
+    def trace_large(self, seed: int, most: int = 100) -> None:
+        """The memory of large cases that were run."""
+        for number in self.large[:most]:
+            self._case(number, *make(seed, number), trace=True)
+
+    def _case(self, number: int, kind: str, data: bytes, trace: bool) -> None:
+        try:
+            self.oracle.case(kind, data, trace)
+        except Exception as error:
+            self.findings.append(f"case {number}: {kind}: {type(error).__name__}: {error}: {data[:200].hex()}")
+
+
+def most_resident() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def main() -> int:
@@ -527,7 +552,7 @@ def main() -> int:
     storm = Storm(Oracle())
     storm.run(options.seed, range(options.first, options.first + 100), 1)  # what is loaded late is loaded now
     storm = Storm(Oracle())
-    rss_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    rss_before = rss_at_half = most_resident()
     last, started = options.first + options.cases, time.perf_counter()
     columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[findings]} findings")) as progress:
@@ -538,15 +563,18 @@ def main() -> int:
             progress.update(bar, advance=len(numbers), findings=len(storm.findings))
             if len(storm.findings) >= 10:
                 break
+            if start < options.first + options.cases // 2:
+                rss_at_half = most_resident()
     seconds = time.perf_counter() - started
+    rss_growth, second_half = most_resident() - rss_before, most_resident() - rss_at_half
     rss_growth_bound = 2 * memory_bound("manifest", manifests.MAX_BYTES)
-    rss_growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - rss_before
-
+    outcomes = storm.oracle.outcomes.copy()
+    storm.trace_large(options.seed)
     if rss_growth > rss_growth_bound:
         storm.findings.append(f"the process grew by {rss_growth:,} bytes, the bound is {rss_growth_bound:,}")
     for finding in storm.findings:
         print(finding)
-    for outcome, count in storm.oracle.outcomes.most_common():
+    for outcome, count in outcomes.most_common():
         print(f"{count:>10,}  {outcome}")
     print(f"{options.cases:,} cases in {seconds:.0f} s, {len(storm.findings)} findings")
     print(f"memory: {storm.oracle.peak_bytes:,} bytes at most in one case, {storm.oracle.fullest:.0%} of its bound;")
@@ -565,8 +593,9 @@ def main() -> int:
                 "peak_traced_bytes": storm.oracle.peak_bytes,
                 "peak_of_bound": round(storm.oracle.fullest, 3),
                 "rss_growth_bytes": rss_growth,
+                "rss_growth_second_half_bytes": second_half,
                 "rss_growth_bound": rss_growth_bound,
-                "outcomes": dict(sorted(storm.oracle.outcomes.items())),
+                "outcomes": dict(sorted(outcomes.items())),
             }
         )
     )

@@ -27,6 +27,7 @@ MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}
 def test_a_hundred_thousand_hostile_messages_and_manifests():
     storm = fuzz.Storm(fuzz.Oracle())
     storm.run(seed=1, numbers=range(100_000), trace_every=100)
+    storm.trace_large(seed=1, most=10)
     assert storm.findings == []
     outcomes = storm.oracle.outcomes
     assert storm.slowest_ms < 10_000
