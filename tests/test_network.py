@@ -314,10 +314,11 @@ def test_in_an_open_swarm_the_first_key_keeps_the_name(tmp_path: Path) -> None:
         one_round(peers, a, b)
         attacker = peers.session()
         peers.put(attacker, "b/1", peers.manifest("b", 1, b"x"), "stranger")
+        peers.put(attacker, "eve/1", peers.manifest("eve", 1, b"x"), "eve", attachment=bytes(96))  # takes no name
         peers.put(attacker, "eve/1", peers.manifest("eve", 1, b"x"), "stranger")
         until(lambda: 1 in a._senders["eve"].offers)
         collected, _ = one_round(peers, a, b, round=1)
-        assert reasons(collected) == {("b", "forged")}
+        assert reasons(collected) == {("b", "forged"), ("eve", "forged")}
 
 
 # --- certificates -------------------------------------------------------------------------------------

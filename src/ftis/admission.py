@@ -206,7 +206,7 @@ class Admitter:
         return frozenset(name for name, until in self._aside_until.items() if round < until)
 
     def _count(self, sender: str, admission: Admission, round: int) -> None:
-        faults = len(admission.rejections)
+        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's slowness
         self._rejected[sender] = self._rejected.get(sender, 0) + faults if faults else 0
         if self.terms.max_rejections and self._rejected[sender] > self.terms.max_rejections:
             self._aside_until[sender] = round + 1 + self.terms.set_aside_rounds

@@ -491,14 +491,15 @@ class NetworkExchange:
         if name not in self._senders:
             return
         public, signature = attachment[:32].hex(), attachment[32:]
-        with self._changed:
-            if self._roster is None:  # open swarm: the first key to use a name keeps it
-                known = self._first_keys.setdefault(name, public)
-            else:
-                known = self._roster.get(name, "")
         if len(data) > manifests.MAX_BYTES:
             return self._reject(name, Reason.OVER_BUDGET, f"a manifest of {len(data)} bytes")
-        if public != known or not manifests.signed_by(known, data, signature):
+        genuine = manifests.signed_by(public, data, signature)
+        with self._changed:
+            if self._roster is not None:
+                known = self._roster.get(name, "")
+            else:  # open swarm: the first key to sign for a name keeps it
+                known = self._first_keys.setdefault(name, public) if genuine else self._first_keys.get(name, "")
+        if not genuine or public != known:
             return self._reject(name, Reason.FORGED, f"a manifest that {name!r} did not sign")
         try:
             offer = manifests.parse(data)
