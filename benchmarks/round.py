@@ -1,7 +1,7 @@
 """One GRPO round (sample, score, update) of a model alone: ours against TRL's GRPOTrainer.
 
     python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
-    python benchmarks/round.py --venv /tmp/trl --model 14M --rounds 6 --seeds 0 # random weights, graded reward
+    python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 6 --seeds 0 # random weights, graded reward
 
 TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24 prompts
 x 12 completions of at most 40 tokens of the clock task, the same reward function, AdamW with the same settings, 4
@@ -45,7 +45,7 @@ def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: A
 
 MODELS = {
     "starter": {"reward": "clock_reward", "learning_rate": 5e-4},
-    "14M": {"reward": "even_share", "learning_rate": 1e-4},
+    "13M": {"reward": "even_share", "learning_rate": 1e-4},
 }
 
 

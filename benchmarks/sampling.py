@@ -2,6 +2,7 @@
 
     python benchmarks/sampling.py                      # about five minutes on one core
     python benchmarks/sampling.py --models starter     # the 88k-parameter starter's shape only
+    python benchmarks/sampling.py --parts              # what each part of the built-in sampler is worth
 
 Models of random weights, prompts shared by groups of 12, one thread, float32. Lengths are "equal" (no token ends a
 completion) or "geometric" (every token may, so that the mean is a quarter of the maximum), by the choice of ids that
@@ -22,14 +23,17 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+import ftis.sampling
 from ftis.config import PeerConfig
 from ftis.policy import Policy
+from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Sampler, builtin_sampler, generate_sampler
 from ftis.starters import make_tokenizer
 
@@ -65,16 +69,18 @@ def make_policy(shape: str, spread: str, length: int) -> Policy:
     return policy
 
 
-def tokens_of(sampler: Sampler, policy: Policy, batch: int, length: int, seed: int) -> int:
+def prompts_of(batch: int, seed: int) -> list[Ints]:
     rng = np.random.default_rng(seed)
-    prompts = [rng.integers(4, 22, PROMPT).astype(np.int32) for _ in range(max(1, batch // GROUP))]
-    groups = sampler(policy, prompts, min(batch, GROUP), Decoding(length), seed)
+    return [rng.integers(4, 22, PROMPT).astype(np.int32) for _ in range(max(1, batch // GROUP))]
+
+
+def tokens_of(sampler: Sampler, policy: Policy, batch: int, length: int, seed: int) -> int:
+    groups = sampler(policy, prompts_of(batch, seed), min(batch, GROUP), Decoding(length), seed)
     return sum(len(rollout) for group in groups for rollout in group)
 
 
 def continuous(policy: Policy, batch: int, length: int, seed: int) -> int:
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(4, 22, PROMPT).tolist() for _ in range(max(1, batch // GROUP)) for _ in range(GROUP)]
+    prompts = [prompt.tolist() for prompt in prompts_of(batch, seed) for _ in range(GROUP)]
     settings = GenerationConfig(
         max_new_tokens=length, do_sample=True, eos_token_id=sorted(policy.end_ids)[0], pad_token_id=0
     )
@@ -129,6 +135,55 @@ def compare(shape: str, spread: str, batch: int, length: int, repeats: int) -> d
     }
 
 
+def one_after_the_other(
+    policy: Policy, prompts: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int
+) -> list[tuple[Rollout, ...]]:
+    """The built-in sampler, batch after batch instead of places taken over."""
+    at_a_time = batch_size // repeats
+    starts = range(0, len(prompts), at_a_time)
+    return [g for i in starts for g in builtin_sampler(policy, prompts[i : i + at_a_time], repeats, decoding, seed + i)]
+
+
+def each_row_its_prompt(
+    policy: Policy, prompts: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
+) -> list[tuple[Rollout, ...]]:
+    """The built-in sampler with every prompt prefilled once a rollout."""
+    return builtin_sampler(policy, [p for p in prompts for _ in range(repeats)], 1, decoding, seed)
+
+
+def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
+    """Each part of the built-in sampler left out, and how many times as long 288 completions then take."""
+    policy = make_policy(shape, "geometric", length)
+    prompts = prompts_of(288, 0)
+    rows = Decoding(length)
+    whole = partial(builtin_sampler, policy, prompts, GROUP, rows)
+    cases: dict[str, tuple[Callable[[int], object], Callable[[int], object], dict[str, object]]] = {
+        "fused steps": (whole, whole, {"fuses": lambda model: False}),
+        "dropping ended rows": (whole, whole, {"COMPACT_BELOW": 0.0}),
+        "one random number a row": (whole, whole, {"RACE_UP_TO": 2**62}),
+        "one prefill a group": (whole, partial(each_row_its_prompt, policy, prompts, GROUP, rows), {}),
+        "places taken over, 72 at a time": (
+            partial(whole, batch_size=72),
+            partial(one_after_the_other, policy, prompts, GROUP, rows, batch_size=72),
+            {},
+        ),
+    }
+    results: list[dict[str, object]] = []
+    for name, (with_it, without_it, replaced) in cases.items():
+        ratios = []
+        for seed in range(repeats + 1):
+            fast = median_seconds(partial(with_it, seed), 1)
+            kept = {key: getattr(ftis.sampling, key) for key in replaced}
+            for key, value in replaced.items():
+                setattr(ftis.sampling, key, value)
+            ratios.append(median_seconds(partial(without_it, seed), 1) / fast)
+            for key, value in kept.items():
+                setattr(ftis.sampling, key, value)
+        results.append({"model": shape, "part": name, "gain": round(statistics.median(ratios[1:]), 2)})
+        print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
@@ -136,10 +191,16 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[12, 72, 288])
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", action="store_true")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{vars(settings)}, one thread, torch {torch.__version__}")
     results = []
+    if settings.parts:
+        for shape in settings.models:
+            results += parts(shape, settings.max_length, settings.repeats)
+        print(json.dumps({"benchmark": "sampling parts", "cases": results}))
+        return
     for shape in settings.models:
         for spread in settings.lengths:
             for batch in settings.batches:

@@ -33,6 +33,10 @@ COMPACT_BELOW = 0.75
 """The batch is compacted once fewer than this share of its rows are unfinished: copying the cache costs about as
 much as a decoding step, so it must pay for itself."""
 
+ADMIT_FROM = 0.5
+"""Waiting prompts are admitted once this share of the batch is vacant: a prefill and a copy of the cache cost several
+steps, so some groups must share them."""
+
 RACE_UP_TO = 2**16
 """Above so many probabilities a CPU draws one random number a row instead of one for each of them."""
 
@@ -135,7 +139,7 @@ def builtin_sampler(
             if remaining:
                 logits = rows.step(token)
             vacant = at_a_time - math.ceil(len(rows.active) / repeats)
-            if rows.waiting and vacant > 0:
+            if rows.waiting and vacant >= max(1, ADMIT_FROM * at_a_time):
                 logits = torch.cat([logits[: len(rows.active)], rows.admit(vacant)])
     number, length, token, logp, ended = (torch.cat(column) for column in zip(*drawn, strict=True))
     # A row that has ended may go on for some steps until it is dropped; what it draws there is cut off.
