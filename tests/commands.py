@@ -1,0 +1,37 @@
+"""Whether an ``ftis`` command line is one that the command line would take; nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ftis.cli import app
+
+ROOT = Path(__file__).parents[1]
+
+
+def parsed(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of a command's parameters, from what stands behind ``ftis``. Raises typer's usage errors."""
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while hasattr(command, "commands"):
+        assert set(rest[:1]) & set(command.commands), f"{rest[:1]} is none of {sorted(command.commands)}"
+        command = command.commands[rest.pop(0)]
+    values: dict[str, Any] = command.make_context("ftis", rest).params
+    return values
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """The arguments of each ``ftis`` command in shell text: one a line, or several joined by && and the like."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.split("&&|[|][|]|;", line):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["ftis"]:
+                found.append(words[1:])
+    return found
