@@ -16,7 +16,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def commands_of(document: Path) -> list[list[str]]:
     """The ``ftis`` commands of its indented blocks, and in README of the table's cells that hold nothing else."""
     text = document.read_text(encoding="utf-8")
-    blocks = "\n".join(re.findall(r"^ {4}(ftis .*(?:\\\n.*)*)", text, re.MULTILINE))
+    blocks = "\n".join(re.findall(r"^ {4}(ftis (?:.*\\\n)*.*)", text, re.MULTILINE))
     cells = "\n".join(re.findall(r"[|] `(ftis [^`…]*)` [|]", text)) if document.name == "README.md" else ""
     return shell_commands(f"{blocks}\n{cells}")
 
