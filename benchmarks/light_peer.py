@@ -97,8 +97,14 @@ def resident_megabytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def play(recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, pause: float, say: Any) -> bool:
-    """Rounds from the last recorded one on; False if stopped before the end."""
+def play(
+    recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, pause: float, say: Any, beat: float = 0.0
+) -> bool:
+    """Rounds from the last recorded one on; False if stopped before the end.
+
+    Args:
+        beat: publish at the next multiple of so many seconds of the machine's clock, at the same time as the others.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     round = done[-1]["round"] + 1 if done else 0
@@ -135,13 +141,16 @@ def play(recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, p
                 say({"kind": "sampled", "round": round})
                 groups = made_up_groups(recipe, name, round)
                 message = encode(Message(Header(**{**vars(header), "round": round}), tuple(groups)))
-                began = time.monotonic()
+                if beat:
+                    time.sleep(beat - time.monotonic() % beat)
+                began, worked = time.monotonic(), time.process_time()
                 exchange.publish(round, message, [group.item for group in groups])
                 say({"kind": "published", "round": round})
                 collected = exchange.collect(round, admitter.set_aside(round))
-                exchanged = time.monotonic() - began
+                ended, worked = time.monotonic(), time.process_time() - worked
                 received = [*sorted(collected.messages.items()), *collected.late]
                 admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]
+                admit_seconds = time.monotonic() - ended
                 admitted: dict[str, int] = {}
                 for sender, admission in admissions:
                     admitted[sender] = admitted.get(sender, 0) + len(admission.admitted)
@@ -153,7 +162,12 @@ def play(recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, p
                     "late": [sender for sender, _ in collected.late],
                     "admitted": admitted,
                     "rejected": [[r.peer, str(r.reason)] for r in rejections],
-                    "exchange_seconds": exchanged,
+                    "bytes_sent": len(message),
+                    "bytes_received": sum(len(data) for _, data in received),
+                    "published_at": began,
+                    "exchange_seconds": ended - began,
+                    "exchange_cpu_seconds": worked,
+                    "admit_seconds": admit_seconds,
                     "round_seconds": time.monotonic() - began + pause,
                     "megabytes": resident_megabytes(),
                     "digest": hashlib.sha256(message).hexdigest()[:16],
@@ -175,6 +189,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=12, help="of a group")
     parser.add_argument("--tokens", type=int, default=16, help="of a completion")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that sampling is to take")
+    parser.add_argument("--beat", type=float, default=0.0, help="publish at multiples of so many seconds")
     parser.add_argument("--network", default="{}", help="the recipe's [network] as JSON")
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--roster", type=Path)
@@ -193,7 +208,9 @@ def main() -> None:
     def say(event: Any) -> None:
         print(json.dumps(event), flush=True)
 
-    finished = play(recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say)
+    finished = play(
+        recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say, arguments.beat
+    )
     sys.exit(0 if finished else 130)
 
 

@@ -1,4 +1,4 @@
-"""Light peers (benchmarks/light_peer.py) as processes, for tests that break the network under them."""
+"""Light peers (light_peer.py) as processes: for benchmarks, and for tests that break the network under them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftis.identity import collect_roster, new_key, roster_text
+from ftis.identity import collect_roster, new_certificates, new_key, roster_text
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "light_peer.py"
+SCRIPT = Path(__file__).with_name("light_peer.py")
 QUICK = {"deadline": 20.0, "start_seconds": 20.0}
 
 
@@ -38,6 +38,8 @@ class Swarm:
     prefix: dict[str, list[str]] = field(default_factory=dict)
     """A command in front of a peer's own, as ``ip netns exec``."""
     own_network: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tls: bool = False
+    """Mutual TLS, each peer with a port and a certificate of its own."""
 
     def __post_init__(self) -> None:
         self.network = {**QUICK, "port": free_port(), **self.network}
@@ -46,6 +48,17 @@ class Swarm:
             new_key(self.place, name)
         public = [self.place / f"{name}.pub" for name in self.names]
         (self.place / "roster.toml").write_text(roster_text(collect_roster(public)))
+        if self.tls:
+            new_certificates(self.place, self.names)
+            address = {name: f"tls/127.0.0.1:{free_port()}" for name in self.names}
+            for name in self.names:
+                self.own_network[name] = {
+                    "listen": [address[name]],
+                    "connect": [address[other] for other in self.names if other != name],
+                    "tls_authority": str(self.place / "ca.pem"),
+                    "tls_certificate": str(self.place / f"{name}.pem"),
+                    "tls_key": str(self.place / f"{name}.tls.key"),
+                }
 
     def __enter__(self) -> Swarm:
         return self
