@@ -23,9 +23,11 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -125,6 +127,8 @@ class Outbox:
     keep: int
     manifests: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """By round: the manifest and its signature."""
+    newest: tuple[int, bytes] = (-1, b"")
+    """The latest round and its message: what all others ask for at once comes from memory."""
 
     def write(self, round: int, data: bytes) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -144,9 +148,13 @@ class Outbox:
 
     def chunk(self, round: int, index: int) -> bytes:
         """Empty where there is none."""
+        at = index * manifests.CHUNK_BYTES
+        newest, data = self.newest
+        if round == newest:
+            return data[at : at + manifests.CHUNK_BYTES]
         try:
             with self.path(round).open("rb") as file:
-                file.seek(index * manifests.CHUNK_BYTES)
+                file.seek(at)
                 return file.read(manifests.CHUNK_BYTES)
         except OSError:
             return b""
@@ -239,6 +247,9 @@ class NetworkExchange:
         self._fetchers = ThreadPoolExecutor(max(1, min(16, len(self.others))), thread_name_prefix="fetch")
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="outbox")
+        self._stored: Future[None] = Future()
+        self._stored.set_result(None)
         base = f"ftis/{self.run}"
         answer = self._session.declare_queryable
         self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = [
@@ -268,6 +279,7 @@ class NetworkExchange:
             declared.undeclare()  # type: ignore[no-untyped-call]
         self._watcher.join(timeout=5)
         self._answers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(wait=True)
         self._session.close()  # type: ignore[no-untyped-call]
 
     def _linger(self) -> None:
@@ -320,11 +332,13 @@ class NetworkExchange:
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message; the same round again replaces it."""
-        self.outbox.write(round, data)
+        self._stored.result()
+        self.outbox.newest = round, data
         self._offer(round, data, tuple(sorted(items)))
         self.outbox.forget_before(round - self.outbox.keep)
         document, signature = self.outbox.manifests[round]
         self._put_manifest(round, document, signature)
+        self._stored = self._writer.submit(self.outbox.write, round, data)  # the others need not wait for the disk
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
     def collect(self, round: int, without: Collection[str] = ()) -> Collected:
@@ -360,6 +374,7 @@ class NetworkExchange:
                     self._answers.submit(self._ask_for_manifests, "*", CATCH_UP_SECONDS)
                 self._changed.wait(timeout=0.05)
             collected = self._take(round, wanted)
+        self._stored.result()  # before this peer learns from the round, so that it can be killed from here on
         self.status["state"] = "training"
         return collected
 
@@ -578,12 +593,8 @@ class NetworkExchange:
         found: dict[int, bytes] = {}
         bad: dict[int, int] = {}
         pause = 0.05
-        while len(found) < len(offer.chunks) and not self._closing.is_set():
-            with self._changed:
-                sender = self._senders[name]
-                if sender.offers.get(offer.round) != offer or offer.round < self._round - self.settings.max_staleness:
-                    break
-            missing = [i for i in range(len(offer.chunks)) if i not in found][:CHUNKS_IN_FLIGHT]
+        while len(found) < len(offer.chunks) and self._is_wanted(name, offer):
+            missing = [i for i in range(len(offer.chunks)) if i not in found]
             try:
                 progress = self._fetch_chunks(name, offer, missing, found, bad)
             except zenoh.ZError:  # the session closes, or the link broke: the next try finds out
@@ -603,24 +614,20 @@ class NetworkExchange:
                 sender.strikes = 0
             self._changed.notify_all()
 
+    def _is_wanted(self, name: str, offer: Manifest) -> bool:
+        with self._changed:
+            stands = self._senders[name].offers.get(offer.round) == offer
+            return stands and offer.round >= self._round - self.settings.max_staleness and not self._closing.is_set()
+
     def _fetch_chunks(
         self, name: str, offer: Manifest, indices: list[int], found: dict[int, bytes], bad: dict[int, int]
     ) -> bool:
-        asked = [
-            (
-                index,
-                self._session.get(
-                    f"ftis/{self.run}/blob/{name}/{offer.round}/{index}",
-                    target=zenoh.QueryTarget.ALL,
-                    consolidation=zenoh.ConsolidationMode.NONE,
-                    congestion_control=BLOCK,
-                    timeout=GET_SECONDS,
-                ),
-            )
-            for index in indices
-        ]
+        """Ask for these chunks, always so many at a time, up to the first that does not come; whether any came."""
+        ahead = iter(indices)
+        asked = deque((index, self._get_chunk(name, offer, index)) for index in islice(ahead, CHUNKS_IN_FLIGHT))
         progress = False
-        for index, replies in asked:
+        while asked:
+            index, replies = asked.popleft()
             for reply in replies:
                 if reply.ok is None:
                     continue
@@ -631,7 +638,19 @@ class NetworkExchange:
                     progress = True
                     break
                 bad[index] = bad.get(index, 0) + 1
+            if index not in found or not self._is_wanted(name, offer):
+                ahead = iter(())
+            asked.extend((after, self._get_chunk(name, offer, after)) for after in islice(ahead, 1))
         return progress
+
+    def _get_chunk(self, name: str, offer: Manifest, index: int) -> Iterable[zenoh.Reply]:
+        return self._session.get(
+            f"ftis/{self.run}/blob/{name}/{offer.round}/{index}",
+            target=zenoh.QueryTarget.ALL,
+            consolidation=zenoh.ConsolidationMode.NONE,
+            congestion_control=BLOCK,
+            timeout=GET_SECONDS,
+        )
 
     def _ask_for_manifests(self, name: str, seconds: float) -> None:
         """Manifests that were pushed before this peer was there to hear, or that were lost."""
