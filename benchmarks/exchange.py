@@ -97,7 +97,8 @@ def main() -> None:
         result[name] = {key: round(v, 4) if isinstance(v, float) else v for key, v in found.items()}
         print(
             f"{name:10} {found['peers']} peers × {found['bytes'] / 1e6:.3f} MB: median {found['median']:.3f}, "
-            f"90% {found['p90']:.3f}, worst {found['max']:.3f}, skew {found['skew']:.4f}, CPU of a peer {found['cpu']:.3f} ({found['rounds']} rounds)"
+            f"90% {found['p90']:.3f}, worst {found['max']:.3f}, skew {found['skew']:.4f}, "
+            f"CPU of a peer {found['cpu']:.3f} ({found['rounds']} rounds)"
         )
     print(json.dumps(result))
 
