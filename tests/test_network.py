@@ -44,6 +44,7 @@ class Peers:
         self.run = run_id(self.facts)
         self.admitter = light_admitter(self.recipe, self.run)
         self.stack = ExitStack()
+        self.served: list[Any] = []
 
     def open(self, name: str, recipe: Recipe | None = None, **changes: Any) -> NetworkExchange:
         limits = self.admitter.terms.limits
@@ -230,7 +231,7 @@ def serve(peers: Peers, session: zenoh.Session, name: str, answer: Callable[[int
         with query:
             query.reply(query.key_expr, answer(int(str(query.key_expr).rpartition("/")[2])))
 
-    peers.served = session.declare_queryable(f"ftis/{peers.run}/blob/{name}/*/*", reply, complete=True)
+    peers.served.append(session.declare_queryable(f"ftis/{peers.run}/blob/{name}/*/*", reply, complete=True))
 
 
 @pytest.mark.parametrize("size", [0, 7, 100_000, 5_000_000])
@@ -248,8 +249,9 @@ def test_contents_that_are_not_what_was_signed_are_given_up(size: int, peers: Pe
 def test_junk_answered_in_anothers_name_does_not_keep_the_truth_out(peers: Peers) -> None:
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)
-    attacker = peers.session()
-    serve(peers, attacker, "b", lambda chunk: b"junk")
+    attackers = [peers.session() for _ in range(4)]
+    for attacker in attackers:
+        serve(peers, attacker, "b", lambda chunk: b"junk")
     time.sleep(0.2)
     collected, _ = one_round(peers, a, b)
     assert collected.messages["b"] == peers.message("b", 0)

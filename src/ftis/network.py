@@ -51,7 +51,7 @@ FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
 CHUNKS_IN_FLIGHT = 8
 BAD_CHUNKS = 3
-"""So often may a chunk come with another digest than the one signed for before the message is given up."""
+"""So often may nothing but other contents than those signed for come for a chunk before the message is given up."""
 STRIKES = 2
 """A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
 NOTICE_SECONDS = 10.0
@@ -628,6 +628,7 @@ class NetworkExchange:
         progress = False
         while asked:
             index, replies = asked.popleft()
+            junk = False
             for reply in replies:
                 if reply.ok is None:
                     continue
@@ -637,6 +638,8 @@ class NetworkExchange:
                     found[index] = data
                     progress = True
                     break
+                junk = True
+            if junk and index not in found:  # junk beside the truth does no harm: anybody may answer
                 bad[index] = bad.get(index, 0) + 1
             if index not in found or not self._is_wanted(name, offer):
                 ahead = iter(())
