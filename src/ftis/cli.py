@@ -23,6 +23,7 @@ from ftis.config import (
     RewardConfig,
     TaskConfig,
     load,
+    network_settings,
     run_directory,
 )
 
@@ -198,7 +199,8 @@ def status(
     from ftis import network
     from ftis.progress import status_table
 
-    settings = NetworkConfig.model_validate(_network_settings(connect, None, tls) | {"mode": "client"})
+    connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
+    settings = network_settings(_network_settings(connect, None, tls) | {"mode": "client"})
     with network.open_session(settings) as session:
         found = network.ask_status(session)
         if as_json:
@@ -223,7 +225,7 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
 
     if not listen:
         raise typer.BadParameter("--listen says where, as tcp/0.0.0.0:7447")
-    settings = NetworkConfig.model_validate(_network_settings(None, listen, tls) | {"mode": "router"})
+    settings = network_settings(_network_settings(None, listen, tls) | {"mode": "router"})
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: stop.set())

@@ -410,6 +410,14 @@ def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
         raise RecipeError(f"{where}: {_explain(error)}") from None
 
 
+def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
+    """What ``[network]`` would say, from a plain mapping."""
+    try:
+        return NetworkConfig.model_validate(dict(settings))
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from None
+
+
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
     _set_path(document, key.split("."), value, key)

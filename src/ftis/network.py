@@ -229,6 +229,8 @@ class NetworkExchange:
         self._senders = {name: _Sender() for name in self.others}
         self._rejections: list[Rejection] = []
         self._mismatches: dict[str, str] = {}
+        self._asking: set[str] = set()
+        self._forgeries: set[str] = set()
         self._round, self._first_round = 0, 0
         self._token: zenoh.LivelinessToken | None = None
         self._closing = threading.Event()
@@ -371,7 +373,7 @@ class NetworkExchange:
                     self._tell("waiting", f"round {round}: waiting for {self._in_words(waiting, round)}")
                 if now - asked > CATCH_UP_SECONDS:
                     asked = now
-                    self._answers.submit(self._ask_for_manifests, "*", CATCH_UP_SECONDS)
+                    self._ask_soon("*")
                 self._changed.wait(timeout=0.05)
             collected = self._take(round, wanted)
         self._stored.result()  # before this peer learns from the round, so that it can be killed from here on
@@ -398,7 +400,8 @@ class NetworkExchange:
         if expected and not at_deadline:
             return False, expected
         through = [name for name in missing if name in past or self._has_finished(self._senders[name])]
-        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
+        refused = len(wanted) - len(delivered) - len(missing)
+        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through) - refused):
             words = self._in_words(missing, round)
             if self.settings.below_quorum == "stop":
                 raise ExchangeError(
@@ -475,14 +478,14 @@ class NetworkExchange:
 
     def _on_live(self, sample: zenoh.Sample) -> None:
         parts = str(sample.key_expr).split("/")
-        if len(parts) != 6 or not parts[5].isdecimal() or parts[3] not in self._senders:
+        if len(parts) != 6 or not parts[5].isdecimal() or len(parts[5]) > 9 or parts[3] not in self._senders:
             return
         key, name, since = str(sample.key_expr), parts[3], int(parts[5])
         with self._changed:
             sender = self._senders[name]
             before = sender.live()
             if sample.kind == zenoh.SampleKind.PUT:
-                if len(sender.tokens) < 8:
+                if len(sender.tokens) < 64:
                     sender.tokens[key] = since
                 sender.seen, sender.gone_since, sender.strikes = True, None, 0
             else:
@@ -493,8 +496,8 @@ class NetworkExchange:
             after = sender.live()
         if after != before:
             self._tell("joined" if after else "left", f"{name} {'is there' if after else 'is gone'}")
-        if after and not self._closing.is_set():
-            self._answers.submit(self._ask_for_manifests, name, CATCH_UP_SECONDS)
+        if after:
+            self._ask_soon(name)
 
     def _on_manifest(self, sample: zenoh.Sample) -> None:
         attachment = sample.attachment.to_bytes() if sample.attachment is not None else b""
@@ -515,6 +518,9 @@ class NetworkExchange:
             else:  # open swarm: the first key to sign for a name keeps it
                 known = self._first_keys.setdefault(name, public) if genuine else self._first_keys.get(name, "")
         if not genuine or public != known:
+            if name not in self._forgeries:
+                self._forgeries.add(name)
+                self._tell("forged", f"an offer in the name of {name} was not signed by its key and is refused")
             return self._reject(name, Reason.FORGED, f"a manifest that {name!r} did not sign")
         try:
             offer = manifests.parse(data)
@@ -655,6 +661,21 @@ class NetworkExchange:
             timeout=GET_SECONDS,
         )
 
+    def _ask_soon(self, name: str) -> None:
+        """Ask in the background, once at a time."""
+        with self._changed:
+            if name in self._asking or self._closing.is_set():
+                return
+            self._asking.add(name)
+        self._answers.submit(self._ask_and_forget, name)
+
+    def _ask_and_forget(self, name: str) -> None:
+        try:
+            self._ask_for_manifests(name, CATCH_UP_SECONDS)
+        finally:
+            with self._changed:
+                self._asking.discard(name)
+
     def _ask_for_manifests(self, name: str, seconds: float) -> None:
         """Manifests that were pushed before this peer was there to hear, or that were lost."""
         try:
@@ -772,11 +793,11 @@ class NetworkExchange:
         differing = sorted(k for k in self.facts.keys() | theirs.keys() if self.facts.get(k) != theirs.get(k))
         if differing:
             shown = "; ".join(
-                f"{k}: {_short(self.facts.get(k))} here, {_short(theirs.get(k))} there" for k in differing
+                f"{_short(k)}: {_short(self.facts.get(k))} here, {_short(theirs.get(k))} there" for k in differing[:10]
             )
             text = f"{name} means another run by {self.recipe.name!r} and is not heard ({shown})"
             self._mismatches[name] = text
-            self._tell("mismatch", text, differing=differing)
+            self._tell("mismatch", text)
 
     def _tell(self, what: str, text: str, **more: Any) -> None:
         self._say({"kind": "network", "what": what, "text": text, "round": self._round, **more})

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -26,7 +27,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
 from ftis.experiment import Arm, Say, arms_of, check, claim, locked, prepare_models
-from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster
+from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
 from ftis.network import NetworkExchange
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
@@ -145,6 +146,8 @@ def _network(peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | N
     incarnation = int(counter.read_text()) + 1 if counter.exists() else 1
     counter.write_text(f"{incarnation}\n")
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
+    # Peers with other keys are another swarm, and so is the same recipe run again with new ones.
+    facts["roster"] = hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
     limits = peer.admitter.terms.limits
     return NetworkExchange(
         peer.recipe,
