@@ -28,7 +28,7 @@ from ftis.config import Recipe, agreement, parse, run_id
 from ftis.exchange import Stopped
 from ftis.identity import load_key, read_roster
 from ftis.network import NetworkExchange
-from ftis.rollouts import Group, Prompt, Rollout, draw_items, share_of
+from ftis.rollouts import Group, Prompt, Rollout, draw_items, share_of, take_turns
 
 VOCABULARY, END = 1000, 999
 TOKENIZER = "0" * 32
@@ -36,14 +36,24 @@ PROBLEMS = 10_000
 
 
 def light_recipe(
-    peers: Sequence[str], rounds: int, groups: int, rollouts: int, tokens: int, network: dict[str, Any]
+    peers: Sequence[str],
+    rounds: int,
+    groups: int,
+    rollouts: int,
+    tokens: int,
+    network: dict[str, Any],
+    max_foreign_rollouts: int = 0,
 ) -> Recipe:
     """A recipe in which every peer samples ``groups`` groups of ``rollouts`` completions of ``tokens`` tokens."""
     return parse(
         {
             "name": "light",
             "task": {"name": "clock"},
-            "training": {"rounds": rounds, "prompts_per_round": groups * len(peers)},
+            "training": {
+                "rounds": rounds,
+                "prompts_per_round": groups * len(peers),
+                "max_foreign_rollouts": max_foreign_rollouts,
+            },
             "sampling": {"num_generations": rollouts, "max_completion_length": tokens},
             "peers": [{"name": name, "model": "none"} for name in peers],
             "network": network,
@@ -57,10 +67,22 @@ def share(recipe: Recipe, peer: str, round: int) -> list[int]:
     return share_of(items, names.index(peer), len(names))
 
 
+def turns_of(recipe: Recipe, own: str, round: int) -> dict[str, int]:
+    """As ftis.peer's, which loads torch."""
+    others = [p.name for p in recipe.peers if p.name != own]
+    limit = recipe.training.max_foreign_rollouts
+    if not limit:
+        return dict.fromkeys(others, recipe.training.prompts_per_round)
+    return take_turns(others, limit // recipe.rollouts_per_group, round, number_of(own))
+
+
+def number_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
 def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
     """The same for the same peer and round, so that a peer that comes back offers identical bytes."""
-    seed = int.from_bytes(hashlib.blake2b(f"{peer}/{round}".encode(), digest_size=6).digest(), "big")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(number_of(f"{peer}/{round}"))
     tokens = recipe.sampling.max_completion_length
     groups = []
     for item in sorted(share(recipe, peer, round)):
@@ -72,8 +94,12 @@ def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
     return groups
 
 
-def light_admitter(recipe: Recipe, run: str) -> Admitter:
+def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
     network = recipe.network
+
+    def chosen(peer: str, round: int) -> list[int]:
+        return share(recipe, peer, round)[: turns_of(recipe, own, round).get(peer, 0)]
+
     terms = Terms(
         run=run,
         tokenizer=TOKENIZER,
@@ -85,6 +111,7 @@ def light_admitter(recipe: Recipe, run: str) -> Admitter:
         prompts=[Prompt(item, "", "") for item in range(PROBLEMS)],
         share=lambda peer, round: share(recipe, peer, round),
         roster=frozenset(p.name for p in recipe.peers),
+        chosen=chosen if recipe.training.max_foreign_rollouts else None,
         max_staleness=network.max_staleness,
         max_rejections=network.max_rejections,
         set_aside_rounds=network.set_aside_rounds,
@@ -113,7 +140,7 @@ def play(
     counter.write_text(str(incarnation))
     facts = agreement(recipe, "light", VERSION)
     run = run_id(facts)
-    admitter = light_admitter(recipe, run)
+    admitter = light_admitter(recipe, run, name)
     header = Header(run, 0, name, TOKENIZER, recipe.sampling.temperature, 0, 1.0)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
@@ -146,7 +173,9 @@ def play(
                 began, worked = time.monotonic(), time.process_time()
                 exchange.publish(round, message, [group.item for group in groups])
                 say({"kind": "published", "round": round})
-                collected = exchange.collect(round, admitter.set_aside(round))
+                turns = turns_of(recipe, name, round)
+                unread = [other for other in exchange.others if other not in turns]
+                collected = exchange.collect(round, admitter.set_aside(round), unread)
                 ended, worked = time.monotonic(), time.process_time() - worked
                 received = [*sorted(collected.messages.items()), *collected.late]
                 admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]
@@ -158,6 +187,7 @@ def play(
                 record = {
                     "round": round,
                     "delivered": sorted(collected.messages),
+                    "unread": list(collected.unread),
                     "missing": list(collected.missing),
                     "late": [sender for sender, _ in collected.late],
                     "admitted": admitted,
@@ -188,6 +218,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4, help="of each peer")
     parser.add_argument("--rollouts", type=int, default=12, help="of a group")
     parser.add_argument("--tokens", type=int, default=16, help="of a completion")
+    parser.add_argument("--max-foreign", type=int, default=0, help="training.max_foreign_rollouts")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that sampling is to take")
     parser.add_argument("--beat", type=float, default=0.0, help="publish at multiples of so many seconds")
     parser.add_argument("--network", default="{}", help="the recipe's [network] as JSON")
@@ -203,6 +234,7 @@ def main() -> None:
         arguments.rollouts,
         arguments.tokens,
         network,
+        arguments.max_foreign,
     )
 
     def say(event: Any) -> None:

@@ -622,3 +622,35 @@ def test_the_rejected_case_messages_are_what_they_seem():
     """The rows above fail for their reason alone: without its fault each message decodes."""
     for case, (bad, _) in GROUPS.items():
         assert len(decode(message(group(1), bad), TERMS.limits).groups) == 2, case
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+def test_only_chosen_groups_are_scored_and_the_others_counted() -> None:
+    scored: list[int] = []
+
+    def counting(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        scored.append(prompt.item)
+        return score(prompt, completions, ids)
+
+    terms = dataclasses.replace(TERMS, chosen=lambda peer, round: [share(peer, round)[1]])
+    admission = Admitter(terms, counting, detokenize).admit("ada", message(group(0), group(1)), 0)
+    assert [s.group.item for s in admission.admitted] == scored == [1]
+    assert [(g.peer, g.item) for g in admission.passed_over] == [("ada", 0)]
+    assert not admission.rejections
+
+
+def test_choosing_all_is_choosing_none() -> None:
+    for groups in ([group(0), group(1)], [group(1), group(5)], [group(1), group(1)], [group(0, rollout([1]))]):
+        everything, chosen = (admitter(chosen=c).admit("ada", message(*groups), 0) for c in (None, share))
+        assert [s.group.item for s in everything.admitted] == [s.group.item for s in chosen.admitted]
+        assert everything.rejections == chosen.rejections
+        assert everything.passed_over == chosen.passed_over == ()
+
+
+def test_what_is_not_chosen_is_still_held_to_the_senders_share() -> None:
+    for second, reason in [(group(0), Reason.DUPLICATE), (group(5), Reason.NOT_THEIR_PROMPT)]:
+        admission = admitter(chosen=lambda peer, round: []).admit("ada", message(group(0), second), 0)
+        assert only(admission).reason == reason
+        assert [g.item for g in admission.passed_over] == [0]

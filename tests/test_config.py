@@ -178,7 +178,7 @@ def test_an_unknown_key_is_named_with_the_nearest_at_every_level(key: str, neare
 
 def test_an_unknown_key_like_no_other_gets_the_list() -> None:
     message = refusal(document(training__xyzzy=1))
-    assert "unknown key 'training.xyzzy'; known: eval_every, mode," in message
+    assert "unknown key 'training.xyzzy'; known: eval_every, max_foreign_rollouts, mode," in message
 
 
 def test_an_entry_of_a_list_is_named_by_its_place() -> None:
@@ -599,3 +599,10 @@ def test_a_run_id_is_the_same_on_every_machine() -> None:
     assert run_id({}) == "44136fa355b3678a1146ad16f7e8649e"  # sha256 of "{}"
     assert run_id({"a": 1, "b": [2]}) == run_id({"b": [2], "a": 1}) != run_id({"a": 1, "b": [3]})
     assert re.fullmatch(r"[0-9a-f]{32}", run_id({"text": "α"}))
+
+
+def test_a_limit_of_foreign_rollouts_holds_a_whole_group() -> None:
+    assert parse(document(training__max_foreign_rollouts=12)).training.max_foreign_rollouts == 12
+    message = refusal(document(training__max_foreign_rollouts=11))
+    assert "training.max_foreign_rollouts = 11 is less than one group of 12: take that or more, or 0" in message
+    assert parse(document(training__max_foreign_rollouts=6, training__mode="horizontal"))

@@ -475,7 +475,7 @@ def test_collaborating_with_nobody_is_said_and_is_a_failure(
 
     collect = HubEndpoint.collect
 
-    def damaged(self: HubEndpoint, round: int, without: Any = ()) -> Collected:
+    def damaged(self: HubEndpoint, round: int, *whom: Any) -> Collected:
         messages = collect(self, round).messages
         return Collected({name: data[:-1] for name, data in messages.items()})
 

@@ -198,6 +198,27 @@ def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> Non
             collect(hub, "a", round)
 
 
+def test_the_unread_are_waited_for_and_not_handed_over(tmp_path: Path) -> None:
+    hub = Hub(("a", "b", "c"), lambda: True)
+    peers = {name: directory_exchange(tmp_path, name, deadline=0.05) for name in "abc"}
+
+    def from_hub() -> Collected:
+        with hub.turn:
+            return hub.endpoint("a").collect(0, unread=("c",))
+
+    hub.endpoint("b").publish(0, b"b")
+    peers["b"].publish(0, b"b")
+    with pytest.raises(Stopped):
+        from_hub()
+    with pytest.raises(ExchangeError):
+        peers["a"].collect(0, unread=("c",))
+    hub.endpoint("c").publish(0, b"c")
+    peers["c"].publish(0, b"c")
+    expected = Collected({"b": b"b"}, unread=("c",))
+    assert from_hub() == expected
+    assert peers["a"].collect(0, unread=("c",)) == expected
+
+
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 

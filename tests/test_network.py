@@ -408,3 +408,29 @@ def test_a_manifest_reads_back_what_was_published(peers: Peers) -> None:
     again = peers.open("a", incarnation=2)  # a second life: the outbox outlives the first
     again.catch_up(4)
     assert manifests.parse(again.outbox.manifests[3][0]).contents == manifests.parse(document).contents
+
+
+def test_of_the_unread_the_offer_is_waited_for_and_nothing_fetched(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, deadline=600.0, start_seconds=600.0)
+    with peers.stack:
+        a, b, eve = (peers.open(name) for name in NAMES)
+        both_ready(a, b, eve)
+        asked: list[tuple[int, int]] = []
+        chunk = b.outbox.chunk
+        b.outbox.chunk = lambda round, index: asked.append((round, index)) or chunk(round, index)  # type: ignore[func-returns-value, method-assign]
+        taken: list[Collected] = []
+        collecting = threading.Thread(target=lambda: taken.append(a.collect(0, unread=("b",))))
+        collecting.start()
+        eve.publish(0, peers.message("eve", 0))
+        until(lambda: 0 in a._senders["eve"].contents)
+        time.sleep(0.2)
+        assert collecting.is_alive()
+        b.publish(0, peers.message("b", 0))
+        collecting.join(timeout=20)
+        assert taken == [Collected({"eve": peers.message("eve", 0)}, unread=("b",))]
+        for name, exchange in (("b", b), ("eve", eve)):
+            exchange.publish(1, peers.message(name, 1))
+        late = a.collect(1)
+        assert set(late.messages) == {"b", "eve"}
+        assert late.late == ()
+        assert {round for round, _ in asked} == {1}

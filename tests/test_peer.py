@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.config import parse
+from ftis.config import Recipe, parse
 from ftis.exchange import AloneExchange
-from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, load_peer, train_round
+from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, chosen, load_peer, share, train_round
 from ftis.progress import Display
 from ftis.rollouts import Batch, Rollout, collate
 
@@ -145,3 +146,72 @@ def test_a_round_says_whether_they_were_computed_again(
         display({"kind": "round", "arm": "arm", "peer": "a", **metrics})
     assert out.getvalue().count("computed again") == bool(said)  # once, not every round
     assert said in out.getvalue()
+
+
+# --- max_foreign_rollouts ---------------------------------------------------------------------------------------------
+
+
+def swarm(peers: int, limit: int, mode: str = "vertical", seed: int = 0) -> Recipe:
+    """Every peer samples three groups of four rollouts a round, or in horizontal mode four of every group."""
+    training = {"prompts_per_round": 3 * peers, "mode": mode, "max_foreign_rollouts": limit}
+    document = {
+        "name": "many",
+        "seed": seed,
+        "task": {"name": "clock"},
+        "sampling": {"num_generations": 4 * (peers if mode == "horizontal" else 1)},
+        "training": training,
+        "peers": [{"name": f"p{i}", "model": "none"} for i in range(peers)],
+    }
+    return parse(document, where="test")
+
+
+def picked(recipe: Recipe, own: str, round: int) -> dict[str, list[int]]:
+    others = [p.name for p in recipe.peers if p.name != own]
+    return {name: sorted(chosen(recipe, 1000, own, name, round)) for name in others}
+
+
+@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
+def test_a_limit_that_all_fit_in_changes_nothing(mode: str) -> None:
+    offered = 4 * 4 * (3 if mode == "vertical" else 15)
+    for round in range(6):
+        everything = picked(swarm(5, 0, mode), "p1", round)
+        assert everything == {n: sorted(share(swarm(5, 0, mode), 1000, n, round)) for n in everything}
+        for limit in (offered, offered + 1, 10 * offered):
+            assert picked(swarm(5, limit, mode), "p1", round) == everything
+        assert picked(swarm(5, offered - 1, mode), "p1", round) != everything
+
+
+def test_whole_groups_are_chosen_from_as_many_peers_as_there_are_groups() -> None:
+    for limit, groups in [(4, 1), (7, 1), (16, 4), (36, 9), (60, 15)]:
+        recipe = swarm(10, limit)
+        for round in range(20):
+            of = picked(recipe, "p3", round)
+            counts = [len(items) for items in of.values()]
+            assert sum(counts) == groups
+            assert max(counts) - min(counts) <= 1
+            assert all(set(items) <= set(share(recipe, 1000, name, round)) for name, items in of.items())
+
+
+def test_every_peer_and_every_place_in_a_share_is_chosen_equally_often() -> None:
+    recipe = swarm(10, 16)
+    rounds = 450
+    peers, places = Counter[str](), Counter[int]()
+    for round in range(rounds):
+        for name, items in picked(recipe, "p0", round).items():
+            peers[name] += len(items)
+            places.update(share(recipe, 1000, name, round).index(item) for item in items)
+    assert set(peers.values()) == {4 * rounds // 9}
+    assert all(abs(count - 4 * rounds / 3) < 5 * (4 * rounds * 2 / 9) ** 0.5 for count in places.values())
+
+
+def test_the_choice_depends_on_the_seed_the_round_and_the_learner_alone() -> None:
+    def choices(seed: int, own: str) -> list[dict[str, list[int]]]:
+        return [picked(swarm(10, 16, seed=seed), own, round) for round in range(9)]
+
+    assert choices(0, "p0") == choices(0, "p0")
+    assert len({str(c) for c in choices(0, "p0")}) == 9
+    assert choices(0, "p0") != choices(1, "p0")
+    without_own = [
+        [{n: i for n, i in c.items() if n not in ("p0", "p1")} for c in choices(0, own)] for own in ("p0", "p1")
+    ]
+    assert without_own[0] != without_own[1]

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate, draw_items, pad, share_of
+from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate, draw_items, pad, share_of, take_turns
 
 
 def rollout(*ids: int) -> Rollout:
@@ -180,3 +180,29 @@ def test_shares_are_disjoint_equal_and_cover_the_round(items: int, peers: int) -
     shares = [share_of(drawn, position, peers) for position in range(peers)]
     assert list(itertools.chain(*shares)) == drawn
     assert {len(share) for share in shares} == {items // peers}
+
+
+# --- taking turns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("names", "count"), [(1, 1), (2, 1), (5, 3), (5, 5), (7, 12), (23, 6), (100, 7)])
+def test_turns_are_even_within_a_round_and_over_any_number_of_rounds(names: int, count: int) -> None:
+    everybody = [f"p{i}" for i in range(names)]
+    so_far = dict.fromkeys(everybody, 0)
+    for round in range(40):
+        turns = take_turns(everybody, count, round, seed=3)
+        assert sum(turns.values()) == count
+        assert min(turns.values()) > 0
+        assert len(turns) == min(names, count)
+        assert max(turns.values()) - min(turns.get(name, 0) for name in everybody) <= 1
+        for name, picks in turns.items():
+            so_far[name] += picks
+        assert max(so_far.values()) - min(so_far.values()) <= 1
+
+
+def test_turns_depend_on_the_seed_and_need_no_memory() -> None:
+    names = [f"p{i}" for i in range(20)]
+    first = [take_turns(names, 4, round, seed=1) for round in range(5)]
+    assert first == [take_turns(names, 4, round, seed=1) for round in range(5)]
+    assert first[4] == take_turns(names, 4, 4, seed=1)
+    assert first != [take_turns(names, 4, round, seed=2) for round in range(5)]

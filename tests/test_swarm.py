@@ -121,14 +121,25 @@ def metrics(run: Path, name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
 
 
-def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(place: Path) -> None:
-    processes = {name: joined(place, name) for name in "abc"}
+@pytest.mark.parametrize("limit", [0, 4])
+def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, place: Path) -> None:
+    setting = ["--set", f"training.max_foreign_rollouts={limit}"]
+    processes = {name: joined(place, name, *setting) for name in "abc"}
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=one") == 0
+    for way, directory in (("inline", "one"), ("parallel", "each")):
+        options = [*setting, "--set", f"processes={way}", "--set", f"output_dir={directory}"]
+        command = [sys.executable, "-c", "from ftis.cli import main; main()", "train", "recipe.toml", *options]
+        subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
         swarm, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
-        assert metrics(swarm, name) == metrics(one, name)
+        assert metrics(swarm, name) == metrics(one, name) == metrics(place / "each" / "three-seed0", name)
         assert len(metrics(swarm, name)) == 4
+        others = set("abc") - {name}
+        for row in metrics(swarm, name):  # two groups of four rollouts from each
+            assert all(row[f"peer/{other}/delivered"] for other in others)
+            assert sum(row[f"peer/{other}/admitted"] for other in others) == (limit or 16)
+            assert sum(row[f"peer/{other}/passed_over"] for other in others) == (12 if limit else 0)
+            assert sum(row[f"peer/{other}/bytes"] > 0 for other in others) == (1 if limit else 2)
         for step in (2, 4):
             weights = [r / "F-TIS" / name / f"checkpoint-{step}" / "model.safetensors" for r in (swarm, one)]
             assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -109,6 +109,8 @@ class Admission:
 
     admitted: tuple[ScoredGroup, ...]
     rejections: tuple[Rejection, ...]
+    passed_over: tuple[Group, ...] = ()
+    """Groups of the sender's share that were not chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,8 @@ class Terms:
         prompts: the training split; a group's item is an index into it.
         share: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
         roster: the names of all peers.
+        chosen: (peer, round) -> the items of its share that this peer learns from; None: all. Other groups are passed
+            over: not scored, nor looked at beyond what decoding checks.
         max_rejections: a peer with more of them since its last faultless message is set aside; 0 never does so.
         set_aside_rounds: for so many rounds.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
@@ -139,6 +143,7 @@ class Terms:
     prompts: Sequence[Prompt]
     share: Callable[[str, int], Collection[int]]
     roster: frozenset[str]
+    chosen: Callable[[str, int], Collection[int]] | None = None
     max_staleness: int = 0
     max_rejections: int = 0
     set_aside_rounds: int = 1
@@ -235,12 +240,18 @@ class Admitter:
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []
         give_up = time.monotonic() + self.terms.max_seconds
+        chosen = frozenset(self.terms.chosen(sender, header.round)) if self.terms.chosen else share
+        passed_over: list[Group] = []
         remembered = self._admitted.get(header.round, set())
         seen: set[int] = set()
         for group in message.groups:
             again = group.item in seen or (sender, group.item) in remembered
             seen.add(group.item)
-            fault = self._prompt_fault(group, share, again) or self._rollouts_fault(group)
+            fault = self._prompt_fault(group, share, again)
+            if fault is None and group.item not in chosen:
+                passed_over.append(group)
+                continue
+            fault = fault or self._rollouts_fault(group)
             if fault is None and time.monotonic() > give_up:
                 fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
             if fault:
@@ -250,7 +261,7 @@ class Admitter:
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
-        return Admission(tuple(admitted), tuple(rejections))
+        return Admission(tuple(admitted), tuple(rejections), tuple(passed_over))
 
     def score_group(self, group: Group) -> ScoredGroup:
         """A group with the text and reward of each completion, by this peer's own tokenizer and scorer.

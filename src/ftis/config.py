@@ -137,6 +137,8 @@ class TrainingConfig(_Section):
     steps_per_generation: Positive = 1
     """Optimiser steps in one pass: the round's rollouts are split into this many equal parts."""
     scale_rewards: Literal["group", "none"] = "group"
+    max_foreign_rollouts: Annotated[int, Field(ge=0)] = 0
+    """Learn from at most so many rollouts of the others a round, in whole groups, from each peer in turn; 0 is all."""
     eval_every: Annotated[int, Field(ge=0)] = 5
     """Evaluate every so many rounds, besides before and after training; 0 is never in between."""
     save_every: Positive = 10
@@ -336,6 +338,11 @@ class Recipe(_Section):
                 f"sampling.num_generations = {self.sampling.num_generations} cannot be shared equally by {m} peers "
                 f"in horizontal mode; take a multiple of {m}"
             )
+        if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
+            raise ValueError(
+                f"training.max_foreign_rollouts = {training.max_foreign_rollouts} is less than one group of "
+                f"{self.rollouts_per_group}: take that or more, or 0 for all"
+            )
         return self
 
     def _check_swarms(self) -> None:
@@ -354,6 +361,12 @@ class Recipe(_Section):
     def swarm_size(self) -> int:
         """m, how many peers learn together."""
         return len(self.training.swarms[0]) if self.training.swarms else len(self.peers)
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
+        g = self.sampling.num_generations
+        return g // self.swarm_size if self.training.mode == "horizontal" else g
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""

@@ -38,12 +38,14 @@ class Collected:
         messages: the other peers' messages for the round, by sender.
         missing: who did not deliver.
         late: (sender, message) of earlier rounds that came only now.
+        unread: who delivered, but was not to be read.
         rejections: what was refused before it was fetched.
     """
 
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
     late: tuple[tuple[str, bytes], ...] = ()
+    unread: tuple[str, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
 
@@ -56,8 +58,10 @@ class Exchange(Protocol):
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
 
-    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
         """Wait for the messages for ``round`` of all others but those ``without`` whom it goes.
+
+        Those ``unread`` are waited for as well, and their messages are left where they are.
 
         Raises:
             Stopped: asked to stop while waiting.
@@ -74,7 +78,7 @@ class AloneExchange:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         pass
 
-    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
         return Collected({})
 
 
@@ -108,7 +112,7 @@ class Hub:
                 del self._messages[old]
             self._changed.notify_all()
 
-    def _collect(self, peer: str, round: int) -> Collected:
+    def _collect(self, peer: str, round: int, unread: Collection[str]) -> Collected:
         others = [name for name in self.roster if name != peer]
         self.turn.release()
         try:
@@ -117,7 +121,8 @@ class Hub:
                     if self._failed or self._should_stop():
                         raise Stopped
                     self._changed.wait(timeout=0.1)
-                return Collected({name: self._messages[round, name] for name in others})
+                messages = {name: self._messages[round, name] for name in others if name not in unread}
+                return Collected(messages, unread=tuple(name for name in others if name in unread))
         finally:
             self.turn.acquire()
 
@@ -135,8 +140,8 @@ class HubEndpoint:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         self.hub._publish(self.peer, round, data)
 
-    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
-        return self.hub._collect(self.peer, round)
+    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+        return self.hub._collect(self.peer, round, unread)
 
 
 class DirectoryExchange:
@@ -167,15 +172,18 @@ class DirectoryExchange:
         partial.replace(path)
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
-    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
         give_up = time.monotonic() + self.deadline
         while True:
             for name in [n for n, path in waiting.items() if path.exists()]:
-                messages[name] = waiting.pop(name).read_bytes()
+                path = waiting.pop(name)
+                if name not in unread:
+                    messages[name] = path.read_bytes()
             if not waiting:
-                return Collected(messages)
+                others = [name for name in self.roster if name != self.peer]
+                return Collected(messages, unread=tuple(name for name in others if name in unread))
             if self.should_stop():
                 raise Stopped
             if time.monotonic() > give_up:

@@ -38,7 +38,7 @@ from ftis import checkpoint, starters
 from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
-from ftis.peer import Event, load_peer, rollouts_per_group, run_peer, share
+from ftis.peer import Event, load_peer, run_peer, share
 from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
 from ftis.records import Records, Tracker
 from ftis.rewards import load_scorer
@@ -694,7 +694,7 @@ def estimate(recipe: Recipe) -> list[str]:
     prompts = (
         training.prompts_per_round if training.mode == "horizontal" else training.prompts_per_round // recipe.swarm_size
     )
-    repeats = rollouts_per_group(recipe)
+    repeats = recipe.rollouts_per_group
     rollouts = prompts * repeats
     for peer in recipe.peers:
         if starters.is_starter(peer.model):

@@ -176,12 +176,17 @@ class _Sender:
     """Rounds whose offer contradicts another one that it signed too, or that cannot be what it says."""
     contents: dict[int, bytes] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
+    unread: set[int] = field(default_factory=set)
+    """Rounds of which only the offer is wanted."""
     fetching: int | None = None
     strikes: int = 0
     newest: int = -1
 
     def live(self) -> bool:
         return bool(self.tokens)
+
+    def has_delivered(self, round: int) -> bool:
+        return round in (self.offers if round in self.unread else self.contents)
 
 
 class NetworkExchange:
@@ -343,11 +348,12 @@ class NetworkExchange:
         self._stored = self._writer.submit(self.outbox.write, round, data)  # the others need not wait for the disk
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
-    def collect(self, round: int, without: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
         """The others' messages for ``round`` and late ones of rounds before.
 
         Args:
             without: peers that are neither waited for nor heard.
+            unread: peers whose offers are waited for, and whose contents are not fetched.
 
         Raises:
             Stopped: asked to.
@@ -360,6 +366,8 @@ class NetworkExchange:
         asked = began
         with self._changed:
             self._round = round
+            for name in self.others:
+                self._senders[name].unread |= {round} if name in unread else set()
             while True:
                 if self._should_stop():
                     raise Stopped
@@ -384,7 +392,7 @@ class NetworkExchange:
 
     def _may_close(self, round: int, wanted: list[str], now: float, began: float) -> tuple[bool, list[str]]:
         """Whether the round may close, and who is still waited for."""
-        delivered = [name for name in wanted if round in self._senders[name].contents]
+        delivered = [name for name in wanted if self._senders[name].has_delivered(round)]
         missing = [name for name in wanted if name not in delivered and round not in self._senders[name].refused]
         if not missing and len(delivered) == len(wanted):
             return True, []
@@ -443,6 +451,7 @@ class NetworkExchange:
         messages: dict[str, bytes] = {}
         late: list[tuple[str, bytes]] = []
         missing: list[str] = []
+        unread: list[str] = []
         oldest = max(round - self.settings.max_staleness, self._first_round)
         for name in self.others:
             sender = self._senders[name]
@@ -455,14 +464,17 @@ class NetworkExchange:
                     messages[name] = data
                 elif name in wanted and of >= oldest:
                     late.append((name, data))
-            if name not in messages:
+            if name in wanted and round in sender.unread and sender.has_delivered(round):
+                unread.append(name)
+            elif name not in messages:
                 missing.append(name)
             for old in [r for r in sender.offers if r < round - self.settings.max_staleness]:
                 del sender.offers[old]
             sender.taken = {r for r in sender.taken if r >= round - self.settings.max_staleness}
             sender.refused = {r for r in sender.refused if r >= round - self.settings.max_staleness}
+            sender.unread = {r for r in sender.unread if r >= round - self.settings.max_staleness}
         rejections, self._rejections = tuple(self._rejections), []
-        return Collected(messages, tuple(missing), tuple(late), rejections)
+        return Collected(messages, tuple(missing), tuple(late), tuple(unread), rejections)
 
     def _in_words(self, names: Collection[str], round: int) -> str:
         said = []
@@ -588,7 +600,9 @@ class NetworkExchange:
             due = [
                 of
                 for of in sender.offers
-                if oldest <= of <= round and of not in sender.contents and of not in sender.taken | sender.refused
+                if oldest <= of <= round
+                and of not in sender.contents
+                and of not in sender.taken | sender.refused | sender.unread
             ]
             if due:
                 sender.fetching = max(due)

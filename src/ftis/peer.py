@@ -30,7 +30,7 @@ from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.records import Records
 from ftis.rewards import Scorer, load_scorer
-from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of
+from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of, take_turns
 from ftis.sampling import Decoding, Sampler, sampler_for
 from ftis.tasks import Task, load_task, render_prompt
 
@@ -54,7 +54,7 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
     wire = peer.recipe.wire  # own rollouts are learned from as sampled, whatever precision the others get
     message = encode(Message(replace(peer.header, round=round), tuple(own)), wire.format, wire.logp)
     peer.exchange.publish(round, message, [group.item for group in own])
-    collected = peer.exchange.collect(round, peer.admitter.set_aside(round))
+    collected = peer.exchange.collect(round, peer.admitter.set_aside(round), peer.unread(round))
     clock.lap("exchange")
 
     received = [*sorted(collected.messages.items()), *collected.late]
@@ -260,10 +260,15 @@ class Peer:
             return self.config.learning_rate
         return self.config.learning_rate * (1 - round / self.recipe.training.rounds)
 
+    def unread(self, round: int) -> frozenset[str]:
+        """The peers of whose rollouts none is learned from in the round."""
+        turns = turns_of(self.recipe, self.config.name, round)
+        return frozenset(p.name for p in self.recipe.peers if p.name != self.config.name and p.name not in turns)
+
     def sample(self, round: int) -> list[Group]:
         """This peer's own groups for the round."""
         items = sorted(share(self.recipe, len(self.task.train), self.config.name, round))
-        return self.sample_items(items, rollouts_per_group(self.recipe), round, "sample")
+        return self.sample_items(items, self.recipe.rollouts_per_group, round, "sample")
 
     def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
         """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""
@@ -431,6 +436,9 @@ class Peer:
                 summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
         rejected = [*collected.rejections, *(r for admission in admissions for r in admission.rejections)]
         counts = Counter(batch.source_N.tolist())
+        passed_over = Counter(g.peer for admission in admissions for g in admission.passed_over)
+        for name in collected.unread:
+            passed_over[name] += len(share(self.recipe, len(self.task.train), name, self.cursor.step - 1))
         zero_N = start.advantage_N.numpy() == 0
         keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no filter
         keep_N[torch.from_numpy(start.rows)] = torch.from_numpy(start.kept)
@@ -441,9 +449,11 @@ class Peer:
             index = batch.sources.index(name) if name in batch.sources else -1
             late = [data for sender, data in collected.late if sender == name]
             received = sum(map(len, late)) + len(collected.messages.get(name, b""))
-            metrics[f"{key}/delivered"] = name == self.config.name or name in collected.messages
+            heard = name in collected.messages or name in collected.unread
+            metrics[f"{key}/delivered"] = name == self.config.name or heard
             metrics[f"{key}/late"] = len(late)
             metrics[f"{key}/admitted"] = counts.get(index, 0)
+            metrics[f"{key}/passed_over"] = passed_over[name] * self.recipe.rollouts_per_group
             metrics[f"{key}/rejected"] = len(rejections)
             metrics[f"{key}/zero_advantage"] = int(zero_N[batch.source_N == index].sum())
             metrics[f"{key}/kept"], metrics[f"{key}/dropped"] = 0.0, 0.0
@@ -510,12 +520,6 @@ def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
-def rollouts_per_group(recipe: Recipe) -> int:
-    """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
-    g = recipe.sampling.num_generations
-    return g // recipe.swarm_size if recipe.training.mode == "horizontal" else g
-
-
 def share(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode."""
     count = recipe.training.prompts_per_round
@@ -529,6 +533,27 @@ def share(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
         return items
     names = [p.name for p in recipe.peers]
     return share_of(items, names.index(peer), len(names))
+
+
+def turns_of(recipe: Recipe, own: str, round: int) -> dict[str, int]:
+    """How many groups ``own`` learns from of each other peer in ``round``; who is not there is not read.
+
+    In turn: over the rounds every peer is read equally often. The senders have no say in it.
+    """
+    others = [p.name for p in recipe.peers if p.name != own]
+    limit = recipe.training.max_foreign_rollouts
+    if not limit or not others:
+        return dict.fromkeys(others, recipe.training.prompts_per_round)
+    return take_turns(others, limit // recipe.rollouts_per_group, round, seed_of(recipe, own, 0, "turns"))
+
+
+def chosen(recipe: Recipe, n_items: int, own: str, peer: str, round: int) -> list[int]:
+    """The prompts of ``peer``'s share of ``round`` that ``own`` learns from."""
+    items, count = share(recipe, n_items, peer, round), turns_of(recipe, own, round).get(peer, 0)
+    if count >= len(items):
+        return items
+    rng = np.random.default_rng(seed_of(recipe, own, round, f"chosen-{peer}"))
+    return [items[i] for i in rng.choice(len(items), count, replace=False)]
 
 
 def resolve_objective(recipe: Recipe) -> Objective:
@@ -573,12 +598,14 @@ def load_peer(
         temperature=recipe.sampling.temperature,
         vocab_size=policy.vocab_size,
         end_ids=frozenset({policy.tokenizer.eos_token_id}),
-        group_size=rollouts_per_group(recipe),
+        group_size=recipe.rollouts_per_group,
         max_completion_length=recipe.sampling.max_completion_length,
         prompts=task.train,
         share=lambda peer, round: share(recipe, len(task.train), peer, round),
         roster=frozenset(p.name for p in recipe.peers),
     )
+    if recipe.training.max_foreign_rollouts:
+        terms = replace(terms, chosen=lambda peer, round: chosen(recipe, len(task.train), name, peer, round))
     if strangers:
         network = recipe.network
         terms = replace(

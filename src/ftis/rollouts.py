@@ -161,6 +161,20 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
     return [int(i) for i in order[position * count : (position + 1) * count]]
 
 
+def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
+    """How many of a round's ``count`` picks fall to each of ``names``; those to whom none falls are left out.
+
+    The picks of all rounds in a row go round in one order, which depends on the seed. So within a round nobody has
+    two more than another, and after any number of rounds nobody has had two more than another.
+    """
+    order = np.random.default_rng(seed).permutation(len(names))
+    each, rest = divmod(count, len(names))
+    picks = dict.fromkeys(names, each) if each else {}
+    for pick in range(count * round, count * round + rest):
+        picks[names[order[pick % len(names)]]] = each + 1
+    return picks
+
+
 def share_of(items: Sequence[int], position: int, peers: int) -> list[int]:
     """The contiguous slice of a round's items that the peer at ``position`` samples in vertical mode."""
     share = len(items) // peers
