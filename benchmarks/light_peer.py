@@ -238,7 +238,7 @@ def main() -> None:
     )
 
     def say(event: Any) -> None:
-        print(json.dumps(event), flush=True)
+        print(json.dumps(event) + "\n", end="", flush=True)  # in one piece: the network speaks from other threads
 
     finished = play(
         recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say, arguments.beat

@@ -77,14 +77,17 @@ def live(peers: int, rounds: int, seconds: float, tokens: int = 16) -> dict[str,
 
 
 def lasting(records: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Whether every round had everybody's message, and what became of the peers' memory after the first rounds."""
-    complete = all(len(r["delivered"]) == len(records) - 1 and not r["rejected"] for of in records.values() for r in of)
+    """Which rounds lacked whose message, for whom, and what became of the peers' memory after the first rounds."""
+    missing = [[r["round"], name, other] for name, of in records.items() for r in of for other in r["missing"]]
+    rejected = [[r["round"], name, *what] for name, of in records.items() for r in of for what in r["rejected"]]
     memory = np.array([[r["megabytes"] for r in of[SETTLED:]] for of in records.values()])
     half = (SETTLED + memory.shape[1]) // 2
     slopes, later = (1000 * np.polyfit(np.arange(m.shape[1]), m.T, 1)[0] for m in (memory, memory[:, -half:]))
     growth = memory[:, -5:].mean(axis=1) - memory[:, :5].mean(axis=1)
     return {
-        "complete": complete,
+        "complete": not missing and not rejected,
+        "missing": missing[:20],
+        "rejected": rejected[:20],
         "megabytes": float(np.median(memory[:, -1])),
         "slope": float(np.median(slopes)),
         "worst_slope": float(slopes.max()),
@@ -247,7 +250,7 @@ def main() -> None:
 
 def last(peers: int, rounds: int, seconds: float) -> dict[str, Any]:
     found = live(peers, rounds, seconds)
-    whole = "all complete" if found["complete"] else "NOT ALL COMPLETE"
+    whole = "all complete" if found["complete"] else f"missing: {found['missing']}, rejected: {found['rejected']}"
     print(f"{peers} peers, {rounds} rounds in {found['seconds']:.1f} s, {whole}")
     print(
         f"resident memory {found['megabytes']:.0f} MB a peer, from round {SETTLED} on {found['slope']:+.1f} kB a round "
