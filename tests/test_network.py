@@ -192,7 +192,15 @@ def test_a_round_that_the_others_are_past_is_not_waited_for(tmp_path: Path) -> N
         both_ready(a, b)
         attacker = peers.session()
         peers.pretend_live(attacker, "eve")
-        peers.put(attacker, "eve/5", peers.manifest("eve", 5, b"x"), "eve")
+        document = peers.manifest("eve", 5, b"x")
+        peers.put(attacker, "eve/5", document, "eve")
+
+        def reply(query: zenoh.Query) -> None:
+            signature = bytes.fromhex(peers.public["eve"]) + manifests.sign(peers.keys["eve"], document)
+            with query:
+                query.reply(f"ftis/{peers.run}/man/eve/5", document, attachment=signature)
+
+        peers.served.append(attacker.declare_queryable(f"ftis/{peers.run}/man/eve/*", reply, complete=True))
         for collected in one_round(peers, a, b):
             assert collected.missing == ("eve",)
 

@@ -179,6 +179,8 @@ class _Sender:
     unread: set[int] = field(default_factory=set)
     """Rounds of which only the offer is wanted."""
     fetching: int | None = None
+    answered: frozenset[int] = frozenset()
+    """The rounds it offered when it was last asked."""
     strikes: int = 0
     newest: int = -1
 
@@ -397,8 +399,7 @@ class NetworkExchange:
         if not missing and len(delivered) == len(wanted):
             return True, []
         starting = now - self._began < self.settings.start_seconds
-        asked_twice = now - began > 2 * CATCH_UP_SECONDS
-        past = [name for name in missing if asked_twice and self._is_past(self._senders[name], round)]
+        past = [name for name in missing if self._is_past(self._senders[name], round)]
         expected = [
             name
             for name in missing
@@ -435,7 +436,12 @@ class NetworkExchange:
 
     def _is_past(self, sender: _Sender, round: int) -> bool:
         """Whether a peer is beyond the round and no longer offers it."""
-        return sender.newest > round and round not in sender.offers
+        return (
+            sender.newest > round
+            and round not in sender.offers
+            and max(sender.answered, default=-1) > round
+            and round not in sender.answered
+        )
 
     def _is_expected(self, sender: _Sender, round: int, now: float, starting: bool) -> bool:
         """Whether a peer that has not delivered is worth waiting for."""
@@ -701,9 +707,17 @@ class NetworkExchange:
                 timeout=seconds,
                 allowed_destination=zenoh.Locality.REMOTE,
             )
+            answered: dict[str, set[int]] = {}
             for reply in replies:
-                if reply.ok is not None:
-                    self._on_manifest(reply.ok)
+                if reply.ok is None:
+                    continue
+                self._on_manifest(reply.ok)
+                *_, of, round = str(reply.ok.key_expr).split("/")
+                if of in self._senders and round.isdecimal() and len(round) <= 9:
+                    answered.setdefault(of, set()).add(int(round))
+            with self._changed:
+                for of, rounds in answered.items():
+                    self._senders[of].answered = frozenset(rounds)
         except zenoh.ZError:
             return  # closing, or no link for a moment: asked again soon
 
