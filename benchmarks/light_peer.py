@@ -160,6 +160,8 @@ def play(
     )
     with exchange, out.open("a", encoding="utf-8") as file:
         try:
+            if round == recipe.training.rounds:  # as a finished peer that is started again, for those who are not
+                exchange.catch_up(round)
             while round < recipe.training.rounds:
                 round = exchange.catch_up(round)
                 if round >= recipe.training.rounds:

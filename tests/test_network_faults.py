@@ -91,6 +91,18 @@ def test_where_all_are_needed_a_returning_peer_loses_no_round(tmp_path: Path) ->
             assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
 
 
+def test_a_finished_peer_started_again_serves_the_one_that_died_near_the_end(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "ab", rounds=8, network={"deadline": 10.0}) as swarm:
+        swarm.start()
+        swarm.finish()
+        lines = swarm.out("a").read_text().splitlines(keepends=True)
+        swarm.out("a").write_text("".join(lines[:5]))  # its last checkpoint was earlier
+        swarm.start()
+        swarm.finish()
+        assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(8))
+        assert delivered(swarm, "a", "b") == list(range(8))
+
+
 def test_a_peer_that_joins_late_starts_where_the_others_are(tmp_path: Path) -> None:
     with Swarm(tmp_path, "abc", rounds=25, network={"deadline": NEVER, "start_seconds": 2.0}) as swarm:
         swarm.start("a", "b")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import pytest
 from conftest import TinyModelDir
 from rich.console import Console
 
+from ftis.admission import Admission
 from ftis.config import Recipe, parse
 from ftis.exchange import AloneExchange
 from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, chosen, load_peer, share, train_round
 from ftis.progress import Display
-from ftis.rollouts import Batch, Rollout, collate
+from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
 MakePeer = Callable[..., Peer]
 
@@ -215,3 +217,14 @@ def test_the_choice_depends_on_the_seed_the_round_and_the_learner_alone() -> Non
         [{n: i for n, i in c.items() if n not in ("p0", "p1")} for c in choices(0, own)] for own in ("p0", "p1")
     ]
     assert without_own[0] != without_own[1]
+
+
+def test_late_groups_take_what_the_limit_leaves() -> None:
+    recipe = SimpleNamespace(training=SimpleNamespace(max_foreign_rollouts=12), rollouts_per_group=4)
+    groups = [ScoredGroup(Group("b", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
+    on_time, late = Admission(tuple(groups[:2]), ()), Admission(tuple(groups[2:]), ())
+    kept = Peer.within_limit(SimpleNamespace(recipe=recipe), [on_time, late])  # type: ignore[arg-type]
+    assert [a.admitted for a in kept] == [tuple(groups[:2]), (groups[2],)]
+    assert kept[1].passed_over == (groups[3].group,)
+    recipe.training.max_foreign_rollouts = 0
+    assert Peer.within_limit(SimpleNamespace(recipe=recipe), [on_time, late]) == [on_time, late]  # type: ignore[arg-type]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from swarm_of_light_peers import free_port
 
-from ftis import checkpoint
+from ftis import checkpoint, swarm
 from ftis.cli import main
 from ftis.config import load
+from ftis.identity import IdentityError, public_hex
 from ftis.records import read_jsonl
 
 pytestmark = pytest.mark.slow
@@ -131,20 +132,20 @@ def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, p
         command = [sys.executable, "-c", "from ftis.cli import main; main()", "train", "recipe.toml", *options]
         subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
-        swarm, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
-        assert metrics(swarm, name) == metrics(one, name) == metrics(place / "each" / "three-seed0", name)
-        assert len(metrics(swarm, name)) == 4
+        joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
+        assert metrics(joint, name) == metrics(one, name) == metrics(place / "each" / "three-seed0", name)
+        assert len(metrics(joint, name)) == 4
         others = set("abc") - {name}
-        for row in metrics(swarm, name):  # two groups of four rollouts from each
+        for row in metrics(joint, name):  # two groups of four rollouts from each
             assert all(row[f"peer/{other}/delivered"] for other in others)
             assert sum(row[f"peer/{other}/admitted"] for other in others) == (limit or 16)
             assert sum(row[f"peer/{other}/passed_over"] for other in others) == (12 if limit else 0)
             assert sum(row[f"peer/{other}/bytes"] > 0 for other in others) == (1 if limit else 2)
         for step in (2, 4):
-            weights = [r / "F-TIS" / name / f"checkpoint-{step}" / "model.safetensors" for r in (swarm, one)]
+            weights = [r / "F-TIS" / name / f"checkpoint-{step}" / "model.safetensors" for r in (joint, one)]
             assert weights[0].read_bytes() == weights[1].read_bytes()
-        assert ftis("report", str(swarm)) == 0
-        assert (swarm / "report.html").stat().st_size > 10_000
+        assert ftis("report", str(joint)) == 0
+        assert (joint / "report.html").stat().st_size > 10_000
 
 
 def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
@@ -238,3 +239,17 @@ def test_what_cannot_be_joined_is_refused_in_a_line(
     assert says in said
     assert said.startswith("error: ")
     assert not list((place / "runs").rglob("metrics.jsonl"))
+
+
+def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:
+    recipe = load("recipe.toml", ["network.open=true"])
+    keeps = swarm.identity_directory(recipe, "a")
+    key, roster = swarm.credentials(recipe, "a", keeps)
+    assert roster is None
+    assert [swarm._next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]
+    assert not keeps.is_relative_to(swarm.peer_directory(recipe, "a"))  # which --overwrite deletes
+    again, _ = swarm.credentials(recipe, "a", keeps)
+    assert public_hex(again) == public_hex(key)
+    (keeps / "incarnation").write_text("")
+    with pytest.raises(IdentityError, match="does not hold a number"):
+        swarm._next_incarnation(keeps / "incarnation")

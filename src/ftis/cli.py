@@ -262,7 +262,7 @@ def make_roster(
 
     text = identity.roster_text(identity.collect_roster(public))
     output.write_text(text, encoding="utf-8")
-    console.print(f"{output}: {len(public)} peers")
+    console.print(f"{output}: {', '.join(sorted(identity.read_roster(output)))}")
 
 
 @keys.command("certs")

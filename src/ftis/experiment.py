@@ -218,7 +218,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 exchange_directory=directory / arm.name / ".exchange",
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
-                threads=arm.recipe.threads or max(1, _cores() // arm.recipe.swarm_size),
+                threads=arm.recipe.threads or max(1, cores() // arm.recipe.swarm_size),
             )
             for index, (swarm, step, peer) in enumerate(members)
         ]
@@ -234,7 +234,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
-    return (torch.cuda.device_count() if on_gpu else _cores()) >= recipe.swarm_size
+    return (torch.cuda.device_count() if on_gpu else cores()) >= recipe.swarm_size
 
 
 def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
@@ -406,7 +406,7 @@ def _made_starters(wanted: list[str], say: Say) -> dict[str, str]:
     def report(name: str, step: int, of: int) -> None:
         say({"kind": "warm-up", "starter": name, "step": step, "of": of})
 
-    if len(missing) > 1 and _cores() > 1:
+    if len(missing) > 1 and cores() > 1:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["ftis.experiment"])
         events: Any = context.Queue()
@@ -443,7 +443,7 @@ def manifest(recipe: Recipe) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
         "machine": {
             "platform": platform.platform(),
-            "cores": _cores(),
+            "cores": cores(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
@@ -551,7 +551,7 @@ def _commit() -> str | None:
     return head.stdout.strip() or None
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -766,7 +766,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         remedy = "" if enough else f'pip install "{package}>={minimum}"'
         rows.append((package, "ok" if enough else "problem", found, remedy))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    rows.append(("cores, memory", "ok", f"{_cores()} cores, {_size(memory)}", ""))
+    rows.append(("cores, memory", "ok", f"{cores()} cores, {_size(memory)}", ""))
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(i).total_memory

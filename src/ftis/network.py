@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections import deque
@@ -51,7 +52,7 @@ FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
 CHUNKS_IN_FLIGHT = 8
 BAD_CHUNKS = 3
-"""So often may nothing but other contents than those signed for come for a chunk before the message is given up."""
+"""So often may nothing but other contents than those signed for come for a chunk before the peer is not waited for."""
 STRIKES = 2
 """A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
 NOTICE_SECONDS = 10.0
@@ -110,12 +111,16 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
     Raises:
         ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
     """
+    for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
+        if file is not None and not Path(file).is_file():
+            raise ExchangeError(f"no certificate or key at {file}: ftis keys certs makes them")
     try:
         return zenoh.open(engine_config(settings))
     except zenoh.ZError as error:
         where = ", ".join((*settings.listen, *settings.connect)) or f"tcp/127.0.0.1:{settings.port}"
+        reason = re.sub(r"\s+at /\S+", "", str(error).splitlines()[0]).rstrip(". ")  # places in the engine's source
         raise ExchangeError(
-            f"no network at {where}: {str(error).splitlines()[0]}; check the addresses, certificates and who listens"
+            f"no network at {where} ({reason}): check the addresses (tcp/host:port), certificates and who listens"
         ) from None
 
 
@@ -174,6 +179,8 @@ class _Sender:
     offers: dict[int, Manifest] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     """Rounds whose offer contradicts another one that it signed too, or that cannot be what it says."""
+    corrupt: set[int] = field(default_factory=set)
+    """Rounds for which other contents than those signed for came. Asked for again, since anybody may have sent them."""
     contents: dict[int, bytes] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
     unread: set[int] = field(default_factory=set)
@@ -253,7 +260,9 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self._session = open_session(self.settings)
-        self._fetchers = ThreadPoolExecutor(max(1, min(16, len(self.others))), thread_name_prefix="fetch")
+        self._fetchers = ThreadPoolExecutor(
+            max(1, len(self.others)), thread_name_prefix="fetch"
+        )  # none waits for another
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="outbox")
@@ -292,12 +301,15 @@ class NetworkExchange:
         self._session.close()  # type: ignore[no-untyped-call]
 
     def _linger(self) -> None:
-        """Having left the swarm, serve the last round to those who still are in it."""
+        """Having left the swarm, serve the last rounds to those who still are in it, or may come back to it."""
         give_up = time.monotonic() + self.settings.deadline
         self.status["state"] = "finished"
         with self._changed:
             while not self._should_stop() and time.monotonic() < give_up:
-                if not any(sender.live() for sender in self._senders.values()):
+                senders = self._senders.values()
+                if all(self._has_finished(s) for s in senders):
+                    return
+                if not self.lock_step and not any(s.live() for s in senders):
                     return
                 self._changed.wait(timeout=0.1)
 
@@ -396,7 +408,7 @@ class NetworkExchange:
         """Whether the round may close, and who is still waited for."""
         delivered = [name for name in wanted if self._senders[name].has_delivered(round)]
         missing = [name for name in wanted if name not in delivered and round not in self._senders[name].refused]
-        if not missing and len(delivered) == len(wanted):
+        if len(delivered) == len(self.others):
             return True, []
         starting = now - self._began < self.settings.start_seconds
         past = [name for name in missing if self._is_past(self._senders[name], round)]
@@ -409,8 +421,9 @@ class NetworkExchange:
         if expected and not at_deadline:
             return False, expected
         through = [name for name in missing if name in past or self._has_finished(self._senders[name])]
-        refused = len(wanted) - len(delivered) - len(missing)
-        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through) - refused):
+        # Whoever was refused still counts: nobody brings a peer to train alone by spoiling the others' offers.
+        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
+            missing = [name for name in wanted if name not in delivered]
             words = self._in_words(missing, round)
             if self.settings.below_quorum == "stop":
                 raise ExchangeError(
@@ -424,6 +437,9 @@ class NetworkExchange:
             self._tell("alone", f"round {round}: going on alone, missing: {words}")
         if through:
             self._tell("finished", f"round {round}: without {', '.join(through)}, who went through it before")
+        aside = [name for name in self.others if name not in wanted]
+        if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
+            self._tell("aside", f"round {round}: below the quorum without {', '.join(aside)}, set aside for rejections")
         for name in expected:
             self._senders[name].strikes += 1
         if expected:
@@ -447,7 +463,7 @@ class NetworkExchange:
         """Whether a peer that has not delivered is worth waiting for."""
         if not sender.seen:
             return starting
-        if sender.strikes >= STRIKES:
+        if sender.strikes >= STRIKES or round in sender.corrupt:
             return False
         if sender.live():
             return min(sender.tokens.values()) <= round
@@ -478,6 +494,7 @@ class NetworkExchange:
                 del sender.offers[old]
             sender.taken = {r for r in sender.taken if r >= round - self.settings.max_staleness}
             sender.refused = {r for r in sender.refused if r >= round - self.settings.max_staleness}
+            sender.corrupt = {r for r in sender.corrupt if r >= round - self.settings.max_staleness}
             sender.unread = {r for r in sender.unread if r >= round - self.settings.max_staleness}
         rejections, self._rejections = tuple(self._rejections), []
         return Collected(messages, tuple(missing), tuple(late), tuple(unread), rejections)
@@ -489,6 +506,8 @@ class NetworkExchange:
             state = "not seen yet" if not sender.seen else "sampling" if sender.live() else "gone"
             if round in sender.offers:
                 state = "being fetched"
+            if round in sender.refused | sender.corrupt:
+                state = "refused"
             said.append(f"{name} ({state})")
         return ", ".join(said)
 
@@ -615,7 +634,7 @@ class NetworkExchange:
                 self._fetchers.submit(self._fetch, name, sender.offers[max(due)])
 
     def _fetch(self, name: str, offer: Manifest) -> None:
-        """Fetch an offer's chunks until they are all there, it cannot be what was signed, or it is not wanted."""
+        """Fetch an offer's chunks until they are all there or it is not wanted."""
         found: dict[int, bytes] = {}
         bad: dict[int, int] = {}
         pause = 0.05
@@ -626,11 +645,10 @@ class NetworkExchange:
             except zenoh.ZError:  # the session closes, or the link broke: the next try finds out
                 progress = False
             if max(bad.values(), default=0) >= BAD_CHUNKS:
-                self._refuse(name, offer.round)
-                self._reject(name, Reason.CORRUPT, f"round {offer.round}: contents are not what was signed")
-                break
+                bad.clear()
+                self._note_corrupt(name, offer.round)
             if not progress:
-                time.sleep(pause)
+                self._closing.wait(pause)
                 pause = min(2 * pause, 1.0)
         with self._changed:
             sender = self._senders[name]
@@ -639,6 +657,13 @@ class NetworkExchange:
                 sender.contents[offer.round] = b"".join(found[i] for i in range(len(offer.chunks)))
                 sender.strikes = 0
             self._changed.notify_all()
+
+    def _note_corrupt(self, name: str, round: int) -> None:
+        with self._changed:
+            known = round in self._senders[name].corrupt
+            self._senders[name].corrupt.add(round)
+        if not known:
+            self._reject(name, Reason.CORRUPT, f"round {round}: contents that came are not what was signed")
 
     def _is_wanted(self, name: str, offer: Manifest) -> bool:
         with self._changed:
@@ -832,7 +857,9 @@ class NetworkExchange:
 
 
 def _short(value: Any) -> str:
+    """A stranger's word, fit to be printed."""
     text = value if isinstance(value, str) else json.dumps(value)
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= 40 else f"{text[:28]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 

@@ -58,7 +58,7 @@ def train_round(peer: Peer, round: int) -> dict[str, Any]:
     clock.lap("exchange")
 
     received = [*sorted(collected.messages.items()), *collected.late]
-    admissions = [peer.admitter.admit(name, data, round) for name, data in received]
+    admissions = peer.within_limit([peer.admitter.admit(name, data, round) for name, data in received])
     admitted = [group for admission in admissions for group in admission.admitted]
     batch = collate([*scored, *admitted], peer.prompt_ids)
     clock.lap("admit")
@@ -264,6 +264,18 @@ class Peer:
         """The peers of whose rollouts none is learned from in the round."""
         turns = turns_of(self.recipe, self.config.name, round)
         return frozenset(p.name for p in self.recipe.peers if p.name != self.config.name and p.name not in turns)
+
+    def within_limit(self, admissions: Sequence[Admission]) -> list[Admission]:
+        """The same with no more groups admitted than ``max_foreign_rollouts`` allows: late ones take what is left."""
+        limit = self.recipe.training.max_foreign_rollouts
+        room = limit // self.recipe.rollouts_per_group if limit else sum(len(a.admitted) for a in admissions)
+        kept = []
+        for admission in admissions:
+            inside, over = admission.admitted[:room], admission.admitted[room:]
+            room -= len(inside)
+            passed_over = (*admission.passed_over, *(scored.group for scored in over))
+            kept.append(replace(admission, admitted=inside, passed_over=passed_over))
+        return kept
 
     def sample(self, round: int) -> list[Group]:
         """This peer's own groups for the round."""

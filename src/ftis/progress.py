@@ -143,13 +143,13 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
         received = sum(_count(s.get("bytes")) for s in totals if isinstance(s, dict))
         live, reward = peer.get("live"), peer.get("reward")
         table.add_row(
-            escape(f"{str(peer.get('name'))[:32]} {str(peer.get('run'))[:6]}"),
-            escape(str(peer.get("peer"))[:64]),
+            _word(peer.get("name"), 32) + " " + _word(peer.get("run"), 6),
+            _word(peer.get("peer"), 64),
             f"{_count(peer.get('round'))}/{_count(peer.get('rounds'))}",
             str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
-            escape(str(peer.get("state"))[:16]),
+            _word(peer.get("state"), 16),
             f"{reward:.2f}" if isinstance(reward, float) else "",
-            escape(", ".join(str(name)[:64] for name in live)) if isinstance(live, list) else "",
+            ", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else "",
             *map(str, sums),
             f"{received / 1e6:.2f}",
         )
@@ -158,3 +158,8 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0  # what a stranger says may be anything
+
+
+def _word(said: object, longest: int) -> str:
+    """A stranger's word, fit for a terminal: no markup, no control characters."""
+    return escape("".join(c for c in str(said) if c.isprintable())[:longest])

@@ -26,7 +26,7 @@ from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
-from ftis.experiment import Arm, Say, arms_of, check, claim, locked, prepare_models
+from ftis.experiment import Arm, Say, arms_of, check, claim, cores, locked, prepare_models
 from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
 from ftis.network import NetworkExchange
 from ftis.peer import Peer, load_peer, run_peer
@@ -37,6 +37,12 @@ from ftis.records import Records, Tracker
 def peer_directory(recipe: Recipe, peer: str) -> Path:
     """Where a joined peer's run goes: apart from the others', who may be on the same machine."""
     return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
+
+
+def identity_directory(recipe: Recipe, peer: str) -> Path:
+    """What makes a peer the same to the others when its run is started anew."""
+    run = peer_directory(recipe, peer)
+    return run.with_name(f"{run.name}.identity")
 
 
 def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe]:
@@ -104,6 +110,10 @@ def join(
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
+    # Written into recipe.json, since sums over threads differ in their last bits: a replay takes as many.
+    on_one_machine = not swarm.network.listen and not swarm.network.connect
+    threads = swarm.threads or max(1, cores() // (swarm.swarm_size if on_one_machine else 1))
+    swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.model_copy(update={"peers": (config,)}), (swarm,))  # the others' models are theirs
     check([own])
@@ -115,10 +125,9 @@ def join(
     with locked(directory / arm_name / ".lock", 0):
         model = prepare_models([Arm(arm_name, own.recipe, (own.recipe,))], say).get(config.model, config.model)
         place.mkdir(parents=True, exist_ok=True)
-        key, roster = credentials(swarm, name, place)
+        key, roster = credentials(swarm, name, identity_directory(recipe, name))
         say({"kind": "arm", "arm": arm_name, "peers": [name], "rounds": swarm.training.rounds})
-        if swarm.threads:
-            torch.set_num_threads(swarm.threads)
+        torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", say, {"arm": arm_name, "peer": name})
         records = Records(place, [Tracker(kind, swarm.name, f"{directory.name}", place) for kind in swarm.report_to])
         step = max(checkpoint.steps(place), default=0)
@@ -133,18 +142,32 @@ def join(
             records=records,
             strangers=True,
         )
-        with _network(peer, place, key, roster, log) as exchange:
+        incarnation = _next_incarnation(identity_directory(recipe, name) / "incarnation")
+        with _network(peer, place, key, roster, incarnation, log) as exchange:
             peer.exchange = exchange
             log.exchange = exchange
+            if peer.cursor.step == swarm.training.rounds:  # others may have come back for what this one holds
+                exchange.catch_up(peer.cursor.step)
             run_peer(peer, place, log)
         records.close()
     return peer.cursor.step == swarm.training.rounds
 
 
-def _network(peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | None, log: EventLog) -> NetworkExchange:
-    counter = place / "incarnation"
-    incarnation = int(counter.read_text()) + 1 if counter.exists() else 1
-    counter.write_text(f"{incarnation}\n")
+def _next_incarnation(counter: Path) -> int:
+    counter.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
+    except ValueError:
+        raise IdentityError(f"{counter} does not hold a number: write one into it that is larger than before") from None
+    partial = counter.with_suffix(".partial")
+    partial.write_text(f"{number}\n", encoding="ascii")
+    partial.replace(counter)
+    return number
+
+
+def _network(
+    peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | None, incarnation: int, log: EventLog
+) -> NetworkExchange:
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm, and so is the same recipe run again with new ones.
     facts["roster"] = hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
