@@ -36,7 +36,7 @@ system_prompt = ""
 template = "{{question}}="
 
 [reward]
-function = "tiny_rewards.even_length"
+function = "swarm_rewards.even_length"
 
 [sampling]
 num_generations = 4
@@ -78,7 +78,7 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
     """A directory with a recipe of three tiny peers, their keys and roster."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE.format(rounds=4, port=free_port(), **models))
-    (tmp_path / "tiny_rewards.py").write_text(
+    (tmp_path / "swarm_rewards.py").write_text(
         "def even_length(prompts, completions, completion_ids, **columns):\n"
         "    return [float(len(ids) % 2 == 0) for ids in completion_ids]\n"
     )

@@ -30,7 +30,7 @@ class Exchange:
     def publish(self, round: int, data: bytes, items: Any) -> None:
         self.data = data
 
-    def collect(self, round: int, aside: Any) -> Collected:
+    def collect(self, round: int, aside: Any, unread: Any) -> Collected:
         return Collected({})
 
 
@@ -55,6 +55,8 @@ def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
         ),
         prompt_ids={0: np.array([1], np.int32)},
         sample=lambda round: [OWN],
+        unread=lambda round: frozenset(),
+        within_limit=lambda admissions: admissions,
         should_stop=lambda: False,
         advantages=lambda batch: None,
     )
