@@ -27,6 +27,7 @@ CHAT_TEMPLATE = (
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 8}),  # norms of queries and keys
     "llama": ("llama", {}),
     "gemma": ("gemma", {"head_dim": 8}),
     "gpt2": ("gpt2", {"n_inner": 48}),  # learned absolute positions

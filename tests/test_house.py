@@ -22,6 +22,7 @@ ORDER = [
     "tasks",
     "codec",
     "admission",
+    "packing",
     "policy",
     "decoder",
     "sampling",

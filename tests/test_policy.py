@@ -190,16 +190,22 @@ def test_no_other_split_costs_less(lengths: list[int], budget: int, overhead: fl
     assert cost(found) == min(cost(split) for split in splits)
 
 
-def test_micro_batches_of_the_step_respect_the_peers_budget(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy(tokens_per_microbatch=30)
-    shapes: list[tuple[int, ...]] = []
-    policy.model.register_forward_hook(
-        lambda module, args, kwargs, output: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    ascend(policy)
-    assert len(shapes) > 1
-    assert all(rows * width <= 30 for rows, width in shapes)
-    assert sum(rows for rows, _ in shapes) == len(PROMPTS)
+@pytest.mark.parametrize("kind", ["qwen2", "sliding"])
+def test_micro_batches_of_the_step_respect_the_peers_budget(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind, tokens_per_microbatch=30)
+    calls: list[int] = []
+    seen: list[np.ndarray] = []
+    policy.model.register_forward_hook(lambda *call: calls.append(1))
+
+    def noting(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+        seen.append(rows)
+        return weighted(logp_nT, mask_nT, rows)
+
+    policy.step(PROMPTS, COMPLETIONS, 1.0, noting)
+    assert len(calls) == len(seen) > 1
+    assert sorted(np.concatenate(seen).tolist()) == list(range(len(PROMPTS)))
+    for rows in seen:
+        assert len(rows) * max(len(PROMPTS[r]) + len(COMPLETIONS[r]) for r in rows) <= 30
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
+from ftis.packing import pack, packed_attention, packs, run
 from ftis.rollouts import Floats, Ints, pad
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
@@ -48,6 +49,9 @@ MICROBATCH_OVERHEAD = {"cpu": 2e8, "cuda": 2.5e12}
 """What a micro-batch costs beyond its tokens, in parameters x tokens, by kind of device: a few milliseconds of calls
 are worth two thousand tokens of a model of 100,000 parameters, and fourteen of one of 14 million."""
 
+PADDING_IN_A_LINE = 0.05
+"""What a place beyond a row's end costs where rows run in one line, in tokens: attention alone passes over it."""
+
 
 class ModelError(FtisError):
     """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
@@ -60,7 +64,8 @@ class Policy:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
         head: the output layer, where the model's logits are exactly what it gives.
-        microbatch_overhead: what a micro-batch costs beyond its tokens, in tokens.
+        packs: whether the model can run rows as one line of tokens (:mod:`ftis.packing`).
+        microbatch_overhead: what a micro-batch costs beyond its tokens, in padded ones.
         logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
     """
 
@@ -85,8 +90,11 @@ class Policy:
             _checkpoint_layers(self.model, config.name)
         self.model.eval()
         self.head = _plain_head(self.model, self.device)
+        self.packs = packs(self.model, self.device)
         kind = "cpu" if self.device.type == "cpu" else "cuda"
         self.microbatch_overhead = MICROBATCH_OVERHEAD[kind] / sum(p.numel() for p in self.model.parameters())
+        if self.packs:
+            self.microbatch_overhead /= PADDING_IN_A_LINE
         self.logits_at_once = max(TOKENS_AT_ONCE[kind] * self.vocab_size, LOGITS_AT_ONCE[kind])
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -95,6 +103,7 @@ class Policy:
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
             weight_decay=config.weight_decay,
+            fused=True,
         )
 
     @classmethod
@@ -139,7 +148,8 @@ class Policy:
         """
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
         for rows in self._microbatches(prompt_ids, completion_ids):
-            logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
+            with self._attention():
+                logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
             values = logp_nT.cpu().numpy()
             for i, row in enumerate(rows):
                 out[row] = values[i, : len(completion_ids[row])].copy()
@@ -180,8 +190,9 @@ class Policy:
         """
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self._microbatches(prompt_ids, completion_ids):
-            logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
-            loss_of_rows(logp_nT, mask_nT, rows).backward()
+            with self._attention():  # around the backward pass too, where a checkpointed layer runs once more
+                logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
+                loss_of_rows(logp_nT, mask_nT, rows).backward()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The rate of the steps to come."""
@@ -200,43 +211,55 @@ class Policy:
             self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
+    def _attention(self) -> contextlib.AbstractContextManager[None]:
+        return packed_attention(self.model) if self.packs else contextlib.nullcontext()
+
     def _forward(
         self, rows: Ints | Any, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """log π_θ [n, T] and mask [n, T] of the given rows.
-
-        Rows are padded on the right: under causal attention nothing before the padding sees it, so no attention
-        mask is needed, and each row's numbers are those it has alone.
-        """
-        sequences = [np.concatenate([prompt_ids[r], completion_ids[r]]) for r in rows]
-        starts = np.array([len(prompt_ids[r]) for r in rows])
-        lengths = np.array([len(completion_ids[r]) for r in rows])
-        first = int(starts.min()) - 1  # the logits at position s − 1 predict token s
-        last = int((starts + lengths).max()) - 1
-        input_ids = torch.from_numpy(pad(sequences).astype(np.int64)).to(self.device)
-        keep = torch.arange(first, last, device=self.device)
-        targets_nT = torch.from_numpy(pad([completion_ids[r] for r in rows]).astype(np.int64)).to(self.device)
-        mask_nT = torch.from_numpy(np.arange(lengths.max())[None, :] < lengths[:, None]).to(self.device)
-        # Row i's logits begin starts[i] − 1 − first positions into what was kept.
-        offset_n1 = torch.from_numpy(starts - 1 - first).to(self.device).unsqueeze(-1)
-        position_nT = (offset_n1 + torch.arange(int(lengths.max()), device=self.device)).clamp(max=last - first - 1)
-        if self.head is None or len(rows) * len(keep) * self.vocab_size <= self.logits_at_once:
+        """log π_θ [n, T] and mask [n, T] of the given rows."""
+        prompts, completions = [prompt_ids[r] for r in rows], [completion_ids[r] for r in rows]
+        length_n = np.array([len(ids) for ids in completions])
+        mask_nT = torch.from_numpy(np.arange(length_n.max()) < length_n[:, None]).to(self.device)
+        target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
+        if self.head is None or len(target_M) * self.vocab_size <= self.logits_at_once:
             with self.precision():
-                logits = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
-            return _selected_logp(logits, position_nT, targets_nT, temperature), mask_nT
-        with self.precision(), _answering(self.head, lambda hidden: hidden):
-            hidden_nKH = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
-        row_M, t_M = mask_nT.nonzero(as_tuple=True)
-        logp_M = _HeadLogp.apply(  # type: ignore[no-untyped-call]
-            hidden_nKH[row_M, position_nT[row_M, t_M]].to(self.compute_dtype),
-            self.head.weight,
-            self.head.bias,
-            targets_nT[row_M, t_M],
-            temperature,
-            max(1, self.logits_at_once // self.vocab_size),
+                logits_MV = self._predictions(prompts, completions)
+            logp_M = _selected_logp(logits_MV, target_M, temperature)
+        else:
+            with self.precision(), _answering(self.head, lambda hidden: hidden):
+                hidden_MH = self._predictions(prompts, completions)
+            logp_M = _HeadLogp.apply(  # type: ignore[no-untyped-call]
+                hidden_MH.to(self.compute_dtype),
+                self.head.weight,
+                self.head.bias,
+                target_M,
+                temperature,
+                max(1, self.logits_at_once // self.vocab_size),
+            )
+        at = mask_nT.nonzero(as_tuple=True)
+        return logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0)), mask_nT
+
+    def _predictions(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        """What the model gives for each token of the completions, row after row: [M, V].
+
+        Models that cannot run lines get rows padded on the right: under causal attention nothing before the padding
+        sees it, so no attention mask is needed, and each row's numbers are those it has alone.
+        """
+        if self.packs:
+            return run(self.model, pack(prompts, completions, self.device))
+        rows = [
+            np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
+        first = min(len(prompt) for prompt in prompts) - 1
+        keep = torch.arange(first, input_ids.shape[1], device=self.device)
+        logits_nKV: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
+        at_M = np.concatenate(
+            [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
         )
-        logp_nT = logp_M.new_zeros(mask_nT.shape).index_put((row_M, t_M), logp_M.clamp(max=0.0))
-        return logp_nT, mask_nT
+        return logits_nKV[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
     def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
@@ -388,13 +411,12 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def _selected_logp(logits_nKV: Tensor, position_nT: Tensor, targets_nT: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) at the target ids: float32 [n, T], ≤ 0."""
-    at_nTV = logits_nKV.gather(1, position_nT.unsqueeze(-1).expand(-1, -1, logits_nKV.shape[-1])).float()
+def _selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) at the target ids: float32 [M]."""
+    logits_MV = logits_MV.float()
     if temperature != 1.0:
-        at_nTV = at_nTV / temperature
-    selected_nT = at_nTV.gather(-1, targets_nT.unsqueeze(-1)).squeeze(-1)
-    return (selected_nT - at_nTV.logsumexp(-1)).clamp(max=0.0)
+        logits_MV = logits_MV / temperature
+    return logits_MV.gather(1, target_M.unsqueeze(-1)).squeeze(-1) - logits_MV.logsumexp(-1)
 
 
 class _HeadLogp(torch.autograd.Function):

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ftis.config import SamplingConfig
 from ftis.decoder import FusedDecoder, fuses
+from ftis.packing import full_attention_decoder
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 
@@ -97,7 +98,7 @@ def sampler_for(policy: Policy, kind: str = "auto") -> Sampler:
     """The sampler a recipe asks for; ``auto`` is the built-in one wherever it can serve the model."""
     if kind == "transformers":
         return generate_sampler
-    if _full_attention_decoder(policy.model):
+    if full_attention_decoder(policy.model):
         return builtin_sampler
     if kind == "builtin":
         raise ModelError(
@@ -108,7 +109,7 @@ def sampler_for(policy: Policy, kind: str = "auto") -> Sampler:
     return generate_sampler
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def builtin_sampler(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
 ) -> list[tuple[Rollout, ...]]:
@@ -444,16 +445,6 @@ def _as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: in
         for n, length in enumerate(lengths)
     ]
     return [tuple(rollouts[start : start + repeats]) for start in range(0, len(rollouts), repeats)]
-
-
-def _full_attention_decoder(model: Any) -> bool:
-    config = model.config
-    if config.is_encoder_decoder or getattr(config, "alibi", False):
-        return False
-    if config._attn_implementation != "sdpa":  # others read a mask of visible slots in their own ways, if at all
-        return False
-    layers = DynamicCache(config=model.config).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 @contextmanager

@@ -1,0 +1,236 @@
+"""Rows in one line of tokens: where everything is, and that log-probabilities and gradients are those of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPolicy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ftis import packing
+from ftis.packing import full_attention_decoder, pack, packs
+from ftis.policy import Policy
+
+CPU = torch.device("cpu")
+IDS = st.integers(4, 50)
+ROWS = st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=3).flatmap(
+    lambda prompts: st.lists(
+        st.tuples(st.sampled_from(prompts), st.lists(IDS, min_size=1, max_size=7)), min_size=1, max_size=9
+    )
+)
+"""Rows (prompt, completion) that share up to three prompts."""
+
+ONE_LINE = ["qwen2", "qwen3", "llama", "gemma", "gpt2", "lora"]
+
+
+def arrays(rows: list[tuple[list[int], list[int]]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    prompts, completions = zip(*rows, strict=True)
+    return [np.array(p, np.int32) for p in prompts], [np.array(c, np.int32) for c in completions]
+
+
+def some_rows(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(4, 50, size=n).astype(np.int32) for n in (3, 7, 5)]
+    chosen = [prompts[i] for i in (0, 1, 0, 2, 1, 0, 1, 1)]
+    return chosen, [rng.integers(4, 50, size=n).astype(np.int32) for n in (6, 1, 11, 4, 9, 2, 6, 1)]
+
+
+def policy_of(kind: str, tiny_policy: TinyPolicy) -> Policy:
+    """A model whose weights are of ordinary size: larger ones magnify what float32 rounds."""
+    lora = {"train": "lora", "lora_r": 4, "lora_alpha": 8} if kind == "lora" else {}
+    policy = tiny_policy("qwen2" if lora else kind, **lora)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_" in name:  # with B = 0, half of the gradients are 0
+                parameter.normal_(std=0.2)
+            elif parameter.dim() > 1:
+                parameter.mul_(0.25)
+    return policy
+
+
+def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
+    """A loss that tells rows, and positions within them, apart."""
+    position = torch.linspace(0.5, 1.5, 12)[: logp_nT.shape[1]]
+    sign = torch.from_numpy(np.cos(rows + 1.0)).float()
+    return (torch.where(mask_nT, logp_nT * position, 0.0).sum(-1) * sign).sum() / 8
+
+
+def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.ndarray]) -> dict[str, Tensor]:
+    policy.backward(prompts, completions, 0.8, weighted)
+    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """‖a − b‖ / ‖b‖ of all gradients together."""
+    assert a.keys() == b.keys()
+    difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
+    return float(np.sqrt(difference / sum(float(g.double().square().sum()) for g in b.values())))
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@given(ROWS)
+def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
+    rows: list[tuple[list[int], list[int]]],
+) -> None:
+    packed = pack(*arrays(rows), CPU)
+    ids, position = packed.input_ids_1M[0].numpy(), packed.position_1M[0].numpy()
+    distinct = list(dict.fromkeys(tuple(prompt) for prompt, _ in rows))
+    assert ids.tolist() == [*(i for p in distinct for i in p), *(i for _, c in rows for i in c[:-1])]
+    assert packed.token_nL.shape == (len(rows), max(len(p) + len(c) - 1 for p, c in rows))
+    sources = iter(packed.source_T.tolist())
+    for (prompt, completion), token_L in zip(rows, packed.token_nL.numpy(), strict=True):
+        row = [*prompt, *completion[:-1]]
+        tokens = token_L[: len(row)]
+        assert ids[tokens].tolist() == row
+        assert position[tokens].tolist() == list(range(len(row)))
+        assert [next(sources) for _ in completion] == tokens[len(prompt) - 1 :].tolist()
+    assert next(sources, None) is None
+
+
+@given(ROWS)
+def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> None:
+    packed = pack(*arrays(rows), CPU)
+    length = packed.token_nL.shape[1]
+    token_of_place = packed.token_nL.flatten().tolist()
+    inside = [i * length + t for i, (p, c) in enumerate(rows) for t in range(len(p) + len(c) - 1)]
+    places: dict[int, list[int]] = {}
+    for place in inside:
+        places.setdefault(token_of_place[place], []).append(place)
+    assert packed.place_M.tolist() == [places[token][0] for token in range(len(places))]
+    for token, (of_token, counts) in enumerate(zip(packed.place_QK, packed.counts_QK, strict=True)):
+        assert of_token[counts].tolist() == places[token]
+    assert all(len(places[token]) == 1 for token in range(len(packed.place_QK), len(places)))
+
+
+@given(ROWS, st.integers(0, 99))
+def test_gradients_of_both_layouts_are_autograds(rows: list[tuple[list[int], list[int]]], seed: int) -> None:
+    """Beyond a row's end a gradient is 0 under causal attention; elsewhere anything."""
+    packed = pack(*arrays(rows), CPU)
+    generator = torch.Generator().manual_seed(seed)
+    n_tokens, places = packed.place_M.numel(), packed.token_nL.numel()
+    length_n = torch.tensor([len(p) + len(c) - 1 for p, c in rows])
+    inside = (torch.arange(packed.token_nL.shape[1]) < length_n[:, None]).flatten()
+    of_line = torch.randn(n_tokens, 3, dtype=torch.float64, generator=generator)
+    of_rows = torch.randn(places, 3, dtype=torch.float64, generator=generator) * inside[:, None]
+
+    def both(function: Any, index: Tensor, size: int, weight: Tensor) -> None:
+        x = torch.randn(size, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+        ours, plain = function.apply(x, packed), x[index.flatten()]
+        assert torch.equal(ours, plain)
+        (found,), (expected,) = (torch.autograd.grad((out * weight).sum(), x) for out in (ours, plain))
+        torch.testing.assert_close(found, expected)
+
+    both(packing._ToRows, packed.token_nL, n_tokens, of_rows)
+    both(packing._ToLine, packed.place_M, places, of_line)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ONE_LINE)
+@pytest.mark.parametrize("kernel", ["products", "torch's"])
+def test_log_probabilities_and_gradients_are_those_of_rows(
+    kind: str, kernel: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "torch's":
+        monkeypatch.setattr(packing, "WEIGHTS_AT_ONCE", 0)
+    line, rows = policy_of(kind, tiny_policy), policy_of(kind, tiny_policy)
+    assert line.packs
+    rows.packs = False
+    prompts, completions = some_rows()
+    found, expected = (p.logps(prompts, completions, 0.8) for p in (line, rows))
+    for of_line, of_row in zip(found, expected, strict=True):
+        np.testing.assert_allclose(of_line, of_row, atol=1e-5)
+    assert relative_difference(gradient(line, prompts, completions), gradient(rows, prompts, completions)) < 1e-6
+    for policy in (line, rows):
+        policy.model.double()  # norms, rotations and log-probabilities stay in float32
+    assert relative_difference(gradient(line, prompts, completions), gradient(rows, prompts, completions)) < 1e-7
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROWS)
+def test_so_are_those_of_any_rows(tiny_policy: TinyPolicy, rows: list[tuple[list[int], list[int]]]) -> None:
+    line, alone = tiny_policy(), tiny_policy(tokens_per_microbatch=1)
+    alone.packs = False
+    prompts, completions = arrays(rows)
+    for found, expected in zip(*(p.logps(prompts, completions, 1.0) for p in (line, alone)), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert relative_difference(gradient(line, prompts, completions), gradient(alone, prompts, completions)) < 1e-5
+
+
+def test_checkpointed_layers_run_once_more_as_a_line(tiny_policy: TinyPolicy) -> None:
+    plain, forgetful = tiny_policy(), tiny_policy(gradient_checkpointing=True)
+    assert forgetful.packs
+    rows = some_rows()
+    assert relative_difference(gradient(plain, *rows), gradient(forgetful, *rows)) < 1e-6
+
+
+def test_a_line_passes_the_model_fewer_tokens(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(tokens_per_microbatch=10_000)
+    seen: list[tuple[int, ...]] = []
+    policy.model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[:2])))
+    prompts, completions = some_rows()
+    policy.logps(prompts, completions, 1.0)
+    assert seen == [(1, 3 + 7 + 5 + sum(len(c) - 1 for c in completions))]
+
+
+def test_in_bfloat16_a_line_is_as_close_to_float32_as_rows_are(tiny_policy: TinyPolicy) -> None:
+    prompts, completions = some_rows()
+    exact = np.concatenate(tiny_policy().logps(prompts, completions, 1.0))
+    errors = []
+    for in_line in (True, False):
+        policy = tiny_policy(dtype="bfloat16")
+        assert policy.packs
+        policy.packs = in_line
+        errors.append(np.abs(np.concatenate(policy.logps(prompts, completions, 1.0)) - exact).mean())
+    assert 0 < errors[0] < 2 * errors[1]
+
+
+# --- which models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sliding", "gptj", "falcon-alibi"])
+def test_models_without_plain_full_attention_run_as_rows(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind)
+    assert not full_attention_decoder(policy.model)
+    assert not policy.packs
+
+
+def test_a_model_that_keeps_its_keyword_arguments_from_attention_runs_as_rows(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    layer = policy.model.model.layers[1].self_attn
+    inner = layer.forward
+    layer.forward = lambda *args, packed=None, **kwargs: inner(*args, **kwargs)
+    assert not packs(policy.model, CPU)
+
+
+def test_a_model_whose_attention_is_not_the_interfaces_runs_as_rows(tiny_policy: TinyPolicy) -> None:
+    """Its numbers tell: here a layer mixes neighbours, as a convolution would."""
+    policy = tiny_policy()
+    layer = policy.model.model.layers[0].mlp
+    inner = layer.forward
+    layer.forward = lambda x: inner(x) + x.roll(1, 1)
+    assert full_attention_decoder(policy.model)
+    assert not packs(policy.model, CPU)
+
+
+def test_the_models_own_attention_is_back_afterwards(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy()
+    prompts, completions = some_rows()
+    no_such_token = np.array([policy.vocab_size], np.int32)
+    with pytest.raises(IndexError):
+        policy.logps([no_such_token, *prompts[1:]], completions, 1.0)
+    assert policy.model.config._attn_implementation == "sdpa"
+    policy.step(prompts, completions, 1.0, weighted)
+    assert policy.model.config._attn_implementation == "sdpa"
+    policy.save_pretrained(tmp_path)
+    assert packing.ATTENTION not in (tmp_path / "config.json").read_text()
