@@ -1,7 +1,7 @@
 """One GRPO round (sample, score, update) of a model alone: ours against TRL's GRPOTrainer.
 
     python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
-    python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 6 --seeds 0 # random weights, graded reward
+    python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 4           # random weights, graded reward
 
 TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24 prompts
 x 12 completions of at most 40 tokens of the clock task, the same reward function, AdamW with the same settings, 4
@@ -44,9 +44,10 @@ def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: A
     return [sum(int(i) % 2 == 0 for i in ids) / max(1, len(ids)) for ids in completion_ids]
 
 
+# With a greater rate for "13M", the lengths of what both sides sample drift apart within a few rounds.
 MODELS = {
     "starter": {"reward": "clock_reward", "learning_rate": 5e-4},
-    "13M": {"reward": "even_share", "learning_rate": 1e-4},
+    "13M": {"reward": "even_share", "learning_rate": 1e-5},
 }
 
 
@@ -273,8 +274,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=Path("/tmp/ftis-benchmark-trl"))
     parser.add_argument("--model", choices=list(MODELS), default="starter")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--run", help=argparse.SUPPRESS)
     settings = parser.parse_args()
@@ -323,10 +324,11 @@ def main() -> None:
         print(side, *(f"{key} {value}" for key, value in table[side].items()), sep="  ")
     summary: dict[str, Any] = {"benchmark": "round", "model": settings.model, "rounds": settings.rounds, **table}
     if len(table) == 2:
-        medians = [[statistics.median(r["round_processor"][1:]) for r in runs[side]] for side in ("TRL", "ours")]
-        ratios = [theirs_ / ours_ for theirs_, ours_ in zip(*medians, strict=True)]
-        summary["ratio_by_seed"] = [round(ratio, 2) for ratio in ratios]
-        summary["ratio"] = round(statistics.median(ratios), 2)
+        for key, times in (("ratio", "round_processor"), ("ratio_by_the_clock", "round")):
+            medians = [[statistics.median(r[times][1:]) for r in runs[side]] for side in ("TRL", "ours")]
+            ratios = [theirs_ / ours_ for theirs_, ours_ in zip(*medians, strict=True)]
+            summary[f"{key}_by_seed"] = [round(ratio, 2) for ratio in ratios]
+            summary[key] = round(statistics.median(ratios), 2)
     print(json.dumps(summary))
 
 
