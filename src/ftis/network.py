@@ -260,9 +260,8 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self._session = open_session(self.settings)
-        self._fetchers = ThreadPoolExecutor(
-            max(1, len(self.others)), thread_name_prefix="fetch"
-        )  # none waits for another
+        a_thread_each = max(1, len(self.others))  # so that no peer's fetch waits for another's
+        self._fetchers = ThreadPoolExecutor(a_thread_each, thread_name_prefix="fetch")
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="outbox")
@@ -579,9 +578,7 @@ class NetworkExchange:
                 sender.offers.pop(offer.round)
                 sender.contents.pop(offer.round, None)
                 sender.refused.add(offer.round)
-                self._rejections.append(
-                    Rejection(name, Reason.EQUIVOCATION, None, f"two different offers for round {offer.round}")
-                )
+                self._reject(name, Reason.EQUIVOCATION, f"two different offers for round {offer.round}")
             elif self._is_news(sender, offer, known_offer):
                 sender.offers[offer.round] = offer
                 sender.newest = max(sender.newest, offer.round)
@@ -698,13 +695,7 @@ class NetworkExchange:
         return progress
 
     def _get_chunk(self, name: str, offer: Manifest, index: int) -> Iterable[zenoh.Reply]:
-        return self._session.get(
-            f"ftis/{self.run}/blob/{name}/{offer.round}/{index}",
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            congestion_control=BLOCK,
-            timeout=GET_SECONDS,
-        )
+        return _ask_everybody(self._session, f"ftis/{self.run}/blob/{name}/{offer.round}/{index}", GET_SECONDS)
 
     def _ask_soon(self, name: str) -> None:
         """Ask in the background, once at a time."""
@@ -724,14 +715,7 @@ class NetworkExchange:
     def _ask_for_manifests(self, name: str, seconds: float) -> None:
         """Manifests that were pushed before this peer was there to hear, or that were lost."""
         try:
-            replies = self._session.get(
-                f"ftis/{self.run}/man/{name}/*",
-                target=zenoh.QueryTarget.ALL,
-                consolidation=zenoh.ConsolidationMode.NONE,
-                congestion_control=BLOCK,
-                timeout=seconds,
-                allowed_destination=zenoh.Locality.REMOTE,
-            )
+            replies = _ask_everybody(self._session, f"ftis/{self.run}/man/{name}/*", seconds, zenoh.Locality.REMOTE)
             answered: dict[str, set[int]] = {}
             for reply in replies:
                 if reply.ok is None:
@@ -821,27 +805,15 @@ class NetworkExchange:
             if all(sender.seen for sender in self._senders.values()):
                 continue
             try:
-                replies = self._session.get(
-                    f"ftis/facts/{self.recipe.name}/*",
-                    target=zenoh.QueryTarget.ALL,
-                    consolidation=zenoh.ConsolidationMode.NONE,
-                    timeout=2.0,
-                    allowed_destination=zenoh.Locality.REMOTE,
-                )
-                for reply in replies:
+                facts_of_all = f"ftis/facts/{self.recipe.name}/*"
+                for reply in _ask_everybody(self._session, facts_of_all, FACTS_SECONDS, zenoh.Locality.REMOTE):
                     if reply.ok is not None:
-                        self._compare_facts(str(reply.ok.key_expr).rpartition("/")[2], reply.ok.payload.to_bytes())
+                        self._compare_facts(str(reply.ok.key_expr).rpartition("/")[2], _json_object(reply.ok.payload))
             except zenoh.ZError:
                 continue
 
-    def _compare_facts(self, name: str, data: bytes) -> None:
-        if name not in self._senders or name in self._mismatches or len(data) > MAX_FACTS_BYTES:
-            return
-        try:
-            theirs = json.loads(data)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(theirs, dict):
+    def _compare_facts(self, name: str, theirs: dict[str, Any] | None) -> None:
+        if name not in self._senders or name in self._mismatches or theirs is None:
             return
         differing = sorted(k for k in self.facts.keys() | theirs.keys() if self.facts.get(k) != theirs.get(k))
         if differing:
@@ -852,8 +824,8 @@ class NetworkExchange:
             self._mismatches[name] = text
             self._tell("mismatch", text)
 
-    def _tell(self, what: str, text: str, **more: Any) -> None:
-        self._say({"kind": "network", "what": what, "text": text, "round": self._round, **more})
+    def _tell(self, what: str, text: str) -> None:
+        self._say({"kind": "network", "what": what, "text": text, "round": self._round})
 
 
 def _short(value: Any) -> str:
@@ -865,20 +837,32 @@ def _short(value: Any) -> str:
 
 def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
     """What each reachable peer, of whatever run, says it is doing."""
-    found = []
-    replies = session.get(
-        "ftis/status/*/*",
+    replies = _ask_everybody(session, "ftis/status/*/*", seconds)
+    found = [_json_object(reply.ok.payload) for reply in replies if reply.ok is not None]
+    statuses = [status for status in found if status is not None]
+    return sorted(statuses, key=lambda status: (str(status.get("name")), str(status.get("peer"))))
+
+
+def _ask_everybody(
+    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY
+) -> Iterable[zenoh.Reply]:
+    """Every answer, also to the same key: one that lies must not take the place of one that does not."""
+    return session.get(
+        key,
         target=zenoh.QueryTarget.ALL,
         consolidation=zenoh.ConsolidationMode.NONE,
+        congestion_control=BLOCK,
         timeout=seconds,
+        allowed_destination=where,
     )
-    for reply in replies:
-        if reply.ok is None or len(reply.ok.payload) > MAX_FACTS_BYTES:
-            continue
-        try:
-            status = json.loads(reply.ok.payload.to_bytes())
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(status, dict):
-            found.append(status)
-    return sorted(found, key=lambda status: (str(status.get("name")), str(status.get("peer"))))
+
+
+def _json_object(payload: zenoh.ZBytes) -> dict[str, Any] | None:
+    """What a stranger says, if it is a JSON object of a size to be read."""
+    if len(payload) > MAX_FACTS_BYTES:
+        return None
+    try:
+        found = json.loads(payload.to_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
