@@ -29,6 +29,7 @@ from ftis.policy import Policy
 from ftis.progress import Display
 from ftis.rewards import load_scorer
 from ftis.sampling import sampler_for
+from ftis.starters import supervised_step
 from ftis.tasks import load_task, render_prompt
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -217,18 +218,8 @@ def warm_up(name: str, size: Size, scale: Scale, target: Path, console: Console)
         policy.set_learning_rate(size.learning_rate * ramp * decay)
         chosen = [problems[i] for i in rng.integers(len(problems), size=scale.batch)]
         styles = rng.choice(list(STYLES), p=list(STYLES.values()), size=scale.batch)
-        prompts = [np.array(tokenizer(q)["input_ids"], np.int32) for q, _, _ in chosen]
-        texts = [completion(s, a, str(style)) for (_, s, a), style in zip(chosen, styles, strict=True)]
-        rows = [
-            np.array([*tokenizer(t, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], np.int32)
-            for t in texts
-        ]
-        tokens = sum(map(len, rows))
-
-        def negative_log_likelihood(logp: torch.Tensor, mask: torch.Tensor, _: object, n: int = tokens) -> torch.Tensor:
-            return -torch.where(mask, logp, 0.0).sum() / n
-
-        policy.step(prompts, rows, 1.0, negative_log_likelihood)
+        examples = [(q, completion(s, a, str(style))) for (q, s, a), style in zip(chosen, styles, strict=True)]
+        supervised_step(policy, examples)
         if step % 250 == 0 or step == scale.steps:
             rendered = [render_prompt(p, recipe.prompt, tokenizer) for p in looked_at]
             length = recipe.sampling.max_completion_length

@@ -353,7 +353,7 @@ def test_a_failure_leaves_nothing_half_made(
 
     with monkeypatch.context() as patch:
         if where == "warm_up":
-            patch.setattr(starters, "_supervised_step", fail)
+            patch.setattr(starters, "supervised_step", fail)
         elif where == "save":
             patch.setattr(Policy, "save_pretrained", fail)
         else:

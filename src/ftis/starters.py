@@ -20,7 +20,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -81,6 +81,9 @@ STARTERS: dict[str, Starter] = {
     "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
 }
 
+CODE = ("starters.py", "packing.py", "policy.py", "decoder.py", "sampling.py")
+"""What a warm-up's numbers come from, to the last bit."""
+
 Report = Callable[[str, int, int], None]
 """(name, step, of at most): how far a warm-up is."""
 
@@ -112,7 +115,7 @@ def path_of(model: str) -> Path:
     ingredients = json.dumps(
         {
             "starter": asdict(starter),
-            "recipe": Path(__file__).read_text(encoding="utf-8"),
+            "code": [Path(__file__).with_name(file).read_text(encoding="utf-8") for file in CODE],
             "task": [inspect.getsource(function) for function in (clock_held_out, clock_solution)],
             "torch": torch.__version__,
             "transformers": transformers_version,
@@ -182,7 +185,7 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
     for step in range(1, MAX_STEPS + 1):
         ramp, decay = min(1.0, step / RAMP_STEPS), 1 - 0.9 * step / MAX_STEPS
         policy.set_learning_rate(starter.learning_rate * ramp * decay)
-        _supervised_step(policy, [_example(starter, rng) for _ in range(BATCH_SIZE)])
+        supervised_step(policy, [_example(starter, rng) for _ in range(BATCH_SIZE)])
         if step % CHECK_EVERY == 0:
             share = _right_when_reasoned(policy, starter, checks)
             report(step)
@@ -249,7 +252,8 @@ def _example(starter: Starter, rng: np.random.Generator) -> tuple[str, str]:
     return f"{question}=", write_completion(question, style, rng)
 
 
-def _supervised_step(policy: Policy, examples: list[tuple[str, str]]) -> None:
+def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None:
+    """One optimiser step on pairs of a prompt's and a completion's text: the mean of −log π over completion tokens."""
     prompts = [np.array(policy.tokenizer(p)["input_ids"], dtype=np.int32) for p, _ in examples]
     completions = [
         np.array([*policy.tokenizer(c, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id], np.int32)
