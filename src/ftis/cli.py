@@ -38,16 +38,16 @@ app = typer.Typer(
 console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
 errors = Console(stderr=True, soft_wrap=True)
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
+]
+
 
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."
-        ),
-    ] = None,
+    set_: Overrides = None,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
@@ -65,8 +65,7 @@ def train(
     if dry_run:
         _print_plan(loaded)
         return
-    if resume and overwrite:
-        raise typer.BadParameter("--resume and --overwrite exclude each other")
+    _check_resume(resume, overwrite)
     directory = run_directory(loaded)
     display = Display(console)
     with display.live():
@@ -84,9 +83,7 @@ def experiment(
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Arms trained at a time; 0 is one per core.")] = 0,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
     ] = False,
@@ -141,9 +138,7 @@ def join(
     open_: Annotated[bool, typer.Option("--open", help="No roster: trust whoever can connect.")] = False,
     tls: Certificates = None,
     arm: Annotated[str | None, typer.Option(help="Which arm, where several let peers learn together.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where this peer stopped (or start it).")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
 ) -> None:
@@ -154,8 +149,7 @@ def join(
     from ftis import swarm
     from ftis.progress import Display
 
-    if resume and overwrite:
-        raise typer.BadParameter("--resume and --overwrite exclude each other")
+    _check_resume(resume, overwrite)
     given = {"key": key, "roster": roster}
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
     overrides += _network_overrides(connect, listen, tls)
@@ -315,10 +309,7 @@ def replay_run(
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. Repeatable.")] = None,
     from_step: Annotated[int, typer.Option(min=0, help="Start from this checkpoint; 0 is the untrained model.")] = 0,
     rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default all there are.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. objective.epsilon=0.1. Repeatable."),
-    ] = None,
+    set_: Overrides = None,
     output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
 ) -> None:
     """Train peers again on the rollouts that a run recorded, under another objective."""
@@ -453,6 +444,11 @@ def doctor() -> None:
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""), highlight=False, markup=False)
     raise typer.Exit(1 if problems else 0)
+
+
+def _check_resume(resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise typer.BadParameter("--resume and --overwrite exclude each other")
 
 
 def _conclude(directory: Path) -> None:

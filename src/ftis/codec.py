@@ -60,7 +60,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ftis.config import FtisError, LogpPrecision, WireFormat
+from ftis.config import NAME_PATTERN, FtisError, LogpPrecision, WireFormat
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
 
 MAGIC = b"FTIS"
@@ -73,7 +73,7 @@ _SIZE = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<I")
 _U16, _I32, _U32 = 0xFFFF, 0x7FFF_FFFF, 0xFFFF_FFFF
 _LONGEST_NAME = 64
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+_NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 _FRACTION_BITS: dict[LogpPrecision, int] = {"float32": 0, "fixed6": 6, "fixed9": 9}

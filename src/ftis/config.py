@@ -55,7 +55,8 @@ class _Section(BaseModel):
 
 # TOML arrays arrive as lists; strict mode would insist on tuples.
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Positive = Annotated[int, Field(ge=1)]
 WireFormat = Literal[1, 2]
 LogpPrecision = Literal["float32", "fixed6", "fixed9"]

@@ -470,8 +470,8 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
-        _write_whole(directory / "manifest.json", json.dumps(manifest(recipe), indent=1) + "\n")
-        _write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+        write_whole(directory / "manifest.json", json.dumps(manifest(recipe), indent=1) + "\n")
+        write_whole(known, recipe.model_dump_json(indent=1) + "\n")
 
 
 def _delete_run(directory: Path) -> None:
@@ -484,7 +484,8 @@ def _delete_run(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it, even after a crash, finds what was there before or all of ``text``."""
     partial = path.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -677,7 +678,7 @@ def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> 
         "recipe": json.loads(recipe.model_dump_json()),
         "seeds": sorted({*before["seeds"], *seeds}),
     }
-    _write_whole(known, json.dumps(document, indent=1) + "\n")
+    write_whole(known, json.dumps(document, indent=1) + "\n")
 
 
 def estimate(recipe: Recipe) -> list[str]:

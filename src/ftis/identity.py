@@ -26,13 +26,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ftis.config import FtisError
+from ftis.config import NAME_PATTERN, FtisError
 
 Roster = Mapping[str, str]
 """Peer name -> public key, 64 lower-case hex digits."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+_NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
 _UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)  # what reading a damaged or foreign PEM raises
 CERTIFICATE_DAYS = 825

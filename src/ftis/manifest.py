@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis.config import FtisError
+from ftis.config import NAME_PATTERN, FtisError
 from ftis.identity import verify
 
 VERSION = 1
@@ -29,7 +29,7 @@ MAX_BYTES = 1024 * 1024
 """Of a manifest: enough for 100,000 items or 3 GB of contents."""
 _CONTEXT = b"ftis manifest 1\0"
 _DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # config.Name
+_NAME = re.compile(NAME_PATTERN)
 
 
 class ManifestError(FtisError):

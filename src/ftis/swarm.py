@@ -26,7 +26,7 @@ from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
-from ftis.experiment import Arm, Say, arms_of, check, claim, cores, locked, prepare_models
+from ftis.experiment import Arm, Say, arms_of, check, claim, cores, locked, prepare_models, write_whole
 from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
 from ftis.network import NetworkExchange
 from ftis.peer import Peer, load_peer, run_peer
@@ -115,7 +115,7 @@ def join(
     threads = swarm.threads or max(1, cores() // (swarm.swarm_size if on_one_machine else 1))
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
-    own = Arm(arm_name, swarm.model_copy(update={"peers": (config,)}), (swarm,))  # the others' models are theirs
+    own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # the others' models are theirs
     check([own])
     if overwrite and (directory / "recipe.json").exists():
         with locked(directory / ".lock", 0):
@@ -129,7 +129,7 @@ def join(
         say({"kind": "arm", "arm": arm_name, "peers": [name], "rounds": swarm.training.rounds})
         torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", say, {"arm": arm_name, "peer": name})
-        records = Records(place, [Tracker(kind, swarm.name, f"{directory.name}", place) for kind in swarm.report_to])
+        records = Records(place, [Tracker(kind, swarm.name, directory.name, place) for kind in swarm.report_to])
         step = max(checkpoint.steps(place), default=0)
         peer = load_peer(
             swarm,
@@ -159,9 +159,7 @@ def _next_incarnation(counter: Path) -> int:
         number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
     except ValueError:
         raise IdentityError(f"{counter} does not hold a number: write one into it that is larger than before") from None
-    partial = counter.with_suffix(".partial")
-    partial.write_text(f"{number}\n", encoding="ascii")
-    partial.replace(counter)
+    write_whole(counter, f"{number}\n")
     return number
 
 
