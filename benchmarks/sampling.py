@@ -157,8 +157,15 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
     prompts = prompts_of(288, 0)
     rows = Decoding(length)
     whole = partial(builtin_sampler, policy, prompts, GROUP, rows)
+    few = prompts_of(GROUP, 0)
+    recording_versions = torch.no_grad()(builtin_sampler.__wrapped__)  # type: ignore[attr-defined]
     cases: dict[str, tuple[Callable[[int], object], Callable[[int], object], dict[str, object]]] = {
         "fused steps": (whole, whole, {"fuses": lambda model: False}),
+        "inference mode, 12 at a time": (
+            partial(builtin_sampler, policy, few, GROUP, rows),
+            partial(recording_versions, policy, few, GROUP, rows),
+            {},
+        ),
         "dropping ended rows": (whole, whole, {"COMPACT_BELOW": 0.0}),
         "one prefill a group": (whole, partial(each_row_its_prompt, policy, prompts, GROUP, rows), {}),
         "places taken over, 72 at a time": (
