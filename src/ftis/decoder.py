@@ -123,7 +123,8 @@ class FusedDecoder:
 
     def _normed(self, x: Tensor) -> Tensor:
         """x / √(mean x² + ε) over the last axis; torch's own takes twice as long on a CPU."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        dtype = None if x.dtype == torch.float32 else torch.float32
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
         inverse = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
         return (x * inverse).to(self.dtype)
 

@@ -34,6 +34,9 @@ COMPACT_BELOW = 0.75
 """The batch is compacted once fewer than this share of its rows are unfinished: copying the cache costs about as
 much as a decoding step, so it must pay for itself."""
 
+WORTH_DROPPING = {"cpu": 2e6, "cuda": 0.0}
+"""Few rows of a small model cost less to carry along than to drop: it pays from so many on, as rows x parameters."""
+
 ADMIT_FROM = 0.5
 """Waiting prompts are admitted once this share of the batch is vacant: a prefill and a copy of the cache cost several
 steps, so some groups must share them."""
@@ -123,6 +126,8 @@ def builtin_sampler(
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
     at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
     rows = _Rows(policy, prompt_ids, repeats, steps)
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    worth_dropping = WORTH_DROPPING[kind] / sum(p.numel() for p in policy.model.parameters())
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():
         logits = rows.admit(at_a_time)
@@ -134,7 +139,8 @@ def builtin_sampler(
             remaining = int(rows.active.sum())
             if not remaining and not rows.waiting:
                 break
-            if remaining < COMPACT_BELOW * len(rows.active):
+            pays = bool(rows.waiting) or len(rows.active) - remaining >= worth_dropping
+            if pays and remaining < COMPACT_BELOW * len(rows.active):
                 token = token[rows.active]
                 rows.compact()
             if remaining:
