@@ -3,12 +3,13 @@
     python benchmarks/gpu.py                        # needs a CUDA device; within eight minutes
     python benchmarks/gpu.py --tiny --device cpu    # the same code at toy size, anywhere
 
-It checks itself first: in float32, greedy tokens of the built-in sampler are those of transformers' generate, and its
-log-probabilities the learner's; in bfloat16 the latter differ by less than 0.05 nats on average. Then it measures, as
-medians over repeats: tokens a second when 24 prompts x 12 completions are sampled, their ratio to generate's, the share
-of the memory's bandwidth that decoding reaches (parameters and cached keys and values read once a step, against a large
-copy); seconds of an optimiser step and its share of the arithmetic that a large matrix product reaches (6 operations a
-parameter and token); and a round of one sampling, the check of log-probabilities and four steps.
+It checks itself first: in float32, greedy tokens of the built-in sampler, with and without CUDA graphs, are those of
+transformers' generate, and its log-probabilities the learner's; in bfloat16 the latter differ by less than 0.05 nats on
+average. Then it measures, as medians over repeats: tokens a second when 24 prompts x 12 completions are sampled, with
+and without CUDA graphs, their ratio to generate's, the share of the memory's bandwidth that decoding reaches
+(parameters and cached keys and values read once a step, against a large copy); seconds of an optimiser step and its
+share of the arithmetic that a large matrix product reaches (6 operations a parameter and token that the model is
+passed, which is each prompt once); and a round of one sampling, the check of log-probabilities and four steps.
 """
 
 from __future__ import annotations
@@ -126,12 +127,23 @@ def logp_gaps(policy: Policy, prompts: list[Ints], groups: list[tuple[Rollout, .
     return np.concatenate([np.abs(a - r.gen_logp) for a, (_, r) in zip(learned, rows, strict=True)])
 
 
+def capture(policy: Policy, cuda_graphs: bool) -> None:
+    policy.config = policy.config.model_copy(update={"cuda_graphs": cuda_graphs})
+
+
 def checked(bench: Bench, shape: dict[str, int]) -> dict[str, Any]:
     """Greedy parity and log-probabilities in float32."""
     policy = bench.policy(shape, "float32")
     prompts = [p[: 20 + i] for i, p in enumerate(prompts_of(6, 32))]  # of unequal length
-    fast, slow = (sampler(policy, prompts, 1, Decoding(16, 0.0), 0) for sampler in (builtin_sampler, generate_sampler))
-    same = [a.completion_ids.tolist() == b.completion_ids.tolist() for (a,), (b,) in zip(fast, slow, strict=True)]
+    greedy = Decoding(16, 0.0)
+    fast, slow = (sampler(policy, prompts, 1, greedy, 0) for sampler in (builtin_sampler, generate_sampler))
+    capture(policy, True)
+    captured = builtin_sampler(policy, prompts, 1, greedy, 0)
+    capture(policy, False)
+    same = [
+        a.completion_ids.tolist() == b.completion_ids.tolist() == c.completion_ids.tolist()
+        for (a,), (b,), (c,) in zip(fast, slow, captured, strict=True)
+    ]
     gap = float(logp_gaps(policy, prompts, builtin_sampler(policy, prompts, 2, Decoding(16), 0)).max())
     fused = fuses(policy.model)
     if not (all(same) and fused and gap < 1e-3):
@@ -159,8 +171,12 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
 
     n_rows, tokens = len(rollouts), len(rollouts) * length
     sampling = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
+    capture(policy, True)
+    captured = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
+    capture(policy, False)
     generate = bench.seconds(lambda: generate_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats)
     result["sampling_tokens_per_second"] = round(tokens / sampling)
+    result["cuda_graphs_tokens_per_second"] = round(tokens / captured)
     result["ratio_to_generate"] = round(generate / sampling, 2)
     config = policy.model.config
     width = config.hidden_size // config.num_attention_heads
@@ -181,7 +197,13 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
 
     policy.set_learning_rate(1e-7)
     update = bench.seconds(lambda: step(parts[0]), settings.repeats)
-    trained = len(parts[0]) * (settings.prompt_length + length)
+    passed: list[int] = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    step(parts[0])
+    hook.remove()
+    trained = sum(passed)
     result["update_seconds"] = round(update, 4)
     result["update_mfu"] = round(6 * parameters * trained / update / flops, 3)
 

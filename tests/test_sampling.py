@@ -16,6 +16,7 @@ from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
+from ftis.decoder import FusedDecoder, StepGraph
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import (
@@ -478,6 +479,83 @@ def test_greedy_completions_do_not_depend_on_the_batch_size(
         for a, b in zip(flat(some_at_a_time), flat(whole), strict=True):
             np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
     assert all(a.completion_ids.tolist() == b.completion_ids.tolist() for a, b in whole)
+
+
+@pytest.fixture
+def all_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps are those that a GPU would capture, here taken as they are; their numbers of rows."""
+    begin, call, rows = _Rows.__init__, StepGraph.__call__, []
+
+    def capturing(self: _Rows, *args: Any) -> None:
+        begin(self, *args)
+        self.captures = True
+
+    def counted(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        rows.append(len(token))
+        return call(self, token, position)
+
+    monkeypatch.setattr(_Rows, "__init__", capturing)
+    monkeypatch.setattr(StepGraph, "__call__", counted)
+    monkeypatch.setitem(WORTH_DROPPING, "cpu", 0.0)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(("lengths", "batch_size"), [((3, 9, 5, 9, 1, 7), 0), ((4, 4, 4, 4), 0), ((3, 9, 5, 9), 4)])
+def test_steps_over_all_slots_give_the_same_text(
+    kind: str, lengths: tuple[int, ...], batch_size: int, all_slots: list[int], tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    prompts = prompts_of(lengths * 3)
+    fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)
+    assert tokens(fast) == tokens(generate_sampler(policy, prompts, 2, Decoding(20, 0.0), 0))
+    for rollout, logp in zip(flat(fast), learner_logps(policy, prompts, fast, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    assert len(set(all_slots)) > 1  # rows were dropped on the way
+
+
+def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    decoder = FusedDecoder(policy.model, torch.float32, positions=8)
+    n_layers, shape = len(decoder.layers), (3, decoder.n_key, 8, decoder.width)
+    token, position, shown = torch.tensor([5, 9, 30]), torch.tensor([4, 4, 4]), torch.zeros(3, 1, 1, 8)
+    generator = torch.Generator().manual_seed(0)
+    used = [torch.randn(shape, generator=generator) for _ in range(2 * n_layers)]
+    expected = decoder.step(
+        token, position, *([t[:, :, :5].clone() for t in used[i::2]] for i in range(2)), bias=None
+    ).detach()
+    for tensor in used:
+        tensor[:, :, 4:] = torch.nan
+    with torch.no_grad():
+        found = StepGraph(decoder, used[0::2], used[1::2], shown, 4)(token, position)
+    torch.testing.assert_close(found, expected)
+
+
+def test_sampling_goes_on_where_steps_cannot_be_captured(
+    all_slots: list[int], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    policy, prompts = tiny_policy(), prompts_of((3, 9, 5))
+    expected = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
+    monkeypatch.setattr(StepGraph, "__call__", failing)
+    with pytest.warns(UserWarning, match="CUDA graphs are left out: operation not permitted"):
+        found = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
+    assert tokens(found) == tokens(expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_captured_steps_give_the_same_text(dtype: str, tiny_policy: TinyPolicy) -> None:
+    plain, captured = (tiny_policy(device="cuda", dtype=dtype, cuda_graphs=graphs) for graphs in (False, True))
+    prompts = prompts_of((3, 9, 5, 9, 1, 7) * 4)
+    for policy in (plain, captured):
+        policy.end_ids = ENDS
+    groups = [builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0) for policy in (plain, captured)]
+    same = np.mean([a == b for a, b in zip(*map(tokens, groups), strict=True)])
+    assert same == 1.0 if dtype == "float32" else same > 0.8
 
 
 @KINDS

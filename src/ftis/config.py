@@ -252,6 +252,7 @@ class PeerConfig(_Section):
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Positive = 16384
     gradient_checkpointing: bool = False
+    cuda_graphs: bool = False
 
     @model_validator(mode="after")
     def _subset_is_named(self) -> Self:

@@ -92,14 +92,21 @@ class FusedDecoder:
         )
 
     def step(
-        self, token_N: Tensor, position_N: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], bias: Tensor | None
+        self,
+        token_N: Tensor,
+        position_N: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        bias: Tensor | None,
+        slot_1: Tensor | None = None,
     ) -> Tensor:
         """Logits [N, V] after one more token in each row.
 
         Args:
             position_N: the token's place in its row.
-            keys, values: per layer [N, heads, slots, width], of which the last slot is this token's, yet to be filled.
+            keys, values: per layer [N, heads, slots, width], with a slot for this token, yet to be filled.
             bias: [N, 1, 1, slots], 0 on slots that the row may attend to and −∞ elsewhere; None: to all of them.
+            slot_1: the number of this token's slot, int64 [1]; None: the last one.
         """
         n, n_query, n_turned = len(token_N), self.n_query, self.n_query + self.n_key
         width, half = self.width, self.width // 2
@@ -112,8 +119,12 @@ class FusedDecoder:
                 query, of_key = self._normed(turned[:, :n_query]), self._normed(turned[:, n_query:])
                 turned = torch.cat([query * layer.q_norm, of_key * layer.k_norm], 1)
             turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin)
-            key.select(2, -1).copy_(turned[:, n_query:])
-            value.select(2, -1).copy_(qkv[:, n_turned:])
+            if slot_1 is None:
+                key.select(2, -1).copy_(turned[:, n_query:])
+                value.select(2, -1).copy_(qkv[:, n_turned:])
+            else:
+                key.index_copy_(2, slot_1, turned[:, n_query:].to(key.dtype).unsqueeze(2))
+                value.index_copy_(2, slot_1, qkv[:, n_turned:].unsqueeze(2))
             # The queries that share a key are to attention one row's queries at several places.
             query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
             x_NH = self._plus(x_NH, _attend(query, key, value, bias).reshape(n, -1), layer.out, layer.out_bias)
@@ -132,6 +143,67 @@ class FusedDecoder:
         if bias is None and self.dtype == x_NH.dtype:
             return torch.addmm(x_NH, y, weight)
         return x_NH + _affine(y, weight, bias)
+
+
+class StepGraph:
+    """:meth:`FusedDecoder.step` for one batch of rows and one set of slots, on a GPU as one CUDA graph.
+
+    A graph's shapes and addresses are the same each time: a step attends to all slots, those not used yet hidden by
+    the bias, and finds in a tensor which slot is its token's. On other devices it takes the same step uncaptured.
+
+    Args:
+        shown: [N, 1, 1, slots], 0 on slots that a row may attend to once they are used, −∞ on others.
+        used: how many slots are.
+    """
+
+    def __init__(
+        self, decoder: FusedDecoder, keys: Sequence[Tensor], values: Sequence[Tensor], shown: Tensor, used: int
+    ) -> None:
+        self.decoder, self.keys, self.values, self.shown, self.used = decoder, keys, values, shown, used
+        for tensor in (*keys, *values):
+            tensor[:, :, used:] = 0  # attended to with a weight of 0, which NaN survives
+        self.bias = shown.clone()
+        self.bias[..., used:] = -torch.inf
+        self.token = torch.zeros(len(shown), dtype=torch.int64, device=shown.device)
+        self.position, self.slot = torch.zeros_like(self.token), torch.zeros_like(self.token[:1])
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.logits: Tensor | None = None
+
+    def __call__(self, token_N: Tensor, position_N: Tensor) -> Tensor:
+        """Logits [N, V] after one more token in each row, until the next call.
+
+        Raises:
+            RuntimeError: the step cannot be captured, or gives something else once it is.
+        """
+        self.token.copy_(token_N)
+        self.position.copy_(position_N)
+        self.slot.fill_(self.used)
+        self.bias[..., self.used] = self.shown[..., self.used]
+        self.used += 1
+        if self.token.device.type != "cuda":
+            return self._step()
+        if self.graph is None:
+            return self._capture()
+        self.graph.replay()
+        assert self.logits is not None
+        return self.logits
+
+    def _step(self) -> Tensor:
+        return self.decoder.step(self.token, self.position, self.keys, self.values, self.bias, self.slot)
+
+    def _capture(self) -> Tensor:
+        side = torch.cuda.Stream()  # where capturing may be prepared for, as CUDA wants it
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            expected = self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self._step()
+        self.graph.replay()
+        if not torch.allclose(self.logits.float(), expected.float(), rtol=0.0, atol=float(expected.abs().max()) * 1e-2):
+            raise RuntimeError("a captured step gives other logits than the step itself")
+        return self.logits
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ drawn from. Generation defaults stored with a model (repetition penalties and th
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ftis.config import SamplingConfig
-from ftis.decoder import FusedDecoder, fuses
+from ftis.decoder import FusedDecoder, StepGraph, fuses
 from ftis.packing import full_attention_decoder
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
@@ -176,6 +177,8 @@ class _Rows:
         self.positions = max(len(p) for p in prompt_ids) + steps
         fused = fuses(policy.model)
         self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
+        self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
+        self.graph: StepGraph | None = None
         self.waiting = list(range(len(prompt_ids)))
         none = torch.zeros(0, dtype=torch.int64, device=policy.device)
         self.number, self.length, self.start, self.position, self.active = none, none, none, none, none.bool()
@@ -233,7 +236,14 @@ class _Rows:
         self.position = (position + 1).clamp(max=self.positions - 1)
         seen = self.visible[..., :used] if self.visible is not None else None
         if self.decoder is not None:
-            return self.decoder.step(token, position, *self.cache.grown(), seen)
+            keys, values = self.cache.grown()
+            if self.captures:
+                try:
+                    return self._captured(token, position)
+                except RuntimeError as error:
+                    warnings.warn(f"CUDA graphs are left out: {error}", stacklevel=2)
+                    self.captures = False
+            return self.decoder.step(token, position, keys, values, seen)
         logits: Tensor = self.policy.model(
             input_ids=token.unsqueeze(-1),
             attention_mask=seen,
@@ -244,9 +254,20 @@ class _Rows:
         ).logits[:, -1]
         return logits
 
+    def _captured(self, token: Tensor, position: Tensor) -> Tensor:
+        """The same step as a CUDA graph, captured anew for each batch of rows."""
+        if self.graph is None:
+            assert self.decoder is not None
+            keys, values = self.cache.all_slots()
+            shown = self.visible
+            if shown is None:
+                shown = keys[0].new_zeros(len(token), 1, 1, self.cache.capacity)
+            self.graph = StepGraph(self.decoder, keys, values, shown, self.cache.get_seq_length() - 1)
+        return self.graph(token, position)
+
     def _see(self) -> None:
         """Which slots each row may attend to, if not all of them: what a step of either kind takes for it."""
-        self.visible = None
+        self.visible, self.graph = None, None
         if len(self.start) and bool(self.start.any()):
             slots = torch.arange(self.cache.capacity, device=self.start.device)
             visible = (slots >= self.start[:, None])[:, None, None, :]
@@ -362,16 +383,15 @@ class _SlotCache(Cache):
         """Keys and values of each layer with one more slot used."""
         for layer in self.slots:
             layer.used += 1
-        tensors = [(layer.keys, layer.values, layer.used) for layer in self.slots]
-        keys, values = zip(
-            *(
-                (keys[:, :, :used], values[:, :, :used])
-                for keys, values, used in tensors
-                if keys is not None and values is not None
-            ),
-            strict=True,
-        )
-        return list(keys), list(values)
+        used = self.get_seq_length()
+        keys, values = self.all_slots()
+        return [tensor[:, :, :used] for tensor in keys], [tensor[:, :, :used] for tensor in values]
+
+    def all_slots(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer, in all slots."""
+        keys = [layer.keys for layer in self.slots if layer.keys is not None]
+        values = [layer.values for layer in self.slots if layer.values is not None]
+        return keys, values
 
     def put_before(self, old: _SlotCache, span: int, width: int) -> None:
         """Add the rows of ``old`` in front, the last ``span`` slots of each; all rows then end at slot ``width``."""
