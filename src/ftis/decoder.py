@@ -37,7 +37,7 @@ FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights as [in, out]; those before a norm's output have that norm's weight multiplied in."""
+    """Weights as [in, out]; those after a norm over n numbers have that norm's weight and √n multiplied in."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -67,8 +67,10 @@ class FusedDecoder:
         self.activation = inner.layers[0].mlp.act_fn
         self.embedding = inner.embed_tokens.weight
         device = self.embedding.device
-        self.epsilon = torch.tensor(float(inner.norm.variance_epsilon), device=device)
-        self.norm = inner.norm.weight
+        epsilon = float(inner.norm.variance_epsilon)
+        hidden = self.embedding.shape[1]
+        self.floors = {n: torch.tensor((epsilon * n) ** 0.5, device=device) for n in (hidden, self.width)}
+        self.norm = inner.norm.weight * hidden**0.5
         self.head, self.head_bias = _joined([head], dtype)
         self.layers = [self._layer(layer) for layer in inner.layers]
         cos, sin = inner.rotary_emb(self.embedding[:1], torch.arange(positions, device=device)[None])
@@ -82,12 +84,15 @@ class FusedDecoder:
         scale = float(attention.scaling)  # of the queries: in their norm's weight if they have one
         q_norm, k_norm = (getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm"))
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        before, after = (
+            norm.weight * len(norm.weight) ** 0.5 for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        )
         return _Layer(
-            *_joined(qkv, self.dtype, layer.input_layernorm.weight, 1.0 if q_norm is not None else scale),
-            None if q_norm is None else q_norm * scale,
-            k_norm,
+            *_joined(qkv, self.dtype, before, 1.0 if q_norm is not None else scale),
+            None if q_norm is None else q_norm * (scale * self.width**0.5),
+            None if k_norm is None else k_norm * self.width**0.5,
             *_joined([attention.o_proj], self.dtype),
-            *_joined([mlp.gate_proj, mlp.up_proj], self.dtype, layer.post_attention_layernorm.weight),
+            *_joined([mlp.gate_proj, mlp.up_proj], self.dtype, after),
             *_joined([mlp.down_proj], self.dtype),
         )
 
@@ -113,10 +118,10 @@ class FusedDecoder:
         x_NH = embedding(token_N, self.embedding).float()
         cos, sin = self.cos[position_N], self.sin[position_N]
         for layer, key, value in zip(self.layers, keys, values, strict=True):
-            qkv = _affine(self._normed(x_NH), layer.qkv, layer.qkv_bias).view(n, -1, width)
+            qkv = _affine(self._unit(x_NH), layer.qkv, layer.qkv_bias).view(n, -1, width)
             turned = qkv[:, :n_turned]
             if layer.q_norm is not None and layer.k_norm is not None:
-                query, of_key = self._normed(turned[:, :n_query]), self._normed(turned[:, n_query:])
+                query, of_key = self._unit(turned[:, :n_query]), self._unit(turned[:, n_query:])
                 turned = torch.cat([query * layer.q_norm, of_key * layer.k_norm], 1)
             turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin)
             if slot_1 is None:
@@ -128,16 +133,16 @@ class FusedDecoder:
             # The queries that share a key are to attention one row's queries at several places.
             query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
             x_NH = self._plus(x_NH, _attend(query, key, value, bias).reshape(n, -1), layer.out, layer.out_bias)
-            gate, up = _affine(self._normed(x_NH), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            gate, up = _affine(self._unit(x_NH), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x_NH = self._plus(x_NH, self.activation(gate) * up, layer.down, layer.down_bias)
-        return _affine((self._normed(x_NH) * self.norm).to(self.dtype), self.head, self.head_bias)
+        return _affine((self._unit(x_NH) * self.norm).to(self.dtype), self.head, self.head_bias)
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """x / √(mean x² + ε) over the last axis; torch's own takes twice as long on a CPU."""
+    def _unit(self, x: Tensor) -> Tensor:
+        """x / √(|x|² + n ε) over the last axis, of length n: RMS norm over √n, in few operations."""
         dtype = None if x.dtype == torch.float32 else torch.float32
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-        inverse = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
-        return (x * inverse).to(self.dtype)
+        unit = x / torch.hypot(length, self.floors[x.shape[-1]])
+        return unit if unit.dtype == self.dtype else unit.to(self.dtype)
 
     def _plus(self, x_NH: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None and self.dtype == x_NH.dtype:

@@ -155,7 +155,7 @@ def builtin_sampler(
     at = number[within], length[within]
     tokens_NT = torch.zeros(len(prompt_ids) * repeats, steps, dtype=torch.int64, device=device)
     logp_NT, ended_NT = torch.zeros_like(tokens_NT, dtype=torch.float32), torch.zeros_like(tokens_NT)
-    tokens_NT[at], logp_NT[at], ended_NT[at] = token[within], logp[within], ended[within].long()
+    tokens_NT[at], logp_NT[at], ended_NT[at] = token[within], logp[within].clamp(max=0.0), ended[within].long()
     return _as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
 
 
@@ -435,14 +435,14 @@ class _LogpRecorder(LogitsProcessor):
 def _draw(
     logits_NV: Tensor, decoding: Decoding, warpers: LogitsProcessorList, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability under π_gen."""
+    """One token per row and its log-probability under π_gen, which rounding may have left a little above 0."""
     scores_NV = logits_NV.float()
     for warper in warpers:
         scores_NV = warper(None, scores_NV)
     if decoding.greedy:
         token_N = scores_NV.argmax(-1)
         selected_N = scores_NV.gather(1, token_N.unsqueeze(-1)).squeeze(-1)
-        return token_N, (selected_N - scores_NV.logsumexp(-1)).clamp(max=0.0)
+        return token_N, selected_N - scores_NV.logsumexp(-1)
     all_logp_NV = torch.log_softmax(scores_NV, -1)
     p_NV = all_logp_NV.exp()
     if p_NV.device.type == "cpu" and p_NV.numel() > RACE_UP_TO:
@@ -451,7 +451,7 @@ def _draw(
         token_N1 = torch.searchsorted(cdf_NV, at_N1, right=True).clamp(max=p_NV.shape[1] - 1)
     else:  # p / q with q ~ Exp(1) is largest for each token as often as it is probable
         token_N1 = p_NV.div_(torch.empty_like(p_NV).exponential_(generator=generator)).argmax(-1, keepdim=True)
-    return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1).clamp(max=0.0)
+    return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1)
 
 
 def _left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
