@@ -770,3 +770,22 @@ def test_devices_and_dtypes_that_are_here(monkeypatch: pytest.MonkeyPatch) -> No
     for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
         assert resolve_dtype("auto", cuda) == expected
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "sliding"])
+def test_no_more_logits_are_made_at_once_than_allowed(kind: str, tiny_policy: TinyPolicy) -> None:
+    """Padded rows take logits from the shortest prompt's end on: few completion tokens may be many of those."""
+    policy = tiny_policy(kind)
+    policy.logits_at_once = 20 * policy.vocab_size
+    made: list[int] = []
+    policy.head.register_forward_hook(
+        lambda module, args, out: made.append(out.numel() if out.shape[-1] == policy.vocab_size else 0)
+    )
+    prompts, completions = rows_of((1, 60, 30), seed=0), rows_of((2, 2, 2), seed=1)
+    found = policy.logps(prompts, completions, 1.0)
+    assert made
+    assert max(made) <= policy.logits_at_once
+    policy.logits_at_once = 10**9
+    for row, expected in zip(found, policy.logps(prompts, completions, 1.0), strict=True):
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+    assert max(made) > 0

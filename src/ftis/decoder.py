@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -197,18 +198,27 @@ class StepGraph:
         return self.decoder.step(self.token, self.position, self.keys, self.values, self.bias, self.slot)
 
     def _capture(self) -> Tensor:
-        side = torch.cuda.Stream()  # where capturing may be prepared for, as CUDA wants it
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            expected = self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.logits = self._step()
-        self.graph.replay()
-        if not torch.allclose(self.logits.float(), expected.float(), rtol=0.0, atol=float(expected.abs().max()) * 1e-2):
-            raise RuntimeError("a captured step gives other logits than the step itself")
+        device = self.token.device
+        usual, side = torch.cuda.current_stream(device), _side_stream(device)
+        with torch.cuda.stream(usual):  # this device and stream are the current ones afterwards, whatever goes wrong
+            side.wait_stream(usual)
+            with torch.cuda.stream(side):
+                expected = self._step().clone()
+            usual.wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=side):
+                self.logits = self._step()
+            self.logits.zero_()  # so that a graph into which nothing was captured is found out
+            self.graph.replay()
+            if not torch.allclose(self.logits, expected, rtol=0.0, atol=float(expected.abs().max()) * 1e-2):
+                raise RuntimeError("a captured step gives other logits than the step itself")
         return self.logits
+
+
+@cache
+def _side_stream(device: torch.device) -> Any:
+    """Where steps are tried and captured: one stream, since each takes a workspace of its own."""
+    return torch.cuda.Stream(device)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -487,7 +487,10 @@ def _delete_run(directory: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that whoever reads it, even after a crash, finds what was there before or all of ``text``."""
     partial = path.with_suffix(f".partial-{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

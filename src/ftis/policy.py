@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.packing import pack, packed_attention, packs, run
+from ftis.packing import pack, packed_attention, packs, run_line
 from ftis.rollouts import Floats, Ints, pad
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
@@ -64,6 +64,8 @@ class Policy:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
         head: the output layer, where the model's logits are exactly what it gives.
+        n_parameters: of the model, adapters included.
+        device_kind: "cpu" or "cuda", by which what things cost is told apart.
         packs: whether the model can run rows as one line of tokens (:mod:`ftis.packing`).
         microbatch_overhead: what a micro-batch costs beyond its tokens, in padded ones.
         logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
@@ -91,8 +93,9 @@ class Policy:
         self.model.eval()
         self.head = _plain_head(self.model, self.device)
         self.packs = packs(self.model, self.device)
-        kind = "cpu" if self.device.type == "cpu" else "cuda"
-        self.microbatch_overhead = MICROBATCH_OVERHEAD[kind] / sum(p.numel() for p in self.model.parameters())
+        self.n_parameters = sum(p.numel() for p in self.model.parameters())
+        kind = self.device_kind = "cpu" if self.device.type == "cpu" else "cuda"
+        self.microbatch_overhead = MICROBATCH_OVERHEAD[kind] / self.n_parameters
         if self.packs:
             self.microbatch_overhead /= PADDING_IN_A_LINE
         self.logits_at_once = max(TOKENS_AT_ONCE[kind] * self.vocab_size, LOGITS_AT_ONCE[kind])
@@ -220,9 +223,10 @@ class Policy:
         """log π_θ [n, T] and mask [n, T] of the given rows."""
         prompts, completions = [prompt_ids[r] for r in rows], [completion_ids[r] for r in rows]
         length_n = np.array([len(ids) for ids in completions])
-        mask_nT = torch.from_numpy(np.arange(length_n.max()) < length_n[:, None]).to(self.device)
+        mask_nT = np.arange(length_n.max()) < length_n[:, None]
+        at = tuple(torch.from_numpy(index).to(self.device) for index in np.nonzero(mask_nT))
         target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
-        if self.head is None or len(target_M) * self.vocab_size <= self.logits_at_once:
+        if self.head is None or self._logit_rows(prompts, completions) * self.vocab_size <= self.logits_at_once:
             with self.precision():
                 logits_MV = self._predictions(prompts, completions)
             logp_M = _selected_logp(logits_MV, target_M, temperature)
@@ -237,8 +241,15 @@ class Policy:
                 temperature,
                 max(1, self.logits_at_once // self.vocab_size),
             )
-        at = mask_nT.nonzero(as_tuple=True)
-        return logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0)), mask_nT
+        logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
+        return logp_nT, torch.from_numpy(mask_nT).to(self.device)
+
+    def _logit_rows(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> int:
+        """Of how many tokens the model gives logits in :meth:`_predictions`, at most."""
+        if self.packs:
+            return sum(map(len, completions))
+        longest = max(len(p) + len(c) - 1 for p, c in zip(prompts, completions, strict=True))
+        return len(prompts) * (longest - min(map(len, prompts)) + 1)
 
     def _predictions(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         """What the model gives for each token of the completions, row after row: [M, V].
@@ -247,7 +258,7 @@ class Policy:
         sees it, so no attention mask is needed, and each row's numbers are those it has alone.
         """
         if self.packs:
-            return run(self.model, pack(prompts, completions, self.device))
+            return run_line(self.model, pack(prompts, completions, self.device))
         rows = [
             np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
         ]

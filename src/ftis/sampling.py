@@ -127,8 +127,7 @@ def builtin_sampler(
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
     at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
     rows = _Rows(policy, prompt_ids, repeats, steps)
-    kind = "cpu" if device.type == "cpu" else "cuda"
-    worth_dropping = WORTH_DROPPING[kind] / sum(p.numel() for p in policy.model.parameters())
+    worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():
         logits = rows.admit(at_a_time)

@@ -82,7 +82,7 @@ STARTERS: dict[str, Starter] = {
 }
 
 CODE = ("starters.py", "packing.py", "policy.py", "decoder.py", "sampling.py")
-"""What a warm-up's numbers come from, to the last bit."""
+"""Where a warm-up's steps and samples are computed: other code, other last bits."""
 
 Report = Callable[[str, int, int], None]
 """(name, step, of at most): how far a warm-up is."""
