@@ -166,7 +166,7 @@ def _verdicts(study: Study, results: Mapping[str, Any], looks: Mapping[str, figu
             f"<p>An arm is called better or worse than <b>{escape(results['baseline'])}</b> where a paired t-test over "
             f"seeds gives p &lt; 0.05 after Holm’s correction for {_count(m, 'comparison')} on that split. “No "
             f"difference shown” does not mean that there is none: each line says what these seeds could have shown. "
-            f"Final accuracies are means of the last {LAST_EVALUATIONS} evaluations.</p>"
+            f"Final accuracies are means of the last evaluations, at most {LAST_EVALUATIONS}.</p>"
         )
     return Section("verdict", "Verdict", f'{said}<div class="cards">{"".join(cards)}</div>{_cautions(study, results)}')
 

@@ -86,7 +86,9 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
                 f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
             )
         table.add_section()
-    table.caption = f"final: mean of the last {LAST_EVALUATIONS} evaluations; seconds: rounds without evaluation"
+    table.caption = (
+        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; seconds: rounds without evaluation"
+    )
     table.caption_justify = "left"
     return table
 
@@ -423,7 +425,7 @@ def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
                 cells += [number(c["mean"], "+"), span(c, "+"), p_text(c["p_adjusted"])]
             table.add_row(*cells)
         table.add_section()
-    table.caption = f"final: mean of the last {LAST_EVALUATIONS} evaluations; interval: Student's t over seeds"
+    table.caption = f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; interval: Student's t over seeds"
     table.caption_justify = "left"
     return table
 
