@@ -110,7 +110,7 @@ def packed_attention(model: Any) -> Iterator[None]:
 
 
 def run_line(model: Any, packed: Packed) -> Tensor:
-    """What ``model`` gives for each completion token at the one that predicts it: its logits [M, V]."""
+    """What ``model`` gives for each completion token at the one that predicts it: its logits [M, V], as a rule."""
     output = model(
         input_ids=packed.input_ids_1S,
         position_ids=packed.position_1S,

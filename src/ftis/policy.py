@@ -226,33 +226,35 @@ class Policy:
         mask_nT = np.arange(length_n.max()) < length_n[:, None]
         at = tuple(torch.from_numpy(index).to(self.device) for index in np.nonzero(mask_nT))
         target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
-        if self.head is None or self._logit_rows(prompts, completions) * self.vocab_size <= self.logits_at_once:
+        if self.head is None:
             with self.precision():
-                logits_MV = self._predictions(prompts, completions)
+                logits_MV = self._outputs(prompts, completions)
             logp_M = _selected_logp(logits_MV, target_M, temperature)
         else:
             with self.precision(), _answering(self.head, lambda hidden: hidden):
-                hidden_MH = self._predictions(prompts, completions)
-            logp_M = _HeadLogp.apply(  # type: ignore[no-untyped-call]
-                hidden_MH.to(self.compute_dtype),
-                self.head.weight,
-                self.head.bias,
-                target_M,
-                temperature,
-                max(1, self.logits_at_once // self.vocab_size),
-            )
+                hidden_MH = self._outputs(prompts, completions)
+            logp_M = self._head_logp(hidden_MH, target_M, temperature)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
 
-    def _logit_rows(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> int:
-        """Of how many tokens the model gives logits in :meth:`_predictions`, at most."""
-        if self.packs:
-            return sum(map(len, completions))
-        longest = max(len(p) + len(c) - 1 for p, c in zip(prompts, completions, strict=True))
-        return len(prompts) * (longest - min(map(len, prompts)) + 1)
+    def _head_logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float) -> Tensor:
+        assert self.head is not None
+        if len(target_M) * self.vocab_size <= self.logits_at_once:
+            with self.precision():
+                logits_MV = self.head(hidden_MH)
+            return _selected_logp(logits_MV, target_M, temperature)
+        logp_M: Tensor = _HeadLogp.apply(  # type: ignore[no-untyped-call]
+            hidden_MH.to(self.compute_dtype),
+            self.head.weight,
+            self.head.bias,
+            target_M,
+            temperature,
+            max(1, self.logits_at_once // self.vocab_size),
+        )
+        return logp_M
 
-    def _predictions(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
-        """What the model gives for each token of the completions, row after row: [M, V].
+    def _outputs(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        """What the model gives where it predicts each token of the completions, row after row: [M, ·].
 
         Models that cannot run lines get rows padded on the right: under causal attention nothing before the padding
         sees it, so no attention mask is needed, and each row's numbers are those it has alone.
@@ -265,12 +267,12 @@ class Policy:
         input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
         first = min(len(prompt) for prompt in prompts) - 1
         keep = torch.arange(first, input_ids.shape[1], device=self.device)
-        logits_nKV: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        output_nKX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
         row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
         at_M = np.concatenate(
             [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
         )
-        return logits_nKV[torch.from_numpy(row_M), torch.from_numpy(at_M)]
+        return output_nKX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
     def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
