@@ -166,6 +166,11 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
             partial(recording_versions, policy, few, GROUP, rows),
             {},
         ),
+        "ended rows of 12 stay": (
+            partial(builtin_sampler, policy, few, GROUP, rows),
+            partial(builtin_sampler, policy, few, GROUP, rows),
+            {"WORTH_DROPPING": {"cpu": 0.0, "cuda": 0.0}},
+        ),
         "dropping ended rows": (whole, whole, {"COMPACT_BELOW": 0.0}),
         "one prefill a group": (whole, partial(each_row_its_prompt, policy, prompts, GROUP, rows), {}),
         "places taken over, 72 at a time": (

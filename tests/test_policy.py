@@ -789,3 +789,16 @@ def test_no_more_logits_are_made_at_once_than_allowed(kind: str, tiny_policy: Ti
     for row, expected in zip(found, policy.logps(prompts, completions, 1.0), strict=True):
         np.testing.assert_allclose(row, expected, atol=1e-5)
     assert max(made) > 0
+
+
+def test_adamw_in_one_kernel_takes_the_steps_of_the_plain_one(tiny_policy: TinyPolicy) -> None:
+    ours, plain = (tiny_policy(learning_rate=1e-2, weight_decay=0.1) for _ in range(2))
+    groups = [{**group, "fused": False, "foreach": False} for group in plain.optimizer.param_groups]
+    plain.optimizer = torch.optim.AdamW(groups)
+    assert ours.optimizer.param_groups[0]["fused"]
+    assert not plain.optimizer.param_groups[0]["fused"]
+    before = weights(ours)
+    for policy in (ours, plain):
+        ascend(policy, steps=3)
+    assert relative_difference(weights(ours), weights(plain)) < 1e-6
+    assert relative_difference(weights(ours), before) > 1e-3
