@@ -46,9 +46,9 @@ SHAPES = {
 }
 
 
-def make_policy(shape: str, spread: str, length: int) -> Policy:
+def random_policy(sizes: dict[str, int]) -> Policy:
+    """A Qwen2 of random weights, on the CPU in float32."""
     torch.manual_seed(0)
-    sizes = SHAPES[shape]
     heads = 4 if sizes["hidden_size"] < 128 else 6
     config = Qwen2Config(
         **sizes,
@@ -59,11 +59,15 @@ def make_policy(shape: str, spread: str, length: int) -> Policy:
         eos_token_id=2,
         pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config)
+    peer = PeerConfig(name="p", model="random", device="cpu", dtype="float32")
+    return Policy(Qwen2ForCausalLM(config), make_tokenizer(), peer)
+
+
+def make_policy(shape: str, spread: str, length: int) -> Policy:
+    policy = random_policy(SHAPES[shape])
     with torch.no_grad():  # every token as likely as any other, whatever came before
-        model.model.norm.weight.fill_(1e-4)
-    policy = Policy(model, make_tokenizer(), PeerConfig(name="p", model="random", device="cpu", dtype="float32"))
-    vocabulary = sizes["vocab_size"]
+        policy.model.model.norm.weight.fill_(1e-4)
+    vocabulary = policy.vocab_size
     n_ends = max(1, round(vocabulary / (length / 4)))
     policy.end_ids = frozenset(range(2, 2 + n_ends)) if spread == "geometric" else frozenset({vocabulary})
     return policy

@@ -20,13 +20,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from sampling import random_policy
 
-from ftis.config import PeerConfig
 from ftis.peer import CHECKED_ROLLOUTS
 from ftis.policy import PADDING_IN_A_LINE, Policy
 from ftis.rollouts import Ints
-from ftis.starters import make_tokenizer
 
 PROMPTS, GROUP, LONGEST, MEAN = 24, 12, 40, 16
 SHAPES = {
@@ -34,22 +32,6 @@ SHAPES = {
     "12.6M": {"vocab_size": 23, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
 VOCABULARIES = (4_096, 32_000, 152_000)
-
-
-def make_policy(sizes: dict[str, int], budget: int = 16384) -> Policy:
-    torch.manual_seed(0)
-    heads = 4 if sizes["hidden_size"] < 128 else 6
-    config = Qwen2Config(
-        **sizes,
-        num_attention_heads=heads,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    peer = PeerConfig(name="p", model="random", device="cpu", dtype="float32", tokens_per_microbatch=budget)
-    return Policy(Qwen2ForCausalLM(config), make_tokenizer(), peer)
 
 
 def rollouts() -> tuple[list[Ints], list[Ints]]:
@@ -83,12 +65,12 @@ def with_attribute(policy: Policy, name: str, value: object, body: Callable[[], 
 
 
 def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    policy = make_policy(SHAPES[shape])
+    policy = random_policy(SHAPES[shape])
     prompts, completions = rollouts()
     order = np.random.default_rng(1).permutation(len(prompts))
     step = order[: len(order) // 4]
     of_step = [prompts[i] for i in step], [completions[i] for i in step]
-    rows = make_policy(SHAPES[shape])
+    rows = random_policy(SHAPES[shape])
     rows.packs, rows.microbatch_overhead = False, policy.microbatch_overhead * PADDING_IN_A_LINE
     all_rows = partial(backward, rows, prompts, completions)
     checked = range(0, len(prompts), len(prompts) // CHECKED_ROLLOUTS)
@@ -112,7 +94,7 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
 
 
 def chunks(vocabulary: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    policy = make_policy({**SHAPES["starter"], "vocab_size": vocabulary})
+    policy = random_policy({**SHAPES["starter"], "vocab_size": vocabulary})
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, vocabulary, 8).astype(np.int32) for _ in range(20)]
     completions = [rng.integers(0, vocabulary, int(n)).astype(np.int32) for n in np.linspace(7, 40, 20)]
