@@ -38,12 +38,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis import manifest as manifests
 from ftis.admission import MIN_LOGP, Admission, Admitter, Reason, Terms
 from ftis.codec import CodecError, Header, Limits, Message, decode, encode
-from ftis.identity import public_hex
-from ftis.manifest import Manifest, ManifestError
 from ftis.rollouts import Group, Prompt, Rollout
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import public_hex
+from ftis.swarm.manifest import Manifest, ManifestError
 
 RUN, TOKENIZER = "1" * 32, "2" * 32
 END, VOCAB, G, LONGEST, ROUND = 7, 1000, 2, 24, 5

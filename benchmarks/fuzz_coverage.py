@@ -19,10 +19,10 @@ try:
 except ImportError:
     sys.exit("fuzz_coverage needs atheris (Linux or macOS): pip install atheris")
 
-with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.manifest"]):
+with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.swarm.manifest"]):
     import ftis.admission
     import ftis.codec
-    import ftis.manifest  # noqa: F401
+    import ftis.swarm.manifest  # noqa: F401
 
 import fuzz
 import numpy as np

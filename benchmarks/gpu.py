@@ -27,11 +27,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
-from ftis.decoder import fuses
+from ftis.engines.decoder import fuses
+from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, builtin_sampler, generate_sampler
-from ftis.starters import make_tokenizer
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {

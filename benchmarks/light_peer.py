@@ -26,9 +26,9 @@ from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe, agreement, parse, run_id
 from ftis.exchange import Stopped
-from ftis.identity import load_key, read_roster
-from ftis.network import NetworkExchange
 from ftis.rollouts import Group, Prompt, Rollout, draw_items, share_of, take_turns
+from ftis.swarm.identity import load_key, read_roster
+from ftis.swarm.link import NetworkExchange
 
 VOCABULARY, END = 1000, 999
 TOKENIZER = "0" * 32

@@ -219,7 +219,7 @@ def make_model(name: str, directory: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from ftis import starters
+    from ftis.lab import starters
 
     if name == "starter":
         return starters.make("starter:small")

@@ -32,10 +32,10 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 import ftis.sampling
 from ftis.config import PeerConfig
+from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Sampler, builtin_sampler, generate_sampler
-from ftis.starters import make_tokenizer
 
 GROUP, PROMPT = 12, 8
 

@@ -44,9 +44,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups, turns_of
 from swarm_of_light_peers import Swarm
 
-from ftis import manifest as manifests
 from ftis.codec import Header, Message, encode
-from ftis.identity import public_hex
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import public_hex
 
 GROUPS, ROLLOUTS, TOKENS = 2, 12, 64
 LIMIT = 288

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftis.identity import collect_roster, new_certificates, new_key, roster_text
+from ftis.swarm.identity import collect_roster, new_certificates, new_key, roster_text
 
 SCRIPT = Path(__file__).with_name("light_peer.py")
 QUICK = {"deadline": 20.0, "start_seconds": 20.0}

@@ -24,8 +24,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
+from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
-from ftis.starters import make_tokenizer
 
 VOCABULARY, LONGEST, PROMPT = 152_000, 1024, 16
 

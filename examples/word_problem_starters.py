@@ -22,14 +22,16 @@ from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from ftis import experiment, page, report
 from ftis.config import PeerConfig, Recipe, RewardConfig, load
 from ftis.evaluate import evaluate
+from ftis.lab import page
+from ftis.lab import results as report
+from ftis.lab import runs as experiment
+from ftis.lab.progress import Display
+from ftis.lab.starters import supervised_step
 from ftis.policy import Policy
-from ftis.progress import Display
 from ftis.rewards import load_scorer
 from ftis.sampling import sampler_for
-from ftis.starters import supervised_step
 from ftis.tasks import load_task, render_prompt
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

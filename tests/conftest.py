@@ -152,7 +152,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from ftis import starters
+    from ftis.lab import starters
 
     root = tmp_path_factory.mktemp("models")
     tokenizer = starters.make_tokenizer()

@@ -9,8 +9,8 @@ import torch
 from conftest import TinyPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftis import decoder
-from ftis.decoder import FusedDecoder, fuses
+from ftis.engines import decoder
+from ftis.engines.decoder import FusedDecoder, fuses
 from ftis.sampling import Decoding, builtin_sampler
 
 

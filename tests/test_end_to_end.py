@@ -19,7 +19,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from ftis import cli, starters
+from ftis import cli
+from ftis.lab import starters
 from ftis.records import read_jsonl
 
 ROOT = Path(__file__).parents[1]

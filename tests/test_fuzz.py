@@ -14,10 +14,11 @@ import fuzz
 import numpy as np
 import pytest
 
-from ftis import admission, codec, manifest
+from ftis import admission, codec
 from ftis.admission import Admission, Admitter, Reason
 from ftis.codec import CodecError, Limits, Message
-from ftis.manifest import Manifest, ManifestError
+from ftis.swarm import manifest
+from ftis.swarm.manifest import Manifest, ManifestError
 
 MESSAGE_REASONS = {Reason.MALFORMED, Reason.OVER_BUDGET, Reason.WRONG_SENDER, Reason.WRONG_RUN, Reason.WRONG_ROUND}
 MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}

@@ -91,7 +91,8 @@ def touches(source: str, forbidden: set[str]) -> set[str]:
 def test_the_reader_sees_every_way_to_import() -> None:
     source = """
 import ftis.config as c, os.path
-from ftis import peer, network
+from ftis import peer
+from ftis.swarm import link as network
 from ftis.codec import decode
 from . import tasks
 from .policy import load
@@ -100,7 +101,7 @@ def late():
     import socket
 if TYPE_CHECKING:
     from http import server
-importlib.import_module("ftis.report")
+importlib.import_module("ftis.lab.results")
 """
     assert house_imports(source) == {"config", "peer", "network", "codec", "tasks", "policy", "cli", "report"}
     assert touches(source, SOCKETS) == {"socket", "http"}

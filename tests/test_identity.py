@@ -22,9 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from ftis import config, identity
+from ftis import config
 from ftis.config import FtisError
-from ftis.identity import (
+from ftis.swarm import identity
+from ftis.swarm.identity import (
     IdentityError,
     collect_roster,
     load_key,

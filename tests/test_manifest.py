@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis.config import FtisError
-from ftis.identity import public_hex
-from ftis.manifest import (
+from ftis.swarm.identity import public_hex
+from ftis.swarm.manifest import (
     CHUNK_BYTES,
     MAX_BYTES,
     Manifest,

@@ -20,14 +20,14 @@ import zenoh
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from swarm_of_light_peers import free_port
 
-from ftis import manifest as manifests
 from ftis.admission import Reason
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe, agreement, run_id
 from ftis.exchange import Collected, ExchangeError
-from ftis.identity import load_key, new_certificates, new_key, public_hex
-from ftis.manifest import Manifest
-from ftis.network import NetworkExchange, ask_status, engine_config, open_session
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
+from ftis.swarm.link import NetworkExchange, ask_status, engine_config, open_session
+from ftis.swarm.manifest import Manifest
 
 NAMES = ("a", "b", "eve")
 
@@ -421,7 +421,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     assert [(s["peer"], s["round"], s["live"]) for s in said] == [("a", 0, ["b"]), ("b", 0, ["a"])]
     from rich.console import Console
 
-    from ftis.progress import status_table
+    from ftis.lab.progress import status_table
 
     out = StringIO()
     Console(file=out, width=200).print(status_table(ask_status(attacker)))

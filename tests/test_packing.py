@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ftis import packing
-from ftis.packing import full_attention_decoder, pack, packs
+from ftis.engines import lines as packing
+from ftis.engines.lines import full_attention_decoder, pack, packs
 from ftis.policy import Policy
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from rich.console import Console
 from ftis.admission import Admission
 from ftis.config import Recipe, parse
 from ftis.exchange import AloneExchange
+from ftis.lab.progress import Display
 from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, chosen, load_peer, share, train_round
-from ftis.progress import Display
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
 MakePeer = Callable[..., Peer]

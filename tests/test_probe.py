@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ftis import cli
+from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
+from ftis.lab.replay import recordings
 from ftis.objectives import OBJECTIVES, order_preserved
-from ftis.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.records import read_rollouts
-from ftis.replay import recordings
 
 RECIPE = """
 name = "tiny"

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ftis import figures, page, report
 from ftis.config import Recipe, parse
+from ftis.lab import figures, page
+from ftis.lab import results as report
 from ftis.records import Records
 
 ROUNDS = 4

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
-from ftis.decoder import FusedDecoder, StepGraph
+from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import (

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from ftis.stats import (
+from ftis.lab.stats import (
     RESAMPLES,
     Interval,
     PairedDifference,
@@ -547,7 +547,7 @@ def test_the_interval_of_a_paired_difference_covers_it() -> None:
 @pytest.fixture
 def short_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """No verdict looks at the bootstrap: the time goes into experiments instead."""
-    monkeypatch.setattr("ftis.stats.RESAMPLES", 10)
+    monkeypatch.setattr("ftis.lab.stats.RESAMPLES", 10)
 
 
 def verdicts_of_two_peers(runs: NDArray[np.float64]) -> list[str]:

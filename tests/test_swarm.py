@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from swarm_of_light_peers import free_port
 
-from ftis import checkpoint, swarm
+from ftis import checkpoint
 from ftis.cli import main
 from ftis.config import load
-from ftis.identity import IdentityError, public_hex
 from ftis.records import read_jsonl
+from ftis.swarm import join as swarm
+from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ftis.config import FtisError as FtisError
     from ftis.config import Recipe as Recipe
     from ftis.config import load as load
-    from ftis.experiment import run as run
+    from ftis.lab.results import summarise as summarise
+    from ftis.lab.runs import run as run
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
     from ftis.peer import Peer as Peer
     from ftis.peer import train_round as train_round
     from ftis.policy import Policy as Policy
-    from ftis.report import summarise as summarise
 
 _HOME = {
     "FtisError": "config",
     "Recipe": "config",
     "load": "config",
-    "run": "experiment",
+    "run": "lab.runs",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "group_advantages": "objectives",
@@ -34,7 +34,7 @@ _HOME = {
     "Peer": "peer",
     "train_round": "peer",
     "Policy": "policy",
-    "summarise": "report",
+    "summarise": "lab.results",
 }
 
 __all__ = sorted(_HOME)

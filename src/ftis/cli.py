@@ -58,8 +58,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
-    from ftis import experiment
-    from ftis.progress import Display
+    from ftis.lab import runs as experiment
+    from ftis.lab.progress import Display
 
     loaded = load(recipe, set_ or [])
     if dry_run:
@@ -91,9 +91,10 @@ def experiment(
     """Train every arm under several seeds and say what differs. Run it again to go on with it."""
     import os
 
-    from ftis import experiment as experiments
-    from ftis import page, report
-    from ftis.progress import Display
+    from ftis.lab import page
+    from ftis.lab import results as report
+    from ftis.lab import runs as experiments
+    from ftis.lab.progress import Display
 
     loaded = load(recipe, set_ or [])
     if dry_run:
@@ -146,8 +147,8 @@ def join(
     import signal
     import threading
 
-    from ftis import swarm
-    from ftis.progress import Display
+    from ftis.lab.progress import Display
+    from ftis.swarm import join as swarm
 
     _check_resume(resume, overwrite)
     given = {"key": key, "roster": roster}
@@ -190,8 +191,8 @@ def status(
 
     from rich.live import Live
 
-    from ftis import network
-    from ftis.progress import status_table
+    from ftis.lab.progress import status_table
+    from ftis.swarm import link as network
 
     connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
     settings = network_settings(_network_settings(connect, None, tls) | {"mode": "client"})
@@ -215,7 +216,7 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
     import signal
     import threading
 
-    from ftis import network
+    from ftis.swarm import link as network
 
     if not listen:
         raise typer.BadParameter("--listen says where, as tcp/0.0.0.0:7447")
@@ -239,7 +240,7 @@ def new_keys(
     directory: Directory = Path("keys"),
 ) -> None:
     """Make a private key and its public key for each named peer. The private one never leaves its machine."""
-    from ftis import identity
+    from ftis.swarm import identity
 
     for name in names:
         identity.new_key(directory, name)
@@ -252,7 +253,7 @@ def make_roster(
     output: Annotated[Path, typer.Option("--output", "-o")] = Path("roster.toml"),
 ) -> None:
     """Put the peers' public keys into one file, which every peer is given."""
-    from ftis import identity
+    from ftis.swarm import identity
 
     text = identity.roster_text(identity.collect_roster(public))
     output.write_text(text, encoding="utf-8")
@@ -266,7 +267,7 @@ def make_certificates(
     host: Annotated[list[str] | None, typer.Option("--host", help="Address written into them. Repeatable.")] = None,
 ) -> None:
     """Make an authority (once) and a certificate each, for tls/ endpoints of a private swarm."""
-    from ftis import identity
+    from ftis.swarm import identity
 
     identity.new_certificates(directory, names, host or [])
     console.print(f"{directory}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
@@ -294,7 +295,7 @@ def make_report(
     directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
 ) -> None:
     """Write one self-contained HTML page, figures and tables from the files in a directory."""
-    from ftis import page
+    from ftis.lab import page
 
     console.print(f"report: {page.write_page(directory)}")
 
@@ -313,8 +314,8 @@ def replay_run(
     output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
 ) -> None:
     """Train peers again on the rollouts that a run recorded, under another objective."""
-    from ftis.progress import Display
-    from ftis.replay import replay
+    from ftis.lab.progress import Display
+    from ftis.lab.replay import replay
 
     display = Display(console)
     with display.live():
@@ -348,7 +349,7 @@ def probe_bias(
     ] = None,
 ) -> None:
     """Say how far each objective's update on foreign rollouts points away from the on-policy one."""
-    from ftis import probe
+    from ftis.lab import probe
     from ftis.objectives import OBJECTIVES
 
     names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
@@ -380,8 +381,8 @@ def evaluate_model(
     """Greedy pass@1 of one model on a task's validation problems."""
     import tomllib
 
-    from ftis import starters
     from ftis.evaluate import evaluate
+    from ftis.lab import starters
     from ftis.policy import Policy
     from ftis.rewards import load_scorer
     from ftis.sampling import sampler_for
@@ -417,8 +418,8 @@ def make_starters(
     names: Annotated[list[str] | None, typer.Argument(help="Which to make; all of them if none is named.")] = None,
 ) -> None:
     """Make the small ready-to-train models, and say where they are."""
-    from ftis import starters
-    from ftis.progress import Display
+    from ftis.lab import starters
+    from ftis.lab.progress import Display
 
     chosen = [starters.PREFIX + name.removeprefix(starters.PREFIX) for name in names or starters.STARTERS]
     for model in chosen:
@@ -436,7 +437,7 @@ def make_starters(
 @app.command()
 def doctor() -> None:
     """Say what this machine has, what is missing, and how to get it."""
-    from ftis.experiment import diagnose
+    from ftis.lab.runs import diagnose
 
     problems = 0
     for name, state, found, remedy in diagnose():
@@ -453,7 +454,7 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 def _conclude(directory: Path) -> None:
     """What came of a run, and where it is; exit code 3 if nobody who was to collaborate did."""
-    from ftis import report
+    from ftis.lab import results as report
 
     summary = report.summarise(directory)
     console.print(report.closing_table(summary))
@@ -467,7 +468,7 @@ def _conclude(directory: Path) -> None:
 
 
 def _print_plan(recipe: Recipe) -> None:
-    from ftis.experiment import estimate
+    from ftis.lab.runs import estimate
 
     console.print_json(recipe.model_dump_json())
     for line in estimate(recipe):

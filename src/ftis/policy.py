@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.packing import pack, packed_attention, packs, run_line
+from ftis.engines.lines import pack, packed_attention, packs, run_line
 from ftis.rollouts import Floats, Ints, pad
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
@@ -66,7 +66,7 @@ class Policy:
         head: the output layer, where the model's logits are exactly what it gives.
         n_parameters: of the model, adapters included.
         device_kind: "cpu" or "cuda", by which what things cost is told apart.
-        packs: whether the model can run rows as one line of tokens (:mod:`ftis.packing`).
+        packs: whether the model can run rows as one line of tokens (:mod:`ftis.engines.lines`).
         microbatch_overhead: what a micro-batch costs beyond its tokens, in padded ones.
         logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
     """

@@ -2,7 +2,7 @@
 
 Two samplers with one signature: the built-in one for decoder-only models with full attention, which prefills each
 prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch, lets waiting
-prompts take their place and steps in few operations (:mod:`ftis.decoder`); and transformers' ``generate`` for
+prompts take their place and steps in few operations (:mod:`ftis.engines.decoder`); and transformers' ``generate`` for
 everything else. Both give the same greedy text and the same log-probabilities.
 
 π_gen is softmax(logits / temperature) restricted to the top k and top p and renormalised: exactly what was
@@ -26,8 +26,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ftis.config import SamplingConfig
-from ftis.decoder import FusedDecoder, StepGraph, fuses
-from ftis.packing import full_attention_decoder
+from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
+from ftis.engines.lines import full_attention_decoder
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 

@@ -21,7 +21,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NAME_PATTERN, FtisError
-from ftis.identity import verify
+from ftis.swarm.identity import verify
 
 VERSION = 1
 CHUNK_BYTES = 256 * 1024

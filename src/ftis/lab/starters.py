@@ -81,7 +81,7 @@ STARTERS: dict[str, Starter] = {
     "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
 }
 
-CODE = ("starters.py", "packing.py", "policy.py", "decoder.py", "sampling.py")
+CODE = ("lab/starters.py", "engines/lines.py", "policy.py", "engines/decoder.py", "sampling.py")
 """Where a warm-up's steps and samples are computed: other code, other last bits."""
 
 Report = Callable[[str, int, int], None]
@@ -115,7 +115,7 @@ def path_of(model: str) -> Path:
     ingredients = json.dumps(
         {
             "starter": asdict(starter),
-            "code": [Path(__file__).with_name(file).read_text(encoding="utf-8") for file in CODE],
+            "code": [(Path(__file__).parents[1] / file).read_text(encoding="utf-8") for file in CODE],
             "task": [inspect.getsource(function) for function in (clock_held_out, clock_solution)],
             "torch": torch.__version__,
             "transformers": transformers_version,

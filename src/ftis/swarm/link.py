@@ -36,12 +36,12 @@ from typing import Any, Self
 import zenoh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis import manifest as manifests
 from ftis.admission import Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
 from ftis.exchange import Collected, ExchangeError, Stopped
-from ftis.identity import Roster, public_hex
-from ftis.manifest import Manifest, ManifestError
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import Roster, public_hex
+from ftis.swarm.manifest import Manifest, ManifestError
 
 GRACE_SECONDS = 1.0
 """A peer whose token went away may be back at once (a link that broke); for so long it is waited for."""

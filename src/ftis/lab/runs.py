@@ -34,10 +34,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ftis import checkpoint, starters
+from ftis import checkpoint
 from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
+from ftis.lab import starters
 from ftis.peer import Event, load_peer, run_peer, share
 from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
 from ftis.records import Records, Tracker
@@ -314,7 +315,7 @@ def _in_this_process(seats: list[Seat], say: Say, stop: Stop) -> bool:
 def _in_processes(seats: list[Seat], say: Say) -> bool:
     """One process per peer. A peer that fails stops the others, and its error is raised here."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ftis.experiment"])  # import torch once, not once per peer
+    context.set_forkserver_preload(["ftis.lab.runs"])  # import torch once, not once per peer
     events: Any = context.Queue()
     stop = context.Event()
     workers = [context.Process(target=_peer_process, args=(seat, events, stop), name=seat.peer) for seat in seats]
@@ -408,7 +409,7 @@ def _made_starters(wanted: list[str], say: Say) -> dict[str, str]:
 
     if len(missing) > 1 and cores() > 1:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ftis.experiment"])
+        context.set_forkserver_preload(["ftis.lab.runs"])
         events: Any = context.Queue()
         workers = [context.Process(target=_starter_process, args=(m, events), name=m) for m in missing]
         for worker in workers:
@@ -546,7 +547,7 @@ def _starter_names(recipe: Recipe) -> dict[str, str]:
 
 def _commit() -> str | None:
     """The source's git commit, where ftis runs from a checkout."""
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[3]
     if not (checkout / ".git").exists() or not shutil.which("git"):
         return None
     head = subprocess.run(
@@ -603,7 +604,7 @@ def arm_finished(run: Path, arm: Arm, models: dict[str, str]) -> bool:
 
 def _in_job_processes(todo: list[tuple[Recipe, str]], jobs: int, say: Say) -> bool:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ftis.experiment"])
+    context.set_forkserver_preload(["ftis.lab.runs"])
     events: Any = context.Queue()
     stop = context.Event()
     waiting = list(todo)

@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 
-from ftis import checkpoint, starters
+from ftis import checkpoint
 from ftis.config import Recipe, RecipeError, parse, set_key, split_override
 from ftis.exchange import AloneExchange, Collected
-from ftis.experiment import RunError, Say, arms_of, manifest
+from ftis.lab import starters
+from ftis.lab.runs import RunError, Say, arms_of, manifest
 from ftis.peer import Event, Peer, Stopwatch, at_round_start, learn, load_peer
 from ftis.records import Records, read_jsonl, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate

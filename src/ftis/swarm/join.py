@@ -26,12 +26,12 @@ from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
-from ftis.experiment import Arm, Say, arms_of, check, claim, cores, locked, prepare_models, write_whole
-from ftis.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
-from ftis.network import NetworkExchange
+from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, locked, prepare_models, write_whole
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
 from ftis.records import Records, Tracker
+from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
+from ftis.swarm.link import NetworkExchange
 
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:

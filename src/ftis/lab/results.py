@@ -24,8 +24,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ftis import stats
 from ftis.config import ArmConfig, FtisError, Recipe, parse
+from ftis.lab import stats
 from ftis.records import read_jsonl
 
 LAST_EVALUATIONS = 3

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis import figures
 from ftis.config import ArmConfig, PeerConfig
-from ftis.figures import Panel
-from ftis.records import read_rollouts
-from ftis.report import (
+from ftis.lab import figures
+from ftis.lab.figures import Panel
+from ftis.lab.results import (
     LAST_EVALUATIONS,
     VALIDATION,
     Study,
@@ -36,6 +35,7 @@ from ftis.report import (
     read_study,
     span,
 )
+from ftis.records import read_rollouts
 
 MAX_TOKENS = 400
 """A sample completion is shown up to here."""

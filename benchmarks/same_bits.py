@@ -1,0 +1,124 @@
+"""Whether two checkouts train to the same bits: records and weights of the demo, of a joined run and of a replay.
+
+    python benchmarks/same_bits.py BEFORE AFTER [--rounds 80]
+
+Each checkout runs its own code (``PYTHONPATH=<checkout>/src``) with this interpreter and its installed packages. What
+is compared: every round's metrics but seconds, every rollout, every evaluation, and the weights and optimiser states
+of every checkpoint. Metrics that only one of them has are listed. Ends with 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from safetensors import safe_open
+
+PROGRAM = "from ftis.cli import main; main()"
+
+
+def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "FTIS_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], cwd=checkout, env=environment)
+
+
+def run_all(checkout: Path, place: Path, rounds: int) -> None:
+    """The demo's arms, one of them joined over loopback, and one replayed under another objective."""
+    home, demo = place / "home", str(checkout / "recipes" / "demo.toml")
+    shorter = ["--set", f"training.rounds={rounds}", "--set", "processes=inline", "--set", "threads=1"]
+    finish([command(checkout, home, ["train", demo, *shorter, "--set", f"output_dir={place / 'runs'}"])])
+    run = next((place / "runs").iterdir())
+    finish([command(checkout, home, ["replay", str(run), "--arm", "F-TIS", "--objective", "TIS"])])
+    joined = [*shorter[:2], "--set", f"output_dir={place / 'joined'}", "--set", f"network.port={free_port()}"]
+    names = [peer["name"] for peer in json.loads((run / "recipe.json").read_text())["peers"]]
+    finish([command(checkout, home, ["join", demo, "--arm", "F-TIS", "--open", "--peer", n, *joined]) for n in names])
+
+
+def finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    codes = [process.wait() for process in running]
+    if any(codes):
+        sys.exit(f"failed: {' '.join(map(str, running[0].args[3:]))}")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def content(path: Path) -> dict[str, str]:
+    """What a file holds, as far as it must not differ: name of each part -> digest."""
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        parts: dict[str, list[Any]] = {}
+        for row in rows:
+            for key, value in row.items():
+                if not (key.startswith("time/") or key in ("step_time", "seconds", "time")):
+                    parts.setdefault(key, []).append(value)
+        return {key: digest(values) for key, values in parts.items()}
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        return {name: digest(table[name].to_pylist()) for name in table.column_names}
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as tensors:
+            return {name: digest(tensors.get_tensor(name).numpy().tobytes()) for name in tensors.keys()}  # noqa: SIM118
+    state = torch.load(path, weights_only=True)["state"]
+    return {f"{k}/{name}": digest(t.numpy().tobytes()) for k, of in state.items() for name, t in of.items()}
+
+
+def contents(place: Path) -> dict[str, dict[str, str]]:
+    patterns = ("*.safetensors", "*.parquet", "optimizer.pt", "metrics.jsonl", "evaluations.jsonl", "evaluations/*")
+    files = {path for pattern in patterns for path in place.rglob(pattern) if path.is_file()}
+    return {str(path.relative_to(place)): content(path) for path in sorted(files) if "home" not in path.parts}
+
+
+def compare(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What differs, a line each."""
+    found = [f"{name}: only in one of them" for name in sorted(before.keys() ^ after.keys())]
+    for name in sorted(before.keys() & after.keys()):
+        one, other = before[name], after[name]
+        found += [f"{name}: {key} differs" for key in sorted(one.keys() & other.keys()) if one[key] != other[key]]
+        found += [f"{name}: {key} is gone" for key in sorted(one.keys() - other.keys())]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--keep", type=Path, help="Where runs are kept; those found there are not run again.")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        found = {}
+        for name in ("before", "after"):
+            checkout = getattr(options, name).resolve()
+            place = (options.keep.resolve() if options.keep else Path(temporary)) / name
+            if not place.exists():
+                run_all(checkout, place, options.rounds)
+            found[name] = contents(place)
+    differing = compare(found["before"], found["after"])
+    new = {key for name, parts in found["after"].items() for key in parts.keys() - found["before"].get(name, {}).keys()}
+    parts = sum(map(len, found["before"].values()))
+    print(f"{len(found['before'])} files, {parts} parts compared; new: {', '.join(sorted(new)) or 'nothing'}")
+    print("\n".join(differing[:50]) or "the same bits")
+    sys.exit(bool(differing))
+
+
+if __name__ == "__main__":
+    main()

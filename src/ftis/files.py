@@ -1,0 +1,81 @@
+"""Files that are whole or not there, JSON lines, and locks that end with their process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from ftis.config import FtisError
+
+
+class InUseError(FtisError):
+    """Another process holds a lock."""
+
+
+def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
+    """Write a file so that a reader, even after a crash, finds either what was there before or all of ``content``.
+
+    Args:
+        sync: wait for the disk. Without it a power failure can leave the old file, but never half of the new one.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, whole."""
+    write_whole(path, json.dumps(value, indent=1) + "\n")
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a line per row, whole."""
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows), sync=False)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSONL file. A last line that a kill cut short is skipped."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@contextmanager
+def locked(path: Path, patience: float) -> Iterator[None]:
+    """Hold ``path`` as a lock. The system frees it when the process ends, however it ends.
+
+    Args:
+        patience: seconds to wait for another process that holds it.
+
+    Raises:
+        InUseError: another process still holds it then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path, timeout=patience)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise InUseError(f"{path.parent} is in use by another process: wait for it or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,1 @@
+"""Comparisons on one machine: arms, seeds, workers, results, figures and the page."""

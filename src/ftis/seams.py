@@ -1,0 +1,70 @@
+"""Where a recipe's names become functions: a built-in by its name, anything else by its dotted path.
+
+Each seam of docs/extending.md has a table here, from the names of what is built in to where it lives. The tables are
+how the core reaches its wings: a module of the core imports none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from ftis.config import RecipeError, nearest
+
+TASKS: Mapping[str, str] = {
+    "gsm8k": "ftis.tasks.gsm8k.load",
+    "math500": "ftis.tasks.math500.load",
+    "jsonl": "ftis.tasks.jsonl.load",
+    "clock": "ftis.tasks.clock.load",
+    "reasoning_gym": "ftis.tasks.gym.load",
+}
+"""``task.name`` up to a colon -> ``f(TaskConfig) -> Task``."""
+
+SAMPLERS: Mapping[str, str] = {
+    "builtin": "ftis.engines.builtin.BuiltinSampler",
+    "transformers": "ftis.engines.generate.GenerateSampler",
+}
+"""``sampling.sampler`` -> ``f(SamplerOptions) -> Sampler``; see :mod:`ftis.sampling`."""
+
+TRACKERS: Mapping[str, str] = {
+    "tensorboard": "ftis.lab.trackers.TensorBoard",
+    "wandb": "ftis.lab.trackers.WandB",
+    "trackio": "ftis.lab.trackers.Trackio",
+}
+"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records`."""
+
+
+def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
+    """What ``name`` stands for in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
+
+    Raises:
+        RecipeError: a word that is not in the table, a module that is not there, a module without that name.
+    """
+    table = table or {}
+    where = f"{key} = {name!r}"
+    path = table.get(name, name)
+    module_name, dot, attribute = path.rpartition(".")
+    if not dot or not all(part.isidentifier() for part in path.split(".")):
+        known = f"; built in: {', '.join(table)}" if table else ""
+        close = difflib.get_close_matches(name, list(table), n=1, cutoff=0.6)
+        meant = f"; did you mean {close[0]!r}?" if close else known
+        raise RecipeError(f"{where}: write a dotted path, as in 'my_module.my_function'{meant}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise RecipeError(
+                f"{where}: there is no module {error.name!r}; check the spelling, install it, or add its directory to "
+                f"PYTHONPATH"
+            ) from None
+        raise RecipeError(f"{where}: importing {module_name!r} failed: {error}; install what it needs") from error
+    except ImportError as error:
+        raise RecipeError(f"{where}: importing {module_name!r} failed: {error}; mend that import") from error
+    if not hasattr(module, attribute):
+        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        own = [n for n in public if inspect.getmodule(getattr(module, n)) is module]
+        raise RecipeError(f"{where}: module {module_name!r} has no {attribute!r}{nearest(attribute, own)}")
+    return getattr(module, attribute)

@@ -1,0 +1,1 @@
+"""Peers on machines of their own: keys, signed offers, rounds and the network."""
