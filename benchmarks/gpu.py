@@ -31,7 +31,9 @@ from ftis.engines.decoder import fuses
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, builtin_sampler, generate_sampler
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
+from ftis.sampling import Decoding
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {

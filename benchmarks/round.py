@@ -91,7 +91,7 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
         metrics, processor = [], []
         for round in range(rounds):
             began = time.process_time()
-            metrics.append(train_round(peer, round))
+            metrics.append(train_round(peer, round).metrics)
             processor.append(time.process_time() - began)
         began = time.perf_counter()
         accuracy = peer.evaluate()["validation"]

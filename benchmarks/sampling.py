@@ -30,12 +30,14 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-import ftis.sampling
+import ftis.engines.builtin
 from ftis.config import PeerConfig
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, Sampler, builtin_sampler, generate_sampler
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
+from ftis.sampling import Decoding, Draw
 
 GROUP, PROMPT = 12, 8
 
@@ -183,19 +185,19 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
             {},
         ),
     }
-    if 288 * policy.vocab_size > ftis.sampling.RACE_UP_TO:
+    if 288 * policy.vocab_size > ftis.engines.builtin.RACE_UP_TO:
         cases["one random number a row"] = (whole, whole, {"RACE_UP_TO": 2**62})
     results: list[dict[str, object]] = []
     for name, (with_it, without_it, replaced) in cases.items():
         ratios = []
         for seed in range(repeats + 1):
             fast = median_seconds(partial(with_it, seed), 1)
-            kept = {key: getattr(ftis.sampling, key) for key in replaced}
+            kept = {key: getattr(ftis.engines.builtin, key) for key in replaced}
             for key, value in replaced.items():
-                setattr(ftis.sampling, key, value)
+                setattr(ftis.engines.builtin, key, value)
             ratios.append(median_seconds(partial(without_it, seed), 1) / fast)
             for key, value in kept.items():
-                setattr(ftis.sampling, key, value)
+                setattr(ftis.engines.builtin, key, value)
         results.append({"model": shape, "part": name, "gain": round(statistics.median(ratios[1:]), 2)})
         print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
     return results

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from sampling import random_policy
 
-from ftis.peer import CHECKED_ROLLOUTS
-from ftis.policy import PADDING_IN_A_LINE, Policy
+from ftis.learning import CHECKED_ROLLOUTS
+from ftis.policy import PaddedRows, Policy
 from ftis.rollouts import Ints
 
 PROMPTS, GROUP, LONGEST, MEAN = 24, 12, 40, 16
@@ -71,7 +71,8 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
     step = order[: len(order) // 4]
     of_step = [prompts[i] for i in step], [completions[i] for i in step]
     rows = random_policy(SHAPES[shape])
-    rows.packs, rows.microbatch_overhead = False, policy.microbatch_overhead * PADDING_IN_A_LINE
+    rows.forward = PaddedRows(rows.model, rows.device)
+    rows.microbatch_overhead = policy.microbatch_overhead * policy.forward.padding_cost
     all_rows = partial(backward, rows, prompts, completions)
     checked = range(0, len(prompts), len(prompts) // CHECKED_ROLLOUTS)
     few = [[of[i] for i in checked] for of in (prompts, completions)]

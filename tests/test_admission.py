@@ -23,7 +23,7 @@ END, VOCAB, G, LONGEST = 90, 100, 2, 4
 PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
 
 
-def share(peer: str, round: int) -> list[int]:
+def assigned(peer: str, round: int) -> list[int]:
     """Two items of each round's four: ada the first half, bob the second, moving with the round."""
     start = 4 * (round % 3) + {"ada": 0, "bob": 2}[peer]
     return [start, start + 1]
@@ -38,7 +38,7 @@ TERMS = Terms(
     group_size=G,
     max_completion_length=LONGEST,
     prompts=PROMPTS,
-    share=share,
+    assigned=assigned,
     roster=frozenset({"ada", "bob"}),
 )
 
@@ -104,7 +104,7 @@ def test_every_version_and_precision_is_admitted(version: Any, logp: Any):
 
 
 def test_no_groups_is_no_fault():
-    assert admitter().admit("ada", message(), round=0) == Admission((), ())
+    assert admitter().admit("ada", message(), round=0) == Admission("ada", (), ())
 
 
 def test_the_borders_of_what_is_allowed():
@@ -126,7 +126,7 @@ def test_own_groups_are_scored_by_the_same_scorer():
 
 
 def test_a_full_share_at_full_length_is_within_the_limits_and_a_byte_more_is_not():
-    terms = dataclasses.replace(TERMS, roster=frozenset({"a" * 64}), share=lambda peer, round: [0, 1])
+    terms = dataclasses.replace(TERMS, roster=frozenset({"a" * 64}), assigned=lambda peer, round: [0, 1])
     full = rollout([1, 2, 3, 4])
     data = message(*(group(i, full, full, peer="a" * 64) for i in (0, 1)), peer="a" * 64)
     assert len(data) == terms.limits.max_bytes == message_size(16, 4, 2, "a" * 64)
@@ -255,7 +255,7 @@ def test_a_rejected_group_may_be_sent_again_mended():
 
 
 def test_the_same_item_of_another_peer_is_no_duplicate():
-    judge = admitter(share=lambda peer, round: [0, 1])  # horizontal: everybody samples everything
+    judge = admitter(assigned=lambda peer, round: [0, 1])  # horizontal: everybody samples everything
     assert items(judge.admit("ada", message(group(0)), round=0)) == [0]
     assert items(judge.admit("bob", message(group(0, peer="bob"), peer="bob"), round=0)) == [0]
 
@@ -344,7 +344,7 @@ def test_a_message_is_taken_up_to_max_staleness_rounds_late_and_not_a_round_more
 
 def test_each_round_is_remembered_by_itself():
     """The item comes again in another round, by right; in the same round it is a duplicate, however late."""
-    judge = admitter(max_staleness=3, share=lambda peer, round: [0, 1])
+    judge = admitter(max_staleness=3, assigned=lambda peer, round: [0, 1])
     for round in (4, 5, 6):
         assert items(judge.admit("ada", message(group(0, round=round), round=round), round=6)) == [0]
     for round in (4, 5, 6):
@@ -356,120 +356,6 @@ def test_each_round_is_remembered_by_itself():
 
 def test_a_message_before_the_first_round_needs_no_negative_round():
     assert items(admitter(max_staleness=5).admit("ada", message(group(0)), round=1)) == [0]
-
-
-# ---------------------------------------------------------------------------------------------- setting aside
-
-NOISE = b"not a message"
-
-
-def patient(**changes: Any) -> Admitter:
-    return admitter(**{"max_rejections": 3, "set_aside_rounds": 2, "share": lambda peer, round: [0, 1, 2]} | changes)
-
-
-def good(round: int, peer: str = "ada") -> bytes:
-    return message(group(round % 3, peer=peer, round=round), peer=peer, round=round)
-
-
-def test_a_peer_is_set_aside_by_one_rejection_more_than_are_borne_and_comes_back():
-    judge = patient()
-    for _ in range(3):
-        assert only(judge.admit("ada", NOISE, round=5)).reason == "malformed"
-    assert judge.set_aside(5) == frozenset()
-    assert only(judge.admit("ada", NOISE, round=5)).reason == "malformed"  # the fourth
-    for round in (5, 6, 7):
-        assert judge.set_aside(round) == {"ada"}
-        rejection = only(judge.admit("ada", good(round), round))
-        assert (rejection.peer, rejection.reason, rejection.item) == ("ada", "set_aside", None)
-        assert "until round 8" in rejection.detail
-    assert judge.set_aside(8) == frozenset()
-    assert items(judge.admit("ada", good(8), round=8)) == [8 % 3]
-
-
-def test_each_rejected_group_counts():
-    bad = [group(item, rollout([END])) for item in (0, 1)]
-    judge = patient()
-    judge.admit("ada", message(*bad), round=0)
-    assert judge.set_aside(0) == frozenset()
-    judge.admit("ada", message(group(2), *bad), round=0)  # what is good in it does not make up for the rest
-    assert judge.set_aside(0) == {"ada"}
-
-
-def test_a_faultless_message_wipes_the_slate_and_a_faulty_one_does_not():
-    judge = patient()
-    for round in range(10):
-        for _ in range(3):
-            judge.admit("ada", NOISE, round)
-        assert items(judge.admit("ada", good(round), round)) == [round % 3]
-        assert judge.set_aside(round) == frozenset()
-    for _ in range(3):
-        judge.admit("ada", NOISE, round=9)
-    mixed = message(group(1, round=9), group(7, round=9), round=9)
-    assert items(judge.admit("ada", mixed, round=9)) == [1]
-    assert judge.set_aside(9) == {"ada"}
-
-
-def test_what_is_set_aside_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch):
-    decoded: list[bytes] = []
-
-    def spy(data: bytes, limits: Any) -> Message:
-        decoded.append(data)
-        return decode(data, limits)
-
-    monkeypatch.setattr(admission_module, "decode", spy)
-    judge = patient(max_rejections=1)
-    for _ in range(2):
-        judge.admit("ada", NOISE, round=0)
-    assert decoded == [NOISE] * 2
-    for round in (0, 1, 2):
-        assert only(judge.admit("ada", good(round), round)).reason == "set_aside"
-    assert decoded == [NOISE] * 2
-    assert items(judge.admit("ada", good(3), round=3)) == [0]
-    assert decoded == [NOISE] * 2 + [good(3)]
-
-
-def test_messages_while_set_aside_make_it_no_longer():
-    judge = patient(max_rejections=1)
-    for _ in range(2):
-        judge.admit("ada", NOISE, round=0)
-    for round in (0, 1, 2):
-        for _ in range(20):
-            judge.admit("ada", NOISE, round)
-    assert judge.set_aside(3) == frozenset()
-    assert only(judge.admit("ada", NOISE, round=3)).reason == "malformed"  # the count began anew
-    assert judge.set_aside(3) == frozenset()
-
-
-def test_one_peer_set_aside_leaves_the_others():
-    judge = patient(max_rejections=1)
-    for _ in range(2):
-        judge.admit("ada", NOISE, round=0)
-    assert judge.set_aside(0) == {"ada"}
-    assert items(judge.admit("bob", good(0, "bob"), round=0)) == [0]
-
-
-def test_speaking_in_anothers_name_falls_back_on_the_sender():
-    judge = patient()
-    for _ in range(4):
-        assert only(judge.admit("bob", good(0, "ada"), round=0)).reason == "wrong_sender"
-    assert judge.set_aside(0) == {"bob"}
-
-
-def test_zero_never_sets_aside():
-    judge = patient(max_rejections=0)
-    for _ in range(100):
-        judge.admit("ada", NOISE, round=0)
-    assert judge.set_aside(0) == frozenset()
-    assert items(judge.admit("ada", good(0), round=0)) == [0]
-
-
-def test_strangers_leave_nothing_in_memory():
-    judge = patient()
-    for number in range(1000):
-        for _ in range(5):
-            assert only(judge.admit(f"eve{number}", NOISE, round=0)).reason == "not_in_roster"
-    assert judge.set_aside(0) == frozenset()
-    assert (judge._rejected, judge._aside_until, judge._admitted) == ({}, {}, {})
 
 
 # ---------------------------------------------------------------------------------------------- time
@@ -485,7 +371,7 @@ def test_groups_not_reached_in_time_are_rejected_and_may_come_again(monkeypatch:
         clock[0] += 4.0
         return score(prompt, completions, ids)
 
-    terms = dataclasses.replace(TERMS, max_seconds=10.0, share=lambda peer, round: range(5))
+    terms = dataclasses.replace(TERMS, max_seconds=10.0, assigned=lambda peer, round: range(5))
     judge = Admitter(terms, slow, detokenize)
     data = message(*(group(item) for item in range(5)))
     first = judge.admit("ada", data, round=0)
@@ -545,7 +431,7 @@ def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number()
 
 def test_ten_thousand_tiny_groups_that_are_owed_are_judged_in_seconds_and_then_duplicates():
     prompts = [Prompt(item, "", "") for item in range(MANY)]
-    judge = admitter(prompts=prompts, share=lambda peer, round: range(MANY))
+    judge = admitter(prompts=prompts, assigned=lambda peer, round: range(MANY))
     started = time.perf_counter()
     first = judge.admit("ada", tiny_groups, round=0)
     second = judge.admit("ada", tiny_groups, round=0)
@@ -564,7 +450,7 @@ def test_one_group_ten_thousand_times_is_scored_once():
         return score(prompt, completions, ids)
 
     terms = dataclasses.replace(
-        TERMS, prompts=[Prompt(item, "", "") for item in range(MANY)], share=lambda peer, round: range(MANY)
+        TERMS, prompts=[Prompt(item, "", "") for item in range(MANY)], assigned=lambda peer, round: range(MANY)
     )
     data = message(*(Group("ada", 0, 7, (one_token, one_token)),) * MANY)
     admission = Admitter(terms, counting, detokenize).admit("ada", data, round=0)
@@ -600,7 +486,7 @@ def test_nothing_raises_and_what_is_admitted_keeps_the_terms(
         data = message(*made, round=round, temperature=t)
         for now in (0, 1, 2):
             for scored in judge.admit("ada", data, now).admitted:
-                assert scored.group.item in share("ada", round)
+                assert scored.group.item in assigned("ada", round)
                 assert now - 1 <= round <= now
                 assert len(scored.group.rollouts) == len(scored.rewards) == G
                 for r in scored.group.rollouts:
@@ -624,33 +510,33 @@ def test_the_rejected_case_messages_are_what_they_seem():
         assert len(decode(message(group(1), bad), TERMS.limits).groups) == 2, case
 
 
-# --- what is chosen ---------------------------------------------------------------------------------------------------
+# --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def test_only_chosen_groups_are_scored_and_the_others_counted() -> None:
+def test_only_wanted_groups_are_scored_and_the_others_counted() -> None:
     scored: list[int] = []
 
     def counting(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
         scored.append(prompt.item)
         return score(prompt, completions, ids)
 
-    terms = dataclasses.replace(TERMS, chosen=lambda peer, round: [share(peer, round)[1]])
+    terms = dataclasses.replace(TERMS, wanted=lambda peer, round: [assigned(peer, round)[1]])
     admission = Admitter(terms, counting, detokenize).admit("ada", message(group(0), group(1)), 0)
     assert [s.group.item for s in admission.admitted] == scored == [1]
     assert [(g.peer, g.item) for g in admission.passed_over] == [("ada", 0)]
     assert not admission.rejections
 
 
-def test_choosing_all_is_choosing_none() -> None:
+def test_naming_all_as_wanted_is_naming_none() -> None:
     for groups in ([group(0), group(1)], [group(1), group(5)], [group(1), group(1)], [group(0, rollout([1]))]):
-        everything, chosen = (admitter(chosen=c).admit("ada", message(*groups), 0) for c in (None, share))
-        assert [s.group.item for s in everything.admitted] == [s.group.item for s in chosen.admitted]
-        assert everything.rejections == chosen.rejections
-        assert everything.passed_over == chosen.passed_over == ()
+        everything, wanted = (admitter(wanted=c).admit("ada", message(*groups), 0) for c in (None, assigned))
+        assert [s.group.item for s in everything.admitted] == [s.group.item for s in wanted.admitted]
+        assert everything.rejections == wanted.rejections
+        assert everything.passed_over == wanted.passed_over == ()
 
 
-def test_what_is_not_chosen_is_still_held_to_the_senders_share() -> None:
+def test_what_is_not_wanted_is_still_held_to_the_senders_share() -> None:
     for second, reason in [(group(0), Reason.DUPLICATE), (group(5), Reason.NOT_THEIR_PROMPT)]:
-        admission = admitter(chosen=lambda peer, round: []).admit("ada", message(group(0), second), 0)
+        admission = admitter(wanted=lambda peer, round: []).admit("ada", message(group(0), second), 0)
         assert only(admission).reason == reason
         assert [g.item for g in admission.passed_over] == [0]

@@ -10,8 +10,9 @@ from conftest import TinyPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftis.engines import decoder
+from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import FusedDecoder, fuses
-from ftis.sampling import Decoding, builtin_sampler
+from ftis.sampling import Decoding
 
 
 def model_of(kind: str, **settings: Any) -> Any:
@@ -108,7 +109,7 @@ def test_the_sampler_gives_the_same_with_and_without(
     policy = tiny_policy(dtype=dtype)
     prompts = [torch.randint(4, 50, (n,)).int().numpy() for n in (3, 9, 5, 9, 1)]
     fast = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
-    monkeypatch.setattr("ftis.sampling.fuses", lambda model: False)
+    monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)
     slow = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
     tolerance = 1e-4 if dtype == "float32" else 0.2
     for group, expected in zip(fast, slow, strict=True):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from conftest import TinyPolicy
 
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
 from ftis.evaluate import EVAL_BATCH, Answered, Evaluation, evaluate
 from ftis.rollouts import Prompt, Rollout
-from ftis.sampling import Decoding, builtin_sampler, generate_sampler
+from ftis.sampling import Decoding
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,13 @@ import pytest
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.admission import Admission
-from ftis.config import Recipe, parse
+from ftis.config import parse
 from ftis.exchange import AloneExchange
 from ftis.lab.progress import Display
-from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, chosen, load_peer, share, train_round
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.learning import CHECKED_ROLLOUTS, judge
+from ftis.peer import Peer, load_peer, train_round
+from ftis.rollouts import Batch, Rollout, collate
+from ftis.selection import Judged
 
 MakePeer = Callable[..., Peer]
 
@@ -51,7 +50,11 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
 
 
 def batch_of(peer: Peer) -> Batch:
-    return collate([peer.admitter.score_group(group) for group in peer.sample(0)], peer.prompt_ids)
+    return collate([peer.admitter.score_group(group) for group in peer.sample(0)], peer.prompt_ids, peer.name)
+
+
+def judged(peer: Peer, batch: Batch) -> Judged:
+    return judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective)
 
 
 def forwarded(peer: Peer) -> list[int]:
@@ -73,7 +76,7 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
     batch = batch_of(peer)
     expected = peer.policy.logps(batch.prompt_ids, [r.completion_ids for r in batch.rollouts], temperature)
     calls = forwarded(peer)
-    start = at_round_start(peer, batch, peer.advantages(batch))
+    start = judged(peer, batch)
     assert len(start.rows) > CHECKED_ROLLOUTS
     assert sum(calls) == CHECKED_ROLLOUTS
     assert not start.recomputed
@@ -92,7 +95,7 @@ def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: Make
     expected = peer.policy.logps(batch.prompt_ids, [r.completion_ids for r in batch.rollouts], 1.0)
     off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(0.01)) for r in batch.rollouts)
     calls = forwarded(peer)
-    start = at_round_start(peer, replace(batch, rollouts=off), peer.advantages(batch))
+    start = judged(peer, replace(batch, rollouts=off))
     assert start.recomputed
     assert sum(calls) == len(start.rows)  # none of them twice
     assert len(start.gap) == sum(len(batch.rollouts[row]) for row in start.rows)
@@ -106,7 +109,7 @@ def test_with_a_truncated_distribution_all_are_computed_again(truncation: Any, m
     peer = make_peer(**truncation)
     batch = batch_of(peer)
     calls = forwarded(peer)
-    start = at_round_start(peer, batch, peer.advantages(batch))
+    start = judged(peer, batch)
     assert start.recomputed
     assert not len(start.gap)
     assert sum(calls) == len(start.rows)
@@ -117,7 +120,7 @@ def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None
     batch = batch_of(peer)
     source_N = np.arange(len(batch)) % 2
     calls = forwarded(peer)
-    start = at_round_start(peer, replace(batch, source_N=source_N, sources=("a", "b")), peer.advantages(batch))
+    start = judged(peer, replace(batch, source_N=source_N, own_N=source_N == 0, sources=("a", "b")))
     foreign = source_N[start.rows] == 1
     assert sum(calls) == foreign.sum() + min(CHECKED_ROLLOUTS, (~foreign).sum())
     for row, old, is_foreign in zip(start.rows, start.old_logp, foreign, strict=True):
@@ -136,95 +139,15 @@ def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None
 def test_a_round_says_whether_they_were_computed_again(
     settings: Any, tolerance: float, said: str, make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis.peer.LOGP_TOLERANCE", tolerance)
+    monkeypatch.setattr("ftis.learning.LOGP_TOLERANCE", tolerance)
     peer = make_peer(**settings)
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
     display({"kind": "arm", "arm": "arm", "peers": ["a"], "rounds": 2})
     for round in range(2):
-        metrics = train_round(peer, round)
+        metrics = train_round(peer, round).metrics
         assert metrics["sampling/logp_recomputed"] is bool(said)
         assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
         display({"kind": "round", "arm": "arm", "peer": "a", **metrics})
     assert out.getvalue().count("computed again") == bool(said)  # once, not every round
     assert said in out.getvalue()
-
-
-# --- max_foreign_rollouts ---------------------------------------------------------------------------------------------
-
-
-def swarm(peers: int, limit: int, mode: str = "vertical", seed: int = 0) -> Recipe:
-    """Every peer samples three groups of four rollouts a round, or in horizontal mode four of every group."""
-    training = {"prompts_per_round": 3 * peers, "mode": mode, "max_foreign_rollouts": limit}
-    document = {
-        "name": "many",
-        "seed": seed,
-        "task": {"name": "clock"},
-        "sampling": {"num_generations": 4 * (peers if mode == "horizontal" else 1)},
-        "training": training,
-        "peers": [{"name": f"p{i}", "model": "none"} for i in range(peers)],
-    }
-    return parse(document, where="test")
-
-
-def picked(recipe: Recipe, own: str, round: int) -> dict[str, list[int]]:
-    others = [p.name for p in recipe.peers if p.name != own]
-    return {name: sorted(chosen(recipe, 1000, own, name, round)) for name in others}
-
-
-@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
-def test_a_limit_that_all_fit_in_changes_nothing(mode: str) -> None:
-    offered = 4 * 4 * (3 if mode == "vertical" else 15)
-    for round in range(6):
-        everything = picked(swarm(5, 0, mode), "p1", round)
-        assert everything == {n: sorted(share(swarm(5, 0, mode), 1000, n, round)) for n in everything}
-        for limit in (offered, offered + 1, 10 * offered):
-            assert picked(swarm(5, limit, mode), "p1", round) == everything
-        assert picked(swarm(5, offered - 1, mode), "p1", round) != everything
-
-
-def test_whole_groups_are_chosen_from_as_many_peers_as_there_are_groups() -> None:
-    for limit, groups in [(4, 1), (7, 1), (16, 4), (36, 9), (60, 15)]:
-        recipe = swarm(10, limit)
-        for round in range(20):
-            of = picked(recipe, "p3", round)
-            counts = [len(items) for items in of.values()]
-            assert sum(counts) == groups
-            assert max(counts) - min(counts) <= 1
-            assert all(set(items) <= set(share(recipe, 1000, name, round)) for name, items in of.items())
-
-
-def test_every_peer_and_every_place_in_a_share_is_chosen_equally_often() -> None:
-    recipe = swarm(10, 16)
-    rounds = 450
-    peers, places = Counter[str](), Counter[int]()
-    for round in range(rounds):
-        for name, items in picked(recipe, "p0", round).items():
-            peers[name] += len(items)
-            places.update(share(recipe, 1000, name, round).index(item) for item in items)
-    assert set(peers.values()) == {4 * rounds // 9}
-    assert all(abs(count - 4 * rounds / 3) < 5 * (4 * rounds * 2 / 9) ** 0.5 for count in places.values())
-
-
-def test_the_choice_depends_on_the_seed_the_round_and_the_learner_alone() -> None:
-    def choices(seed: int, own: str) -> list[dict[str, list[int]]]:
-        return [picked(swarm(10, 16, seed=seed), own, round) for round in range(9)]
-
-    assert choices(0, "p0") == choices(0, "p0")
-    assert len({str(c) for c in choices(0, "p0")}) == 9
-    assert choices(0, "p0") != choices(1, "p0")
-    without_own = [
-        [{n: i for n, i in c.items() if n not in ("p0", "p1")} for c in choices(0, own)] for own in ("p0", "p1")
-    ]
-    assert without_own[0] != without_own[1]
-
-
-def test_late_groups_take_what_the_limit_leaves() -> None:
-    recipe = SimpleNamespace(training=SimpleNamespace(max_foreign_rollouts=12), rollouts_per_group=4)
-    groups = [ScoredGroup(Group("b", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
-    on_time, late = Admission(tuple(groups[:2]), ()), Admission(tuple(groups[2:]), ())
-    kept = Peer.within_limit(SimpleNamespace(recipe=recipe), [on_time, late])  # type: ignore[arg-type]
-    assert [a.admitted for a in kept] == [tuple(groups[:2]), (groups[2],)]
-    assert kept[1].passed_over == (groups[3].group,)
-    recipe.training.max_foreign_rollouts = 0
-    assert Peer.within_limit(SimpleNamespace(recipe=recipe), [on_time, late]) == [on_time, late]  # type: ignore[arg-type]

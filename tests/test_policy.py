@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ftis.config import PeerConfig
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.head import ChunkedHead
 from ftis.policy import (
     ModelError,
     Policy,
@@ -30,7 +32,7 @@ from ftis.policy import (
     resolve_dtype,
     tokenizer_fingerprint,
 )
-from ftis.sampling import Decoding, builtin_sampler
+from ftis.sampling import Decoding
 
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gptj", "falcon-alibi"])
 
@@ -390,7 +392,8 @@ def test_no_tensor_holds_the_logits_of_all_tokens(train: dict[str, Any], tiny_po
     rows = 16
     prompts, completions = rows_of((4,) * rows, seed=3), rows_of((12,) * rows, seed=4)
     policy = tiny_policy(model={"vocab_size": vocab}, **train)
-    policy.logits_at_once = tokens_at_once * vocab
+    assert isinstance(policy.head, ChunkedHead)
+    policy.head.logits_at_once = tokens_at_once * vocab
     for body in (
         lambda: policy.backward(prompts, completions, 0.9, lambda logp, mask, rows: logp.sum()),
         lambda: policy.logps(prompts, completions, 0.9),
@@ -426,8 +429,9 @@ def test_heads_of_models_that_process_their_logits_are_left_to_the_model(
     torch.manual_seed(0)
     peer = PeerConfig(name="tiny", model="x", device="cpu", dtype="float32")
     policy = Policy(AutoModelForCausalLM.from_config(config), tiny_tokenizer(), peer)
-    assert (policy.head is not None) == plain
-    policy.logits_at_once = 60
+    assert isinstance(policy.head, ChunkedHead) == plain
+    if isinstance(policy.head, ChunkedHead):
+        policy.head.logits_at_once = 60
     for row, expected in zip(policy.logps(PROMPTS, COMPLETIONS, 0.7), naive_logps(policy, 0.7), strict=True):
         np.testing.assert_allclose(row, expected, atol=2e-5)
 
@@ -436,7 +440,6 @@ def test_an_adapter_on_the_head_leaves_it_to_the_model(tiny_policy: TinyPolicy) 
     untied = {"tie_word_embeddings": False}
     policy = tiny_policy("llama", model=untied, train="lora", lora_r=4, lora_target_modules=("lm_head", "q_proj"))
     assert policy.head is None
-    policy.logits_at_once = 1
     ascend(policy)
     for row, expected in zip(policy.logps(PROMPTS, COMPLETIONS, 0.7), naive_logps(policy, 0.7), strict=True):
         np.testing.assert_allclose(row, expected, atol=2e-5)
@@ -776,16 +779,17 @@ def test_devices_and_dtypes_that_are_here(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_more_logits_are_made_at_once_than_allowed(kind: str, tiny_policy: TinyPolicy) -> None:
     """Padded rows take logits from the shortest prompt's end on: few completion tokens may be many of those."""
     policy = tiny_policy(kind)
-    policy.logits_at_once = 20 * policy.vocab_size
+    assert isinstance(policy.head, ChunkedHead)
+    policy.head.logits_at_once = 20 * policy.vocab_size
     made: list[int] = []
-    policy.head.register_forward_hook(
+    policy.head.linear.register_forward_hook(
         lambda module, args, out: made.append(out.numel() if out.shape[-1] == policy.vocab_size else 0)
     )
     prompts, completions = rows_of((1, 60, 30), seed=0), rows_of((2, 2, 2), seed=1)
     found = policy.logps(prompts, completions, 1.0)
     assert made
-    assert max(made) <= policy.logits_at_once
-    policy.logits_at_once = 10**9
+    assert max(made) <= policy.head.logits_at_once
+    policy.head.logits_at_once = 10**9
     for row, expected in zip(found, policy.logps(prompts, completions, 1.0), strict=True):
         np.testing.assert_allclose(row, expected, atol=1e-5)
     assert max(made) > 0

@@ -16,20 +16,13 @@ from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
+from ftis.engines.builtin import WORTH_DROPPING, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
+from ftis.engines.generate import _generated, generate_sampler
+from ftis.engines.slots import SlotCache
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
-from ftis.sampling import (
-    WORTH_DROPPING,
-    Decoding,
-    Sampler,
-    _generated,
-    _Rows,
-    _SlotCache,
-    builtin_sampler,
-    generate_sampler,
-    sampler_for,
-)
+from ftis.sampling import Decoding, Draw, InPlace, Sampler, open_sampler
 
 SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
@@ -93,13 +86,13 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
     compactions: list[tuple[int, int]] = []
-    select = _SlotCache.select
+    select = SlotCache.select
 
-    def counted(self: _SlotCache, kept: torch.Tensor) -> None:
+    def counted(self: SlotCache, kept: torch.Tensor) -> None:
         compactions.append((len(kept), len(self.slots[0].keys)))
         select(self, kept)
 
-    monkeypatch.setattr(_SlotCache, "select", counted)
+    monkeypatch.setattr(SlotCache, "select", counted)
     decoding, prompts = Decoding(20, temperature=0.0), prompts_of((3, 9, 5, 9, 1, 7) * 4)
     fast = builtin_sampler(policy, prompts, 1, decoding, 0)
     slow = generate_sampler(policy, prompts, 1, decoding, 0)
@@ -297,7 +290,7 @@ def test_log_probabilities_of_a_known_distribution(sampler: Sampler) -> None:
 def test_tokens_are_drawn_as_often_as_they_are_probable(
     sampler: Sampler, decoding: Decoding, race_up_to: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis.sampling.RACE_UP_TO", race_up_to)
+    monkeypatch.setattr("ftis.engines.builtin.RACE_UP_TO", race_up_to)
     policy, p = known_policy()
     table = np.stack([warped(np.log(row), decoding.temperature, decoding.top_k, decoding.top_p) for row in p])
     # Two prompts of unequal length, so that padding and compaction are in play.
@@ -455,7 +448,7 @@ def test_generate_takes_whole_groups_within_the_batch_size(
         seeds.append(seed)
         return _generated(policy, prompt_ids, repeats, decoding, seed)
 
-    monkeypatch.setattr("ftis.sampling._generated", recording)
+    monkeypatch.setattr("ftis.engines.generate._generated", recording)
     groups = generate_sampler(tiny_policy(), prompts_of((3,) * 7), 4, Decoding(1), 50, batch_size)
     assert sizes == expected
     assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
@@ -628,28 +621,33 @@ def test_generation_defaults_come_back_when_sampling_fails(
     assert policy.model.generation_config is stored
 
 
+def draws_by(sampler: Sampler) -> Draw:
+    assert isinstance(sampler, InPlace)
+    return sampler.draw
+
+
 # --- which sampler ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
 def test_full_attention_decoders_get_the_built_in_sampler(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
-    assert sampler_for(policy) is builtin_sampler
-    assert sampler_for(policy, "builtin") is builtin_sampler
-    assert sampler_for(policy, "transformers") is generate_sampler
+    assert draws_by(open_sampler("auto", policy)) is builtin_sampler
+    assert draws_by(open_sampler("builtin", policy)) is builtin_sampler
+    assert draws_by(open_sampler("transformers", policy)) is generate_sampler
 
 
 def test_a_lora_policy_gets_the_sampler_of_its_base(tiny_policy: TinyPolicy) -> None:
-    assert sampler_for(tiny_policy(train="lora")) is builtin_sampler
+    assert draws_by(open_sampler("auto", tiny_policy(train="lora"))) is builtin_sampler
 
 
 @pytest.mark.parametrize("kind", ["sliding", "gptj", "falcon-alibi"])
 def test_other_decoders_get_transformers_own(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
-    assert sampler_for(policy) is generate_sampler
-    assert sampler_for(policy, "transformers") is generate_sampler
+    assert draws_by(open_sampler("auto", policy)) is generate_sampler
+    assert draws_by(open_sampler("transformers", policy)) is generate_sampler
     with pytest.raises(ModelError, match=r"peer 'tiny'.* set sampling\.sampler = ") as caught:
-        sampler_for(policy, "builtin")
+        open_sampler("builtin", policy)
     assert type(policy.model).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
     # And it serves them: with prompts of unequal length, the log-probabilities are the learner's.
@@ -660,9 +658,9 @@ def test_other_decoders_get_transformers_own(kind: str, tiny_policy: TinyPolicy)
 
 def test_an_encoder_decoder_gets_transformers_own() -> None:
     policy: Any = SimpleNamespace(model=SimpleNamespace(config=T5Config()), config=SimpleNamespace(name="t5"))
-    assert sampler_for(policy) is generate_sampler
+    assert draws_by(open_sampler("auto", policy)) is generate_sampler
     with pytest.raises(ModelError, match="'t5'"):
-        sampler_for(policy, "builtin")
+        open_sampler("builtin", policy)
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -679,8 +677,8 @@ def test_decoding_is_read_from_the_recipe() -> None:
 def test_a_cache_selects_rows_and_takes_others_in_front() -> None:
     model = SimpleNamespace(config=Qwen2Config(num_hidden_layers=2))
 
-    def of(n_rows: int, used: int, first: float) -> tuple[_SlotCache, torch.Tensor]:
-        cache = _SlotCache(model, capacity=used + 2)
+    def of(n_rows: int, used: int, first: float) -> tuple[SlotCache, torch.Tensor]:
+        cache = SlotCache(model, capacity=used + 2)
         shape = (n_rows, 1, used, 2)  # rows, heads, slots, width
         states = first + torch.arange(n_rows * used * 2, dtype=torch.float32).reshape(shape)
         for layer in range(2):

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
+from ftis.engines.builtin import builtin_sampler
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
 from ftis.policy import ModelError, Policy, load_tokenizer, tokenizer_fingerprint
 from ftis.rewards import extract_answer, load_scorer
 from ftis.rollouts import Prompt, Rollout
-from ftis.sampling import Decoding, builtin_sampler, sampler_for
+from ftis.sampling import Decoding, InPlace, open_sampler
 from ftis.tasks import clock_held_out, clock_problem, clock_solution, load_task, render_prompt
 
 
@@ -271,7 +272,7 @@ def test_seeds_make_different_starters(home: Path) -> None:
 def test_a_starter_is_an_ordinary_directory_that_trains_and_samples() -> None:
     path = starters.make("starter:small")
     policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
-    assert sampler_for(policy) is builtin_sampler
+    assert open_sampler("auto", policy) == InPlace(builtin_sampler)
     assert tokenizer_fingerprint(load_tokenizer(str(path))) == tokenizer_fingerprint(make_tokenizer())
     assert policy.end_ids == {policy.tokenizer.eos_token_id}
     prompt = render_prompt(

@@ -105,12 +105,22 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Admission:
-    """What became of one message."""
+    """What became of one message.
 
+    Attributes:
+        peer: who sent it, as established by the transport.
+        passed_over: groups that the sender was assigned and this peer does not want.
+    """
+
+    peer: str
     admitted: tuple[ScoredGroup, ...]
     rejections: tuple[Rejection, ...]
     passed_over: tuple[Group, ...] = ()
-    """Groups of the sender's share that were not chosen."""
+
+    @property
+    def unknown_sender(self) -> bool:
+        """Whether the sender is no peer of the run."""
+        return any(rejection.reason == Reason.NOT_IN_ROSTER for rejection in self.rejections)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +134,10 @@ class Terms:
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
         max_staleness: how many rounds late a message may be.
         prompts: the training split; a group's item is an index into it.
-        share: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
+        assigned: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
         roster: the names of all peers.
-        chosen: (peer, round) -> the items of its share that this peer learns from; None: all. Other groups are passed
-            over: not scored, nor looked at beyond what decoding checks.
-        max_rejections: a peer with more of them since its last faultless message is set aside; 0 never does so.
-        set_aside_rounds: for so many rounds.
+        wanted: (peer, round) -> those of them that this peer learns from; None: all. Other groups are passed over:
+            they are not scored, and not looked at beyond what decoding checks.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
     """
 
@@ -141,12 +149,10 @@ class Terms:
     group_size: int
     max_completion_length: int
     prompts: Sequence[Prompt]
-    share: Callable[[str, int], Collection[int]]
+    assigned: Callable[[str, int], Collection[int]]
     roster: frozenset[str]
-    chosen: Callable[[str, int], Collection[int]] | None = None
+    wanted: Callable[[str, int], Collection[int]] | None = None
     max_staleness: int = 0
-    max_rejections: int = 0
-    set_aside_rounds: int = 1
     max_seconds: float = math.inf
 
     def __post_init__(self) -> None:
@@ -159,7 +165,7 @@ class Terms:
     @property
     def limits(self) -> Limits:
         """The most to decode of one message; ``max_bytes`` is what the largest full share of a round takes."""
-        groups = max((len(self.share(peer, 0)) for peer in self.roster), default=0)
+        groups = max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
         rollouts = groups * self.group_size
         return Limits(
             max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, _LONGEST_NAME),
@@ -184,8 +190,6 @@ class Admitter:
         self._limits = terms.limits
         self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
-        self._rejected: dict[str, int] = {}  # since the peer's last faultless message
-        self._aside_until: dict[str, int] = {}
 
     def admit(self, sender: str, data: bytes, round: int) -> Admission:
         """Judge one message.
@@ -198,49 +202,29 @@ class Admitter:
             Whatever the scorer or the detokenizer raises; nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
-        if sender in self.set_aside(round):
-            until = self._aside_until[sender]
-            return _rejected(sender, Reason.SET_ASIDE, f"too much was rejected before: not heard until round {until}")
-        admission = self._judge(sender, data, round)
-        if sender in self.terms.roster:
-            self._count(sender, admission, round)
-        return admission
-
-    def set_aside(self, round: int) -> frozenset[str]:
-        """The peers that are not heard in ``round``."""
-        return frozenset(name for name, until in self._aside_until.items() if round < until)
-
-    def _count(self, sender: str, admission: Admission, round: int) -> None:
-        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's slowness
-        self._rejected[sender] = self._rejected.get(sender, 0) + faults if faults else 0
-        if self.terms.max_rejections and self._rejected[sender] > self.terms.max_rejections:
-            self._aside_until[sender] = round + 1 + self.terms.set_aside_rounds
-            self._rejected[sender] = 0
-
-    def _judge(self, sender: str, data: bytes, round: int) -> Admission:
         if sender not in self.terms.roster:
-            return _rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
+            return rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
         if len(data) > self._limits.max_bytes:
-            return _rejected(
+            return rejected(
                 sender, Reason.OVER_BUDGET, f"{len(data)} bytes, a full share has {self._limits.max_bytes} at most"
             )
         try:
             message = decode(data, self._limits)
         except CodecError as error:
-            return _rejected(sender, Reason.MALFORMED, str(error))
+            return rejected(sender, Reason.MALFORMED, str(error))
         header = message.header
         if fault := self._header_fault(header, sender, round):
-            return _rejected(sender, *fault)
-        share = frozenset(self.terms.share(sender, header.round))
+            return rejected(sender, *fault)
+        share = frozenset(self.terms.assigned(sender, header.round))
         if len(message.groups) > len(share):
-            return _rejected(
+            return rejected(
                 sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups, its share of the round is {len(share)}"
             )
 
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []
         give_up = time.monotonic() + self.terms.max_seconds
-        chosen = frozenset(self.terms.chosen(sender, header.round)) if self.terms.chosen else share
+        wanted = frozenset(self.terms.wanted(sender, header.round)) if self.terms.wanted else share
         passed_over: list[Group] = []
         remembered = self._admitted.get(header.round, set())
         seen: set[int] = set()
@@ -248,7 +232,7 @@ class Admitter:
             again = group.item in seen or (sender, group.item) in remembered
             seen.add(group.item)
             fault = self._prompt_fault(group, share, again)
-            if fault is None and group.item not in chosen:
+            if fault is None and group.item not in wanted:
                 passed_over.append(group)
                 continue
             fault = fault or self._rollouts_fault(group)
@@ -261,7 +245,7 @@ class Admitter:
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
-        return Admission(tuple(admitted), tuple(rejections), tuple(passed_over))
+        return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
 
     def score_group(self, group: Group) -> ScoredGroup:
         """A group with the text and reward of each completion, by this peer's own tokenizer and scorer.
@@ -347,5 +331,6 @@ class Admitter:
             del self._admitted[round]
 
 
-def _rejected(peer: str, reason: Reason, detail: str) -> Admission:
-    return Admission((), (Rejection(peer, reason, None, detail),))
+def rejected(peer: str, reason: Reason, detail: str) -> Admission:
+    """A whole message rejected for ``reason``."""
+    return Admission(peer, (), (Rejection(peer, reason, None, detail),))

@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -40,8 +41,17 @@ class Cursor:
     tokens_sampled: int = 0
 
 
-def save(directory: Path, policy: Policy, cursor: Cursor, keep: int) -> Path:
+def save(
+    directory: Path,
+    policy: Policy,
+    cursor: Cursor,
+    keep: int,
+    selections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
     """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep``.
+
+    Args:
+        selections: the state of each selection that has one, by its name.
 
     Raises:
         CheckpointError: nothing was left half-written; earlier checkpoints are as they were.
@@ -56,6 +66,7 @@ def save(directory: Path, policy: Policy, cursor: Cursor, keep: int) -> Path:
             state.mkdir()
             torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
             (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
+            (state / "selections.json").write_text(json.dumps(selections or {}), encoding="utf-8")
             (state / "digests.json").write_text(json.dumps(_digests(partial), indent=1), encoding="utf-8")
             _flush(partial)
             delete(target)
@@ -84,8 +95,17 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def load(directory: Path, step: int, config: PeerConfig, model_path: str) -> tuple[Policy, Cursor]:
-    """The policy and cursor of ``checkpoint-<step>``; ``model_path`` is where the untrained model came from."""
+def load(
+    directory: Path, step: int, config: PeerConfig, model_path: str
+) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
+    """The policy, the cursor and the selections' states of ``checkpoint-<step>``.
+
+    Args:
+        model_path: where the untrained model came from.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
     source = directory / f"checkpoint-{step}"
     try:
         _check_digests(source)
@@ -93,12 +113,13 @@ def load(directory: Path, step: int, config: PeerConfig, model_path: str) -> tup
         state = torch.load(source / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
         policy.optimizer.load_state_dict(state)
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
+        selections = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the one "
             f"before, or start the run anew"
         ) from error
-    return policy, cursor
+    return policy, cursor, selections
 
 
 @contextmanager

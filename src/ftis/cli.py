@@ -385,7 +385,7 @@ def evaluate_model(
     from ftis.lab import starters
     from ftis.policy import Policy
     from ftis.rewards import load_scorer
-    from ftis.sampling import sampler_for
+    from ftis.sampling import open_sampler
     from ftis.tasks import load_task, render_prompt
 
     base = load(recipe) if recipe else None
@@ -402,7 +402,7 @@ def evaluate_model(
     problems = loaded.validation
     prompt_ids = [render_prompt(p, prompt, policy.tokenizer) for p in problems]
     with console.status(f"answering {len(problems)} problems"):
-        result = evaluate(policy, sampler_for(policy), problems, prompt_ids, score, length)
+        result = evaluate(policy, open_sampler("auto", policy), problems, prompt_ids, score, length)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text("".join(json.dumps(vars(p)) + "\n" for p in result.problems), encoding="utf-8")

@@ -121,7 +121,8 @@ class SamplingConfig(_Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    sampler: Literal["auto", "builtin", "transformers"] = "auto"
+    sampler: str = "auto"
+    """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0
     """Completions sampled at a time; 0 is all of a round at once."""
 
@@ -140,6 +141,8 @@ class TrainingConfig(_Section):
     scale_rewards: Literal["group", "none"] = "group"
     max_foreign_rollouts: Annotated[int, Field(ge=0)] = 0
     """Learn from at most so many rollouts of the others a round, in whole groups, from each peer in turn; 0 is all."""
+    selections: Strings = ()
+    """Further selections, by dotted path: ``f(judged) -> shares`` or a class; see docs/extending.md."""
     eval_every: Annotated[int, Field(ge=0)] = 5
     """Evaluate every so many rounds, besides before and after training; 0 is never in between."""
     save_every: Positive = 10
@@ -215,14 +218,15 @@ class WireConfig(_Section):
 
 
 class ObjectiveConfig(_Section):
-    """Names one of the six objectives; the rest, where given, replaces that objective's own setting."""
+    """Names an objective; an option that is given replaces the objective's own, one that is not leaves it."""
 
-    name: Literal["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"] = "F-TIS"
-    importance_sampling_clip_max: Annotated[float, Field(gt=0)] = 2.0
-    kl_threshold: Annotated[float, Field(gt=-math.inf)] = 50.0
-    kl_estimator: Literal["k1", "k3"] = "k1"
-    kl_reduction: Literal["sum", "mean"] = "sum"
-    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    name: str = "F-TIS"
+    """One of the paper's six, or the dotted path of an ``ftis.objectives.Objective``."""
+    importance_sampling_clip_max: Annotated[float, Field(gt=0)] | None = None
+    kl_threshold: Annotated[float, Field(gt=-math.inf)] | None = None
+    kl_estimator: Literal["k1", "k3"] | None = None
+    kl_reduction: Literal["sum", "mean"] | None = None
+    epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -253,6 +257,10 @@ class PeerConfig(_Section):
     tokens_per_microbatch: Positive = 16384
     gradient_checkpointing: bool = False
     cuda_graphs: bool = False
+    """Take sampling steps as CUDA graphs."""
+    attack: str | None = None
+    """For testing defences (``ftis train`` only): the dotted path of ``f(groups, tokenizer) -> groups``, which this
+    peer applies to what it offers to the others. It learns from its own groups as they were."""
 
     @model_validator(mode="after")
     def _subset_is_named(self) -> Self:
@@ -271,8 +279,8 @@ class ArmConfig(_Section):
     collaborate: bool = True
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated"] = "trained"
-    """What a peer alone has as much of as one in the swarm of m peers: rollouts ``trained`` on per update (it samples
-    all of a round's prompts itself), or rollouts ``generated`` (it samples its 1/m of them)."""
+    """What a peer that trains alone gets as much of as a peer of a swarm of m: rollouts ``trained`` on per update (it
+    samples all of a round's prompts itself), or rollouts ``generated`` (it samples 1/m of them)."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm. ``training.mode = "horizontal"`` means the same with and without
     quotes around the key: tables are opened, so that what they don't mention stays as it is."""
@@ -300,7 +308,7 @@ class Recipe(_Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers, whichever way they run."""
     report_to: Strings = ()
-    """Any of ``tensorboard``, ``wandb``, ``trackio``."""
+    """Any of ``tensorboard``, ``wandb``, ``trackio``, or a dotted path of ``f(project, run, directory) -> Tracker``."""
     task: TaskConfig
     ood: Annotated[tuple[TaskConfig, ...], Field(strict=False)] = ()
     prompt: PromptConfig = PromptConfig()
@@ -325,9 +333,6 @@ class Recipe(_Section):
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
                 raise ValueError(f'arm {arm.name!r}: budget = "generated" is for arms with collaborate = false')
-        unknown = set(self.report_to) - {"tensorboard", "wandb", "trackio"}
-        if unknown:
-            raise ValueError(f"report_to: {sorted(unknown)[0]!r} is not one of tensorboard, wandb, trackio")
         self._check_swarms()
         m, training = self.swarm_size, self.training
         if training.mode == "vertical" and training.prompts_per_round % m:
@@ -369,6 +374,12 @@ class Recipe(_Section):
         """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
         g = self.sampling.num_generations
         return g // self.swarm_size if self.training.mode == "horizontal" else g
+
+    @property
+    def prompts_per_peer(self) -> int:
+        """How many prompts one peer samples in a round: B/m, or all B of them in horizontal mode."""
+        prompts = self.training.prompts_per_round
+        return prompts if self.training.mode == "horizontal" else prompts // self.swarm_size
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""

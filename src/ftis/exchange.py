@@ -45,7 +45,7 @@ class Collected:
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
     late: tuple[tuple[str, bytes], ...] = ()
-    unread: tuple[str, ...] = ()
+    offered_only: tuple[str, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
 
@@ -58,7 +58,7 @@ class Exchange(Protocol):
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         """Wait for the messages for ``round`` of all others but those ``without`` whom it goes.
 
         Those ``unread`` are waited for as well, and their messages are left where they are.
@@ -78,7 +78,7 @@ class AloneExchange:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         pass
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         return Collected({})
 
 
@@ -112,7 +112,7 @@ class Hub:
                 del self._messages[old]
             self._changed.notify_all()
 
-    def _collect(self, peer: str, round: int, unread: Collection[str]) -> Collected:
+    def _collect(self, peer: str, round: int, offers_only: Collection[str]) -> Collected:
         others = [name for name in self.roster if name != peer]
         self.turn.release()
         try:
@@ -121,8 +121,8 @@ class Hub:
                     if self._failed or self._should_stop():
                         raise Stopped
                     self._changed.wait(timeout=0.1)
-                messages = {name: self._messages[round, name] for name in others if name not in unread}
-                return Collected(messages, unread=tuple(name for name in others if name in unread))
+                messages = {name: self._messages[round, name] for name in others if name not in offers_only}
+                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
         finally:
             self.turn.acquire()
 
@@ -140,8 +140,8 @@ class HubEndpoint:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         self.hub._publish(self.peer, round, data)
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
-        return self.hub._collect(self.peer, round, unread)
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        return self.hub._collect(self.peer, round, offers_only)
 
 
 class DirectoryExchange:
@@ -172,18 +172,18 @@ class DirectoryExchange:
         partial.replace(path)
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
         give_up = time.monotonic() + self.deadline
         while True:
             for name in [n for n, path in waiting.items() if path.exists()]:
                 path = waiting.pop(name)
-                if name not in unread:
+                if name not in offers_only:
                     messages[name] = path.read_bytes()
             if not waiting:
                 others = [name for name in self.roster if name != self.peer]
-                return Collected(messages, unread=tuple(name for name in others if name in unread))
+                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
             if self.should_stop():
                 raise Stopped
             if time.monotonic() > give_up:

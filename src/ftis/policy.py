@@ -16,9 +16,10 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.engines.lines import pack, packed_attention, packs, run_line
 from ftis.rollouts import Floats, Ints, pad
+from ftis.seams import ENGINES, look_up
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
 
@@ -39,22 +40,66 @@ LossOfRows = Callable[[Tensor, Tensor, "np.ndarray[Any, np.dtype[np.int64]]"], T
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch, given which rows of the step it holds."""
 
 
-TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
-LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
-"""Log-probabilities of a large vocabulary are taken of at least so many tokens at a time, by kind of device, so that
-reading the head's weights is worth while; with a small one of more, up to so many logits: what a cache holds."""
-
-
 MICROBATCH_OVERHEAD = {"cpu": 2e8, "cuda": 2.5e12}
 """What a micro-batch costs beyond its tokens, in parameters x tokens, by kind of device: a few milliseconds of calls
 are worth two thousand tokens of a model of 100,000 parameters, and fourteen of one of 14 million."""
 
-PADDING_IN_A_LINE = 0.05
-"""What a place beyond a row's end costs where rows run in one line, in tokens: attention alone passes over it."""
-
 
 class ModelError(FtisError):
     """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
+
+
+class Forward(Protocol):
+    """Runs rows of prompt and completion through a model."""
+
+    padding_cost: float
+    """What a place beyond a row's end costs, in tokens."""
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Held around a forward pass and its backward pass, in which a checkpointed layer runs once more."""
+
+    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        """What the model gives where it predicts each token of the completions, row after row: [M, ·]."""
+
+
+class Head(Protocol):
+    """Takes log-probabilities from what goes into the output layer."""
+
+    def taken_off(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts, the model gives the output layer's input instead of logits."""
+
+    def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+        """log softmax(logits / temperature) at the target ids, the products computed in ``dtype``: float32 [M]."""
+
+
+@dataclass(frozen=True)
+class PaddedRows(Forward):
+    """The plain way, for every model: rows padded on the right.
+
+    Under causal attention nothing before the padding sees it, so no attention mask is needed, and each row's numbers
+    are those it has alone.
+    """
+
+    model: Any
+    device: torch.device
+    padding_cost: float = 1.0
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        rows = [
+            np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
+        first = min(len(prompt) for prompt in prompts) - 1
+        keep = torch.arange(first, input_ids.shape[1], device=self.device)
+        output_nKX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
+        at_M = np.concatenate(
+            [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
+        )
+        return output_nKX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
 
 class Policy:
@@ -63,12 +108,11 @@ class Policy:
     Attributes:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
-        head: the output layer, where the model's logits are exactly what it gives.
+        forward: how rows run through the model: as one line of tokens where that was found to give the same.
+        head: takes log-probabilities in chunks where the logits are a linear layer's; otherwise None.
         n_parameters: of the model, adapters included.
-        device_kind: "cpu" or "cuda", by which what things cost is told apart.
-        packs: whether the model can run rows as one line of tokens (:mod:`ftis.engines.lines`).
-        microbatch_overhead: what a micro-batch costs beyond its tokens, in padded ones.
-        logits_at_once: how many logits a log-probability may take at a time where there is such a ``head``.
+        device_kind: "cpu" or "cuda", which tells costs apart.
+        microbatch_overhead: what a micro-batch costs beyond its tokens, in padded tokens.
     """
 
     def __init__(
@@ -91,14 +135,13 @@ class Policy:
         if config.gradient_checkpointing:
             _checkpoint_layers(self.model, config.name)
         self.model.eval()
-        self.head = _plain_head(self.model, self.device)
-        self.packs = packs(self.model, self.device)
+        found: Forward | None = look_up("lines", "engine", ENGINES)(self.model, self.device)
+        self.forward: Forward = found or PaddedRows(self.model, self.device)
+        self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
-        kind = self.device_kind = "cpu" if self.device.type == "cpu" else "cuda"
-        self.microbatch_overhead = MICROBATCH_OVERHEAD[kind] / self.n_parameters
-        if self.packs:
-            self.microbatch_overhead /= PADDING_IN_A_LINE
-        self.logits_at_once = max(TOKENS_AT_ONCE[kind] * self.vocab_size, LOGITS_AT_ONCE[kind])
+        self.device_kind = "cpu" if self.device.type == "cpu" else "cuda"
+        overhead = MICROBATCH_OVERHEAD[self.device_kind] / self.n_parameters
+        self.microbatch_overhead = overhead / self.forward.padding_cost
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trainable,
@@ -151,7 +194,7 @@ class Policy:
         """
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
         for rows in self._microbatches(prompt_ids, completion_ids):
-            with self._attention():
+            with self.forward.held():
                 logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
             values = logp_nT.cpu().numpy()
             for i, row in enumerate(rows):
@@ -193,7 +236,7 @@ class Policy:
         """
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self._microbatches(prompt_ids, completion_ids):
-            with self._attention():  # around the backward pass too, where a checkpointed layer runs once more
+            with self.forward.held():
                 logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
                 loss_of_rows(logp_nT, mask_nT, rows).backward()
 
@@ -214,9 +257,6 @@ class Policy:
             self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
-    def _attention(self) -> contextlib.AbstractContextManager[None]:
-        return packed_attention(self.model) if self.packs else contextlib.nullcontext()
-
     def _forward(
         self, rows: Ints | Any, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
     ) -> tuple[Tensor, Tensor]:
@@ -228,51 +268,14 @@ class Policy:
         target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
         if self.head is None:
             with self.precision():
-                logits_MV = self._outputs(prompts, completions)
-            logp_M = _selected_logp(logits_MV, target_M, temperature)
+                logits_MV = self.forward(prompts, completions)
+            logp_M = selected_logp(logits_MV, target_M, temperature)
         else:
-            with self.precision(), _answering(self.head, lambda hidden: hidden):
-                hidden_MH = self._outputs(prompts, completions)
-            logp_M = self._head_logp(hidden_MH, target_M, temperature)
+            with self.precision(), self.head.taken_off():
+                hidden_MH = self.forward(prompts, completions)
+            logp_M = self.head.logp(hidden_MH, target_M, temperature, self.compute_dtype)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
-
-    def _head_logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float) -> Tensor:
-        assert self.head is not None
-        if len(target_M) * self.vocab_size <= self.logits_at_once:
-            with self.precision():
-                logits_MV = self.head(hidden_MH)
-            return _selected_logp(logits_MV, target_M, temperature)
-        logp_M: Tensor = _HeadLogp.apply(  # type: ignore[no-untyped-call]
-            hidden_MH.to(self.compute_dtype),
-            self.head.weight,
-            self.head.bias,
-            target_M,
-            temperature,
-            max(1, self.logits_at_once // self.vocab_size),
-        )
-        return logp_M
-
-    def _outputs(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
-        """What the model gives where it predicts each token of the completions, row after row: [M, ·].
-
-        Models that cannot run lines get rows padded on the right: under causal attention nothing before the padding
-        sees it, so no attention mask is needed, and each row's numbers are those it has alone.
-        """
-        if self.packs:
-            return run_line(self.model, pack(prompts, completions, self.device))
-        rows = [
-            np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-        input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
-        first = min(len(prompt) for prompt in prompts) - 1
-        keep = torch.arange(first, input_ids.shape[1], device=self.device)
-        output_nKX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
-        row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
-        at_M = np.concatenate(
-            [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
-        )
-        return output_nKX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
     def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
@@ -424,104 +427,12 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def _selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Tensor:
+def selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature) at the target ids: float32 [M]."""
     logits_MV = logits_MV.float()
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     return logits_MV.gather(1, target_M.unsqueeze(-1)).squeeze(-1) - logits_MV.logsumexp(-1)
-
-
-class _HeadLogp(torch.autograd.Function):
-    """log softmax((W h + b) / temperature) at one id for each row h: float32 [M].
-
-    Only ``chunk`` rows' logits exist at a time. The backward pass computes them again rather than keeping them; the
-    matrix products are in the dtype of ``hidden_MH``, sums over chunks in float32.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_MH: Tensor,
-        weight_VH: Tensor,
-        bias_V: Tensor | None,
-        target_M: Tensor,
-        temperature: float,
-        chunk: int,
-    ) -> Tensor:
-        norm_M = hidden_MH.new_empty(len(hidden_MH), dtype=torch.float32)
-        selected_M = torch.empty_like(norm_M)
-        low_weight_VH = weight_VH.to(hidden_MH.dtype)
-        for rows in _slices(len(hidden_MH), chunk):
-            logits_mV = _head_logits(hidden_MH[rows], low_weight_VH, bias_V, temperature)
-            selected_M[rows] = logits_mV.gather(1, target_M[rows, None]).squeeze(1)
-            largest_m1 = logits_mV.amax(1, keepdim=True)
-            norm_M[rows] = logits_mV.sub_(largest_m1).exp_().sum(1).log_().add_(largest_m1.squeeze(1))
-        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_M, norm_M)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        return selected_M - norm_M
-
-    @staticmethod
-    def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_MH, weight_VH, bias_V, target_M, norm_M = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        low_weight_VH = weight_VH.to(hidden_MH.dtype)
-        grad_hidden_MH = torch.empty_like(hidden_MH) if wants_hidden else None
-        grad_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
-        grad_bias_V = torch.zeros_like(bias_V) if wants_bias else None
-        for rows in _slices(len(hidden_MH), ctx.chunk):
-            # ∂ log p(a) / ∂ logits = (1[a] − p) / temperature
-            scale_m1 = grad_M[rows, None] / ctx.temperature
-            grad_mV = _head_logits(hidden_MH[rows], low_weight_VH, bias_V, ctx.temperature)
-            grad_mV.sub_(norm_M[rows, None]).exp_().mul_(-scale_m1)
-            grad_mV.scatter_add_(1, target_M[rows, None], scale_m1)
-            if grad_bias_V is not None:
-                grad_bias_V += grad_mV.sum(0)
-            low_grad_mV = grad_mV.to(hidden_MH.dtype)
-            if grad_hidden_MH is not None:
-                torch.mm(low_grad_mV, low_weight_VH, out=grad_hidden_MH[rows])
-            if grad_weight_VH is not None and hidden_MH.dtype == weight_VH.dtype:
-                grad_weight_VH.addmm_(low_grad_mV.t(), hidden_MH[rows])
-            elif grad_weight_VH is not None:
-                grad_weight_VH += low_grad_mV.t() @ hidden_MH[rows]
-        return grad_hidden_MH, grad_weight_VH, grad_bias_V, None, None, None
-
-
-def _head_logits(hidden_mH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    """Logits / temperature: float32 [m, V], owned by the caller."""
-    logits_mV = torch.nn.functional.linear(hidden_mH, weight_VH, None if bias_V is None else bias_V.to(hidden_mH.dtype))
-    logits_mV = logits_mV.float()
-    return logits_mV.div_(temperature) if temperature != 1.0 else logits_mV
-
-
-def _slices(length: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, length, size)]
-
-
-def _plain_head(model: Any, device: torch.device) -> torch.nn.Linear | None:
-    """The output layer of ``model``, if the logits are its output and nothing is done to them; otherwise None.
-
-    Found out by asking: while the layer answers with a ramp, the model must return that ramp. One that caps or scales
-    its logits, or multiplies with the weights by itself, does not. A layer that is more than linear (an adapter on
-    it, say) is none either.
-    """
-    head = model.get_output_embeddings()
-    if type(head) is not torch.nn.Linear:
-        return None
-    ramp = torch.linspace(-100.0, 100.0, 2 * head.out_features, device=device).reshape(1, 2, head.out_features)
-    with torch.no_grad(), _answering(head, lambda hidden: ramp):
-        found = model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False).logits
-    return head if torch.equal(found, ramp) else None
-
-
-@contextlib.contextmanager
-def _answering(head: Any, answer: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this lasts, ``head`` gives ``answer(its input)``."""
-    forward, head.forward = head.forward, answer
-    try:
-        yield
-    finally:
-        head.forward = forward
 
 
 def first_line(error: Exception) -> str:

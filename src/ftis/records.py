@@ -10,17 +10,16 @@ A resumed peer cuts everything back to its checkpoint first, so that no round st
 
 from __future__ import annotations
 
-import importlib
-import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ftis.config import RecipeError
+from ftis.files import append_jsonl, read_jsonl, write_jsonl
+from ftis.seams import TRACKERS, look_up
 
 ROLLOUTS = pa.schema(
     {
@@ -42,22 +41,54 @@ ROLLOUTS = pa.schema(
 all rounds can be read as one table."""
 
 
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of one peer, as it is recorded.
+
+    Attributes:
+        metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
+        rollouts: the columns of :data:`ROLLOUTS`.
+    """
+
+    metrics: dict[str, Any]
+    rollouts: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Follows a run's numbers elsewhere. A recipe's ``report_to`` names ``f(project, run, directory) -> Tracker``."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers after ``step`` finished rounds."""
+
+    def finish(self) -> None:
+        """The run has ended or stopped."""
+
+
+def open_trackers(names: Sequence[str], project: str, run: str, directory: Path) -> list[Tracker]:
+    """The trackers that ``report_to`` names.
+
+    Raises:
+        RecipeError: no such tracker, or its package is not installed.
+    """
+    return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
+
+
 class Records:
     """Writes one peer's records under ``directory``."""
 
-    def __init__(self, directory: Path, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(self, directory: Path, trackers: Sequence[Tracker] = (), keep_rollouts: bool = True) -> None:
         self.directory = directory
         self.trackers = trackers
+        self.keep_rollouts = keep_rollouts
         (directory / "rollouts").mkdir(parents=True, exist_ok=True)
         (directory / "evaluations").mkdir(exist_ok=True)
 
     def cut_back_to(self, step: int) -> None:
         """Forget everything after ``step`` finished rounds."""
-        for name, keep in (("metrics.jsonl", step), ("evaluations.jsonl", step)):
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.directory / name
             if path.exists():
-                kept = [row for row in read_jsonl(path) if row["step"] <= keep]
-                _write_atomically(path, kept)
+                write_jsonl(path, [row for row in read_jsonl(path) if row["step"] <= step])
         for path in (self.directory / "rollouts").glob("round-*.parquet"):
             if int(path.stem.removeprefix("round-")) >= step:
                 path.unlink()
@@ -65,22 +96,24 @@ class Records:
             if int(path.stem.rpartition("-")[2]) > step:
                 path.unlink()
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """Append a round's metrics; ``row["step"]`` counts finished rounds."""
-        _append(self.directory / "metrics.jsonl", row)
+    def round(self, record: RoundRecord) -> None:
+        """Write a finished round: its rollouts first, so that a line of metrics says that all of it is there."""
+        step = int(record.metrics["step"])
+        if self.keep_rollouts:
+            self._write_rollouts(step - 1, record.rollouts)
+        append_jsonl(self.directory / "metrics.jsonl", record.metrics)
         for tracker in self.trackers:
-            tracker.log({k: v for k, v in row.items() if isinstance(v, (int, float))}, int(row["step"]))
+            tracker.log({k: v for k, v in record.metrics.items() if isinstance(v, (int, float))}, step)
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
         """Append one split's evaluation and write its per-problem records."""
         name = f"{summary['split']}-{summary['step']}.jsonl"
-        _write_atomically(self.directory / "evaluations" / name, problems)
-        _append(self.directory / "evaluations.jsonl", summary)
+        write_jsonl(self.directory / "evaluations" / name, problems)
+        append_jsonl(self.directory / "evaluations.jsonl", summary)
         for tracker in self.trackers:
             tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
 
-    def rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
-        """Write a round's rollouts as one Parquet file."""
+    def _write_rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
         path = rollouts_path(self.directory, round)
         partial = path.with_suffix(".partial")
         table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
@@ -95,51 +128,6 @@ class Records:
             tracker.finish()
 
 
-class Tracker:
-    """One experiment tracker named in ``report_to``; its package is imported here and nowhere else."""
-
-    def __init__(self, kind: str, project: str, run: str, directory: Path) -> None:
-        self.kind = kind
-        if kind == "tensorboard":
-            self._client = _import("torch.utils.tensorboard", kind).SummaryWriter(str(directory / "tensorboard"))
-        elif kind == "wandb":
-            self._client = _import("wandb", kind).init(
-                project=project, name=run, dir=str(directory), reinit="create_new"
-            )
-        else:
-            self._client = _import("trackio", kind)
-            self._client.init(project=project, name=run)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        if self.kind == "tensorboard":
-            for name, value in values.items():
-                self._client.add_scalar(name, value, step)
-        else:
-            self._client.log(dict(values), step=step)
-
-    def finish(self) -> None:
-        if self.kind == "tensorboard":
-            self._client.close()
-        else:
-            self._client.finish()
-
-
-def _import(module: str, kind: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise RecipeError(f'report_to: {kind} is not installed; run pip install "ftis[{kind}]"') from None
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file; a last line that a kill cut short is passed over."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
-
-
 def rollouts_path(directory: Path, round: int) -> Path:
     return directory / "rollouts" / f"round-{round:06d}.parquet"
 
@@ -152,19 +140,3 @@ def read_rollouts(directory: Path, round: int) -> list[dict[str, Any]]:
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _append(path: Path, row: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def _write_atomically(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    partial.replace(path)
-
-
-def clear(directory: Path) -> None:
-    """Remove a peer's directory and everything in it."""
-    shutil.rmtree(directory, ignore_errors=True)

@@ -2,8 +2,16 @@
 
     Prompt ──sample──▶ Rollout × G = Group ──score──▶ ScoredGroup ──collate──▶ Batch
 
-Axis suffixes used throughout: ``_P`` prompts, ``_N`` rollouts, ``_T`` completion tokens. A name like
-``gen_logp_NT`` is an array whose rows are rollouts and whose columns are completion tokens.
+Axis suffixes used throughout. A name like ``gen_logp_NT`` is an array whose rows are rollouts and whose columns are
+completion tokens::
+
+    _P  prompts               _T  completion tokens, padded     _V  vocabulary
+    _N  rollouts              _U  units of likelihood           _H  hidden width
+    _R  rollouts with Â ≠ 0   _M  tokens of a line              _S  places of a line
+    _L  places of a row       _K  fresh batches of a probe
+
+A **unit** is what carries one importance weight: a token, or a span of tokens that the sender's tokenizer and the
+learner's have in common. Lower-case suffixes (``logp_nT``) are the same axes in a micro-batch.
 """
 
 from __future__ import annotations
@@ -40,18 +48,26 @@ class Rollout:
 
     Attributes:
         completion_ids: int32 [T], T ≥ 1; ends with an end-of-sequence id unless cut at the maximum length.
-        gen_logp: float32 [T], log π_gen of each token, in nats, ≤ 0.
+        gen_logp: float32 [U], log π_gen of each unit, in nats, ≤ 0.
+        unit: int32 [T], the unit of each token: 0 … U − 1, ascending. None: each token is a unit of its own, U = T.
     """
 
     completion_ids: Ints
     gen_logp: Floats
+    unit: Ints | None = None
 
     def __post_init__(self) -> None:
-        if self.completion_ids.ndim != 1 or self.completion_ids.shape != self.gen_logp.shape:
-            raise ValueError(
-                f"a rollout needs one log-probability per token, got shapes "
-                f"{self.completion_ids.shape} and {self.gen_logp.shape}"
-            )
+        if self.unit is None:
+            if self.completion_ids.ndim != 1 or self.completion_ids.shape != self.gen_logp.shape:
+                raise ValueError(
+                    f"a rollout needs one log-probability per token, got shapes "
+                    f"{self.completion_ids.shape} and {self.gen_logp.shape}"
+                )
+            return
+        if self.unit.shape != self.completion_ids.shape:
+            raise ValueError(f"unit has shape {self.unit.shape}, completion_ids {self.completion_ids.shape}")
+        if not np.array_equal(np.unique(self.unit), np.arange(len(self.gen_logp))) or (np.diff(self.unit) < 0).any():
+            raise ValueError(f"unit must number the tokens 0 to {len(self.gen_logp) - 1} in ascending order")
 
     def __len__(self) -> int:
         return len(self.completion_ids)
@@ -87,6 +103,7 @@ class Batch:
         reward_N: float64 [N].
         group_N: int64 [N]; equal numbers share a prompt and round, and hence an advantage baseline.
         source_N: int64 [N]; index into ``sources`` of the peer that sampled it.
+        own_N: bool [N]; whether the learner sampled it itself.
         item_N, round_N: int64 [N]; the prompt and the round it was sampled in.
         sources: names of the peers, sorted.
     """
@@ -97,6 +114,7 @@ class Batch:
     reward_N: npt.NDArray[np.float64]
     group_N: npt.NDArray[np.int64]
     source_N: npt.NDArray[np.int64]
+    own_N: npt.NDArray[np.bool_]
     item_N: npt.NDArray[np.int64]
     round_N: npt.NDArray[np.int64]
     sources: tuple[str, ...]
@@ -104,15 +122,24 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rollouts)
 
+    def completion_ids(self, rows: Iterable[int]) -> list[Ints]:
+        """The completions of the given rollouts."""
+        return [self.rollouts[row].completion_ids for row in rows]
 
-def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints]) -> Batch:
-    """Flatten scored groups into a batch, joining those of one prompt and round into one group.
+    def prompts(self, rows: Iterable[int]) -> list[Ints]:
+        """The prompt ids of the given rollouts."""
+        return [self.prompt_ids[row] for row in rows]
+
+
+def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints], own: str) -> Batch:
+    """Flatten scored groups into a batch. Groups of one prompt and round become one group.
 
     The order depends only on what the groups are, not on how they arrived: by round, item and peer.
 
     Args:
         groups: own and admitted foreign groups.
         prompt_ids: the learner's token ids for each item that occurs.
+        own: the learner's name.
     """
     ordered = sorted(groups, key=lambda s: (s.group.round, s.group.item, s.group.peer))
     sources = tuple(sorted({s.group.peer for s in ordered}))
@@ -131,6 +158,7 @@ def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints]) -> Ba
         reward_N=np.array([s.rewards[i] for s, i in rows], dtype=np.float64),
         group_N=column([group_numbers[s.group.round, s.group.item] for s, _ in rows]),
         source_N=column([sources.index(s.group.peer) for s, _ in rows]),
+        own_N=np.array([s.group.peer == own for s, _ in rows], dtype=bool),
         item_N=column([s.group.item for s, _ in rows]),
         round_N=column([s.group.round for s, _ in rows]),
         sources=sources,
@@ -144,38 +172,3 @@ def pad(rows: Sequence[npt.NDArray[Any]], fill: float | int = 0) -> npt.NDArray[
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
     return out
-
-
-def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
-    """The round's prompts: ``count`` indices out of ``n_items``, the same on every peer.
-
-    The training set is shuffled anew for each epoch from (seed, epoch) and read in order, so any round can
-    be drawn without the ones before it, indices within a round are distinct, and a problem occurs at most
-    once an epoch. What is left of an epoch that does not fill a round sits out until the next one.
-    """
-    if not 1 <= count <= n_items:
-        raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
-    per_epoch = n_items // count  # whole rounds only; the shuffled rest of an epoch sits out
-    epoch, position = divmod(round, per_epoch)
-    order = np.random.default_rng([abs(seed), int(seed < 0), epoch]).permutation(n_items)
-    return [int(i) for i in order[position * count : (position + 1) * count]]
-
-
-def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
-    """How many of a round's ``count`` picks fall to each of ``names``; those to whom none falls are left out.
-
-    The picks of all rounds in a row go round in one order, which depends on the seed. So within a round nobody has
-    two more than another, and after any number of rounds nobody has had two more than another.
-    """
-    order = np.random.default_rng(seed).permutation(len(names))
-    each, rest = divmod(count, len(names))
-    picks = dict.fromkeys(names, each) if each else {}
-    for pick in range(count * round, count * round + rest):
-        picks[names[order[pick % len(names)]]] = each + 1
-    return picks
-
-
-def share_of(items: Sequence[int], position: int, peers: int) -> list[int]:
-    """The contiguous slice of a round's items that the peer at ``position`` samples in vertical mode."""
-    share = len(items) // peers
-    return list(items[position * share : (position + 1) * share])

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ftis.config import RecipeError, nearest
+from ftis.config import RecipeError
 
 TASKS: Mapping[str, str] = {
     "gsm8k": "ftis.tasks.gsm8k.load",
@@ -24,10 +24,16 @@ TASKS: Mapping[str, str] = {
 """``task.name`` up to a colon -> ``f(TaskConfig) -> Task``."""
 
 SAMPLERS: Mapping[str, str] = {
-    "builtin": "ftis.engines.builtin.BuiltinSampler",
-    "transformers": "ftis.engines.generate.GenerateSampler",
+    "builtin": "ftis.engines.builtin.open_sampler",
+    "transformers": "ftis.engines.generate.open_sampler",
 }
-"""``sampling.sampler`` -> ``f(SamplerOptions) -> Sampler``; see :mod:`ftis.sampling`."""
+"""``sampling.sampler`` -> ``f(policy) -> Sampler``; see :mod:`ftis.sampling`."""
+
+ENGINES: Mapping[str, str] = {
+    "lines": "ftis.engines.lines.fit",
+    "head": "ftis.engines.head.fit",
+}
+"""Fast ways to run a model's forward pass -> ``f(model, device)``, which gives None where a model does not allow it."""
 
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.lab.trackers.TensorBoard",
@@ -64,7 +70,9 @@ def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     except ImportError as error:
         raise RecipeError(f"{where}: importing {module_name!r} failed: {error}; mend that import") from error
     if not hasattr(module, attribute):
-        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        public = [n for n, v in vars(module).items() if not n.startswith("_") and not inspect.ismodule(v)]
         own = [n for n in public if inspect.getmodule(getattr(module, n)) is module]
-        raise RecipeError(f"{where}: module {module_name!r} has no {attribute!r}{nearest(attribute, own)}")
+        close = difflib.get_close_matches(attribute, public, n=1, cutoff=0.6)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; it defines {', '.join(own[:10]) or 'nothing'}"
+        raise RecipeError(f"{where}: module {module_name!r} has no {attribute!r}{hint}")
     return getattr(module, attribute)

@@ -4,13 +4,13 @@ All of a decoder but its attention treats each token by itself. So the tokens of
 it in one line [1, S], without padding and with each distinct prompt once, however many completions it has; attention
 alone lays them out as rows, and gives its results back to the line. The gradients are those of the rows.
 
-Whether a model can be run like this is found out by asking: see :func:`packs`.
+Whether a model can be run like this is found out by asking: see :func:`runs_lines`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ftis.policy import Forward
 from ftis.rollouts import Ints
 
 TOLERANCE = 1e-3
@@ -30,11 +31,11 @@ TOLERANCE = 1e-3
 WEIGHTS_AT_ONCE = 2**22
 """Up to so many attention weights a CPU is faster with plain products than with torch's kernel, which spares them."""
 
-ATTENTION = "ftis_packed"
+ATTENTION = "ftis_line"
 
 
 @dataclass(frozen=True)
-class Packed:
+class Line:
     """Where the S tokens of a line, prompts first, are in n rows of at most L places, and the other way round.
 
     A completion's last token predicts nothing, and is not there. Rows are padded on the right, where under causal
@@ -57,7 +58,7 @@ class Packed:
     source_M: Tensor
 
 
-def pack(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> Packed:
+def lay_out(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> Line:
     """The rows ``prompt_ids[i] + completion_ids[i]`` in one line."""
     numbers: dict[bytes, int] = {}
     prompt_n = np.array([numbers.setdefault(ids.astype(np.int64).tobytes(), len(numbers)) for ids in prompt_ids])
@@ -82,7 +83,7 @@ def pack(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: tor
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    return Packed(
+    return Line(
         input_ids_1S=tensor(np.concatenate([*prompts, *inputs]).astype(np.int64))[None],
         position_1S=tensor(place_S % longest)[None],
         token_nL=tensor(token_nL),
@@ -99,8 +100,8 @@ def _extents(rows: Sequence[Ints], start: int) -> tuple[np.ndarray[Any, Any], np
 
 
 @contextmanager
-def packed_attention(model: Any) -> Iterator[None]:
-    """While this lasts, ``model(..., packed=...)`` runs lines; hold it around the backward pass too."""
+def line_attention(model: Any) -> Iterator[None]:
+    """While this lasts, ``model(..., line=...)`` runs lines; hold it around the backward pass too."""
     config = model.config.get_text_config(decoder=True)
     usual, config._attn_implementation = config._attn_implementation, ATTENTION
     try:
@@ -109,16 +110,16 @@ def packed_attention(model: Any) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-def run_line(model: Any, packed: Packed) -> Tensor:
+def run_line(model: Any, line: Line) -> Tensor:
     """What ``model`` gives for each completion token at the one that predicts it: its logits [M, V], as a rule."""
     output = model(
-        input_ids=packed.input_ids_1S,
-        position_ids=packed.position_1S,
+        input_ids=line.input_ids_1S,
+        position_ids=line.position_1S,
         use_cache=False,
-        logits_to_keep=packed.source_U,
-        packed=packed,
+        logits_to_keep=line.source_U,
+        line=line,
     ).logits[0]
-    return _taken(output, packed.source_M)
+    return _taken(output, line.source_M)
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
@@ -136,18 +137,18 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    packed: Packed | None = None,
+    line: Line | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each row: query, key and value [1, heads, S, width] → [1, S, heads, width]."""
     more = [name for name in ("softcap", "position_bias", "s_aux") if kwargs.get(name) is not None]
-    if packed is None or attention_mask is not None or more:
+    if line is None or attention_mask is not None or more:
         raise TypeError("the model does not hand its keyword arguments to its attention, or wants more of it")
     (heads, _, width), kv_heads = query.shape[1:], key.shape[1]
     # Under autocast rotations leave queries and keys in float32, and torch's attention would cast them.
-    line_ShD = torch.cat([query[0].to(value.dtype), key[0].to(value.dtype), value[0]]).transpose(0, 1)
-    n, length = packed.token_nL.shape
-    rows = _taken(line_ShD.flatten(1), packed.token_nL.flatten()).view(n, length, -1, width)
+    joined_ShD = torch.cat([query[0].to(value.dtype), key[0].to(value.dtype), value[0]]).transpose(0, 1)
+    n, length = line.token_nL.shape
+    rows = _taken(joined_ShD.flatten(1), line.token_nL.flatten()).view(n, length, -1, width)
     q, k, v = rows.split([heads, kv_heads, kv_heads], 2)
     if rows.device.type == "cpu" and n * heads * length**2 <= WEIGHTS_AT_ONCE:
         out = _plain_attention(q, k, v, width**-0.5 if scaling is None else scaling)
@@ -155,8 +156,8 @@ def _attention(
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads)
         out = out.transpose(1, 2)
-    line = out.reshape(n * length, -1).index_select(0, packed.place_S)  # no place twice
-    return line.view(1, -1, heads, width), None
+    out_SD = out.reshape(n * length, -1).index_select(0, line.place_S)  # no place twice
+    return out_SD.view(1, -1, heads, width), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
@@ -186,16 +187,37 @@ def full_attention_decoder(model: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
+@dataclass(frozen=True)
+class Lines(Forward):
+    """Rows run as one line of tokens, each distinct prompt once."""
+
+    model: Any
+    device: torch.device
+    padding_cost: float = 0.05
+    """Attention alone passes over the places beyond a row's end."""
+
+    def held(self) -> AbstractContextManager[None]:
+        return line_attention(self.model)
+
+    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        return run_line(self.model, lay_out(prompts, completions, self.device))
+
+
+def fit(model: Any, device: torch.device) -> Lines | None:
+    """The engine for a model that can be run like this; otherwise None."""
+    return Lines(model, device) if runs_lines(model, device) else None
+
+
 @torch.no_grad()
-def packs(model: Any, device: torch.device) -> bool:
+def runs_lines(model: Any, device: torch.device) -> bool:
     """Whether lines give what rows by themselves do: a decoder with full attention, and asked on two short rows."""
     if not full_attention_decoder(model):
         return False
     vocab_size = model.get_input_embeddings().weight.shape[0]
     prompt, ends = np.arange(5) % vocab_size, [np.arange(5, 9) % vocab_size, np.arange(9, 12) % vocab_size]
     try:
-        with packed_attention(model):
-            found = run_line(model, pack([prompt, prompt], ends, device)).float()
+        with line_attention(model):
+            found = run_line(model, lay_out([prompt, prompt], ends, device)).float()
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return False
     alone = []

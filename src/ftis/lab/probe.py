@@ -39,9 +39,13 @@ from torch import Tensor
 from ftis.config import RecipeError, nearest
 from ftis.lab.replay import recordings, with_threads
 from ftis.lab.runs import RunError
-from ftis.objectives import OBJECTIVES, order_preserved
-from ftis.peer import Peer, RoundStart, StepLoss, at_round_start, resolve_objective
+from ftis.learning import StepLoss, judge
+from ftis.measures import by_source, order_preserved
+from ftis.objectives import OBJECTIVES, resolve
+from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, collate
+from ftis.schedule import seed_of
+from ftis.selection import Chosen, Judged, KLFilter, select
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -231,7 +235,7 @@ def _compare(
     seed: int,
 ) -> dict[str, Any]:
     batch = batch_of(peer, round)
-    foreign_N = np.array([batch.sources[s] != peer.config.name for s in batch.source_N], dtype=bool)
+    foreign_N = ~batch.own_N
     advantage_N = _only(peer.advantages(batch), foreign_N)
     if not bool(advantage_N.any()):
         raise RunError(
@@ -239,7 +243,7 @@ def _compare(
             f"gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
         )
     used = int(foreign_N.sum())
-    on_policy = replace(peer, objective=OBJECTIVES["NoIS"])
+    on_policy = as_learning_by(peer, "NoIS")
     own: list[Tensor] = []
     for k in range(fresh):
         own_batch, used_N = _fresh_batch(peer, batch, foreign_N, round, f"probe-{seed}-{k}")
@@ -251,25 +255,23 @@ def _compare(
             f"a group are equal, in every group), so there is nothing to compare with: choose another step"
         )
 
-    rng = np.random.default_rng(peer.seed(round, f"probe-{seed}-resamples"))
+    rng = np.random.default_rng(seed_of(peer.recipe, peer.name, round, f"probe-{seed}-resamples"))
     results: dict[str, Any] = {}
     for name in objectives:
-        section = peer.recipe.objective.model_copy(update={"name": name})
-        objective = resolve_objective(peer.recipe.model_copy(update={"objective": section}))
-        f, start = direction(replace(peer, objective=objective), batch, advantage_N, used)
+        f, judged, chosen = direction(as_learning_by(peer, name), batch, advantage_N, used)
         products = Products(fresh_KK, np.array([dot(f, o) for o in own]), dot(f, f))
         results[name] = {
             **{key: asdict(with_interval(statistic, products, rng)) for key, statistic in STATISTICS.items()},
-            **_filtered(start, batch, foreign_N),
+            **_filtered(judged, chosen, foreign_N),
         }
-    assert start.diagnostics is not None
-    (summary,) = start.diagnostics.by_source(torch.zeros(len(start.rows), dtype=torch.int64), ["foreign"]).values()
+    assert judged.diagnostics is not None
+    (summary,) = by_source(judged.diagnostics, torch.zeros(len(judged.rows), dtype=torch.int64), ["foreign"]).values()
     return {
         "foreign": {
             "sources": sorted({batch.sources[s] for s in batch.source_N[foreign_N]}),
             "prompts": len(np.unique(batch.item_N[foreign_N])),
             "rollouts": used,
-            "zero_advantage": used - len(start.rows),
+            "zero_advantage": used - len(judged.rows),
             "effective_sample_size": summary["sampling/effective_sample_size"],
             "truncated_fraction": summary["sampling/truncated_fraction"],
             "kl/k1": summary["kl/k1"],
@@ -281,18 +283,25 @@ def _compare(
     }
 
 
-def direction(peer: Peer, batch: Batch, advantage_N: Tensor, divisor: int) -> tuple[Tensor, RoundStart]:
+def as_learning_by(peer: Peer, objective: str) -> Peer:
+    """The peer under another objective with its recipe's options. The objective's filter is the only selection."""
+    resolved = resolve(peer.recipe.objective.model_copy(update={"name": objective}))
+    selections = (KLFilter(resolved),) if resolved.filtered else ()
+    return replace(peer, objective=resolved, selections=selections)
+
+
+def direction(peer: Peer, batch: Batch, advantage_N: Tensor, divisor: int) -> tuple[Tensor, Judged, Chosen]:
     """The gradient of the peer's objective over the batch's rollouts with Â ≠ 0: flat, float32, on the CPU."""
-    start = at_round_start(peer, batch, advantage_N)
-    rows = start.rows[start.kept]
+    judged = judge(batch, advantage_N, peer.policy, peer.decoding, peer.objective)
+    chosen = select(judged, peer.selections)
+    rows = judged.rows[chosen.kept_R]
     if len(rows):
-        loss = StepLoss(peer, batch, start, rows, divisor)
-        completions = [batch.rollouts[r].completion_ids for r in rows]
-        peer.policy.backward([batch.prompt_ids[r] for r in rows], completions, peer.decoding.temperature, loss)
+        loss = StepLoss(judged, chosen, peer.objective, rows, divisor)
+        peer.policy.backward(batch.prompts(rows), batch.completion_ids(rows), peer.decoding.temperature, loss)
     else:
         peer.policy.optimizer.zero_grad(set_to_none=True)
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in peer.policy.trainable]
-    return torch.cat([g.detach().flatten().float().cpu() for g in gradients]), start
+    return torch.cat([g.detach().flatten().float().cpu() for g in gradients]), judged, chosen
 
 
 def dot(a: Tensor, b: Tensor) -> float:
@@ -313,7 +322,7 @@ def _fresh_batch(
     taking_part = {item: int((batch.item_N[foreign_N] == item).sum()) for item in items}
     sampled = peer.sample_items(items, max(sizes.values()), round, purpose)
     groups = [Group(g.peer, g.round, g.item, g.rollouts[: sizes[g.item]]) for g in sampled]
-    own = collate([peer.admitter.score_group(group) for group in groups], peer.prompt_ids)
+    own = collate([peer.admitter.score_group(group) for group in groups], peer.prompt_ids, peer.name)
     return own, np.concatenate([np.arange(sizes[item]) < taking_part[item] for item in items])
 
 
@@ -322,12 +331,13 @@ def _only(advantage_N: Tensor, used_N: npt.NDArray[np.bool_]) -> Tensor:
     return torch.where(torch.from_numpy(used_N), advantage_N, torch.zeros_like(advantage_N))
 
 
-def _filtered(start: RoundStart, batch: Batch, foreign_N: npt.NDArray[np.bool_]) -> dict[str, float | None]:
-    keep_N = torch.ones(len(batch), dtype=torch.bool)
-    keep_N[torch.from_numpy(start.rows)] = torch.from_numpy(start.kept)
-    order = order_preserved(start.advantage_N[foreign_N], keep_N[foreign_N], torch.from_numpy(batch.group_N[foreign_N]))
+def _filtered(judged: Judged, chosen: Chosen, foreign_N: npt.NDArray[np.bool_]) -> dict[str, float | None]:
+    keep_N = torch.ones(len(judged.batch), dtype=torch.bool)
+    keep_N[torch.from_numpy(judged.rows)] = torch.from_numpy(chosen.kept_R)
+    group_N = torch.from_numpy(judged.batch.group_N[foreign_N])
+    order = order_preserved(judged.advantage_N[foreign_N], keep_N[foreign_N], group_N)
     return {
-        "kept_share": float(start.kept.mean()),
+        "kept_share": float(chosen.kept_R.mean()),
         "advantage_sign_preserved": order.sign / order.pairs if order.pairs else None,
         "advantage_rank_preserved": order.rank / order.pairs if order.pairs else None,
     }

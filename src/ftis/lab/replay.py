@@ -25,10 +25,12 @@ import torch
 from ftis import checkpoint
 from ftis.config import Recipe, RecipeError, parse, set_key, split_override
 from ftis.exchange import AloneExchange, Collected
+from ftis.files import read_jsonl
 from ftis.lab import starters
 from ftis.lab.runs import RunError, Say, arms_of, manifest
-from ftis.peer import Event, Peer, Stopwatch, at_round_start, learn, load_peer
-from ftis.records import Records, read_jsonl, read_rollouts, rollouts_path
+from ftis.measures import Heard
+from ftis.peer import Event, Peer, Stopwatch, learn_from, load_peer
+from ftis.records import Records, RoundRecord, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
@@ -122,7 +124,7 @@ class Recording:
                     f"{path}: problem {row['item']} reads {row['question']!r}, but {known!r} in the task as it is now: "
                     f"point task.path of {self.run / 'recipe.json'} to the data that the run was recorded with"
                 )
-        return collate(groups, peer.prompt_ids)
+        return collate(groups, peer.prompt_ids, peer.name)
 
 
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -228,33 +230,26 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
     def say_who(event: Event) -> None:
         say({**event, "arm": directory.parent.name, "peer": recording.peer})
 
-    records = Records(directory)
+    records = Records(directory, keep_rollouts=recipe.training.record_rollouts)
     peer = recording.load(first, recipe, records)
     recorded = recording.metrics()
     say_who({"kind": "start", "step": first})
     say_who({"kind": "evaluation", "step": first, **peer.evaluate()})
     for round in range(first, last):
-        metrics = replay_round(peer, round, recording.batch(peer, round))
-        metrics.update(_of_the_exchange(recorded[round + 1]))
-        records.metrics(metrics)
-        say_who({"kind": "round", **metrics})
+        record = replay_round(peer, round, recording.batch(peer, round))
+        record.metrics.update(_of_the_exchange(recorded[round + 1]))
+        records.round(record)
+        say_who({"kind": "round", **record.metrics})
         every, step = recipe.training.eval_every, peer.cursor.step
         if step == last or (every and step % every == 0):
             say_who({"kind": "evaluation", "step": step, **peer.evaluate()})
-    checkpoint.save(directory, peer.policy, peer.cursor, recipe.training.save_total_limit)
+    peer.save(directory)
     say_who({"kind": "finished", "step": last})
 
 
-def replay_round(peer: Peer, round: int, batch: Batch) -> dict[str, Any]:
-    """What :func:`ftis.peer.train_round` does once a round's batch is there, on a recorded one."""
-    clock = Stopwatch()
-    start = at_round_start(peer, batch, peer.advantages(batch))
-    clock.lap("logp")
-    update = learn(peer, batch, start, round)
-    clock.lap("update")
-    peer.advance(batch, clock.total)
-    peer.record_rollouts(round, batch, start)
-    return peer.round_metrics(batch, start, update, Collected({}), [], 0, clock)
+def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
+    """A round on a recorded batch: what :func:`ftis.peer.train_round` does once its own is there."""
+    return learn_from(peer, round, batch, Heard(Collected({}), 0, ()), Stopwatch())
 
 
 def _of_the_exchange(metrics: Mapping[str, Any]) -> dict[str, Any]:

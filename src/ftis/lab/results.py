@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis.config import ArmConfig, FtisError, Recipe, parse
+from ftis.files import read_jsonl
 from ftis.lab import stats
-from ftis.records import read_jsonl
 
 LAST_EVALUATIONS = 3
 """A final accuracy is the mean of so many last evaluations: a single one of a few hundred problems swings."""

@@ -39,10 +39,11 @@ from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
 from ftis.lab import starters
-from ftis.peer import Event, load_peer, run_peer, share
+from ftis.peer import Event, load_peer, run_peer
 from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
-from ftis.records import Records, Tracker
+from ftis.records import Records, open_trackers
 from ftis.rewards import load_scorer
+from ftis.schedule import assigned
 from ftis.tasks import Task, load_task, require_unseen
 
 Say = Callable[[Event], None]
@@ -167,7 +168,7 @@ def check(arms: list[Arm]) -> None:
         for of_ood in loaded[1:]:
             require_unseen(loaded[0], of_ood)
         for swarm in arm.swarms:
-            share(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+            assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
 
 
 def prepare_models(arms: list[Arm], say: Say) -> dict[str, str]:
@@ -252,8 +253,8 @@ def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: S
         if step > seat.resume_step:  # ahead of what the other peers can go on from
             checkpoint.delete(seat.directory / f"checkpoint-{step}")
     run_name = f"{recipe.name}-seed{recipe.seed}-{seat.arm}-{seat.peer}"
-    trackers = [Tracker(kind, recipe.name, run_name, seat.directory) for kind in recipe.report_to]
-    records = Records(seat.directory, trackers)
+    trackers = open_trackers(recipe.report_to, recipe.name, run_name, seat.directory)
+    records = Records(seat.directory, trackers, recipe.training.record_rollouts)
     peer = load_peer(
         recipe,
         seat.peer,
@@ -265,7 +266,7 @@ def _sit(seat: Seat, exchange: Exchange, should_stop: Callable[[], bool], say: S
         records=records,
     )
     run_peer(peer, seat.directory, say_who)
-    records.close()
+    peer.close()
     return peer.cursor.step == recipe.training.rounds
 
 

@@ -32,9 +32,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers import __version__ as transformers_version
 
 from ftis.config import PeerConfig
+from ftis.engines.builtin import builtin_sampler
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
-from ftis.sampling import Decoding, builtin_sampler
+from ftis.sampling import Decoding
 from ftis.tasks import clock_held_out, clock_solution
 
 PREFIX = "starter:"
@@ -81,7 +82,12 @@ STARTERS: dict[str, Starter] = {
     "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
 }
 
-CODE = ("lab/starters.py", "engines/lines.py", "policy.py", "engines/decoder.py", "sampling.py")
+CODE = (
+    "lab/starters.py",
+    "policy.py",
+    "sampling.py",
+    *(f"engines/{name}.py" for name in ("lines", "head", "decoder", "slots", "builtin")),
+)
 """Where a warm-up's steps and samples are computed: other code, other last bits."""
 
 Report = Callable[[str, int, int], None]

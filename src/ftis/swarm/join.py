@@ -29,7 +29,7 @@ from ftis.exchange import AloneExchange
 from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, locked, prepare_models, write_whole
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
-from ftis.records import Records, Tracker
+from ftis.records import Records, open_trackers
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
 from ftis.swarm.link import NetworkExchange
 
@@ -129,7 +129,8 @@ def join(
         say({"kind": "arm", "arm": arm_name, "peers": [name], "rounds": swarm.training.rounds})
         torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", say, {"arm": arm_name, "peer": name})
-        records = Records(place, [Tracker(kind, swarm.name, directory.name, place) for kind in swarm.report_to])
+        trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
+        records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
         peer = load_peer(
             swarm,
@@ -140,7 +141,7 @@ def join(
             resume_step=step,
             should_stop=stop.is_set,
             records=records,
-            strangers=True,
+            networked=True,
         )
         incarnation = _next_incarnation(identity_directory(recipe, name) / "incarnation")
         with _network(peer, place, key, roster, incarnation, log) as exchange:
@@ -149,7 +150,7 @@ def join(
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for what this one holds
                 exchange.catch_up(peer.cursor.step)
             run_peer(peer, place, log)
-        records.close()
+        peer.close()
     return peer.cursor.step == swarm.training.rounds
 
 

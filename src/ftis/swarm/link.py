@@ -361,7 +361,7 @@ class NetworkExchange:
         self._stored = self._writer.submit(self.outbox.write, round, data)  # the others need not wait for the disk
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         """The others' messages for ``round`` and late ones of rounds before.
 
         Args:
@@ -373,14 +373,14 @@ class NetworkExchange:
             ExchangeError: below the quorum, and the recipe says stop; or nobody came because all mean another run.
         """
         began = time.monotonic()
-        wanted = [name for name in self.others if name not in without]
+        wanted = [name for name in self.others if name not in skip]
         self.status["state"] = "collecting"
         noticed = began
         asked = began
         with self._changed:
             self._round = round
             for name in self.others:
-                self._senders[name].unread |= {round} if name in unread else set()
+                self._senders[name].unread |= {round} if name in offers_only else set()
             while True:
                 if self._should_stop():
                     raise Stopped

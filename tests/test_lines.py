@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ftis.engines import lines as packing
-from ftis.engines.lines import full_attention_decoder, pack, packs
-from ftis.policy import Policy
+from ftis.engines import lines
+from ftis.engines.lines import full_attention_decoder, lay_out, runs_lines
+from ftis.policy import PaddedRows, Policy
 
 CPU = torch.device("cpu")
 IDS = st.integers(4, 50)
@@ -81,13 +81,13 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
     rows: list[tuple[list[int], list[int]]],
 ) -> None:
-    packed = pack(*arrays(rows), CPU)
-    ids, position = packed.input_ids_1S[0].numpy(), packed.position_1S[0].numpy()
+    line = lay_out(*arrays(rows), CPU)
+    ids, position = line.input_ids_1S[0].numpy(), line.position_1S[0].numpy()
     distinct = list(dict.fromkeys(tuple(prompt) for prompt, _ in rows))
     assert ids.tolist() == [*(i for p in distinct for i in p), *(i for _, c in rows for i in c[:-1])]
-    assert packed.token_nL.shape == (len(rows), max(len(p) + len(c) - 1 for p, c in rows))
-    sources = iter(packed.source_U[packed.source_M].tolist())
-    for (prompt, completion), token_L in zip(rows, packed.token_nL.numpy(), strict=True):
+    assert line.token_nL.shape == (len(rows), max(len(p) + len(c) - 1 for p, c in rows))
+    sources = iter(line.source_U[line.source_M].tolist())
+    for (prompt, completion), token_L in zip(rows, line.token_nL.numpy(), strict=True):
         row = [*prompt, *completion[:-1]]
         tokens = token_L[: len(row)]
         assert ids[tokens].tolist() == row
@@ -98,21 +98,25 @@ def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
 
 @given(ROWS)
 def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> None:
-    packed = pack(*arrays(rows), CPU)
-    length = packed.token_nL.shape[1]
-    token_of_place = packed.token_nL.flatten().tolist()
+    line = lay_out(*arrays(rows), CPU)
+    length = line.token_nL.shape[1]
+    token_of_place = line.token_nL.flatten().tolist()
     first: dict[int, int] = {}
     for row, (prompt, completion) in enumerate(rows):
         for t in range(len(prompt) + len(completion) - 1):
             first.setdefault(token_of_place[row * length + t], row * length + t)
-    assert packed.place_S.tolist() == [first[token] for token in range(len(first))]
-    assert len(set(packed.source_U.tolist())) == len(packed.source_U)
+    assert line.place_S.tolist() == [first[token] for token in range(len(first))]
+    assert len(set(line.source_U.tolist())) == len(line.source_U)
 
 
 def test_the_width_of_integers_does_not_make_prompts_alike() -> None:
     prompts = [np.array([5, 0], np.int32), np.array([5], np.int64)]
-    packed = pack(prompts, [np.array([7], np.int32)] * 2, CPU)
-    assert packed.input_ids_1S[0].tolist() == [5, 0, 5]
+    line = lay_out(prompts, [np.array([7], np.int32)] * 2, CPU)
+    assert line.input_ids_1S[0].tolist() == [5, 0, 5]
+
+
+def run_as_rows(policy: Policy) -> None:
+    policy.forward = PaddedRows(policy.model, policy.device)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -124,10 +128,10 @@ def test_log_probabilities_and_gradients_are_those_of_rows(
     kind: str, kernel: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "torch's":
-        monkeypatch.setattr(packing, "WEIGHTS_AT_ONCE", 0)
+        monkeypatch.setattr(lines, "WEIGHTS_AT_ONCE", 0)
     line, rows = policy_of(kind, tiny_policy), policy_of(kind, tiny_policy)
-    assert line.packs
-    rows.packs = False
+    assert isinstance(line.forward, lines.Lines)
+    run_as_rows(rows)
     prompts, completions = some_rows()
     found, expected = (p.logps(prompts, completions, 0.8) for p in (line, rows))
     for of_line, of_row in zip(found, expected, strict=True):
@@ -142,7 +146,7 @@ def test_log_probabilities_and_gradients_are_those_of_rows(
 @given(ROWS)
 def test_so_are_those_of_any_rows(tiny_policy: TinyPolicy, rows: list[tuple[list[int], list[int]]]) -> None:
     line, alone = tiny_policy(), tiny_policy(tokens_per_microbatch=1)
-    alone.packs = False
+    run_as_rows(alone)
     prompts, completions = arrays(rows)
     for found, expected in zip(*(p.logps(prompts, completions, 1.0) for p in (line, alone)), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
@@ -171,7 +175,7 @@ def test_gradients_are_the_same_each_time_with_several_threads(vocabulary: int, 
 
 def test_checkpointed_layers_run_once_more_as_a_line(tiny_policy: TinyPolicy) -> None:
     plain, forgetful = tiny_policy(), tiny_policy(gradient_checkpointing=True)
-    assert forgetful.packs
+    assert isinstance(forgetful.forward, lines.Lines)
     rows = some_rows()
     assert relative_difference(gradient(plain, *rows), gradient(forgetful, *rows)) < 1e-6
 
@@ -191,8 +195,9 @@ def test_in_bfloat16_a_line_is_as_close_to_float32_as_rows_are(tiny_policy: Tiny
     errors = []
     for in_line in (True, False):
         policy = tiny_policy(dtype="bfloat16")
-        assert policy.packs
-        policy.packs = in_line
+        assert isinstance(policy.forward, lines.Lines)
+        if not in_line:
+            run_as_rows(policy)
         errors.append(np.abs(np.concatenate(policy.logps(prompts, completions, 1.0)) - exact).mean())
     assert 0 < errors[0] < 2 * errors[1]
 
@@ -204,15 +209,15 @@ def test_in_bfloat16_a_line_is_as_close_to_float32_as_rows_are(tiny_policy: Tiny
 def test_models_without_plain_full_attention_run_as_rows(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
     assert not full_attention_decoder(policy.model)
-    assert not policy.packs
+    assert isinstance(policy.forward, PaddedRows)
 
 
 def test_a_model_that_keeps_its_keyword_arguments_from_attention_runs_as_rows(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     layer = policy.model.model.layers[1].self_attn
     inner = layer.forward
-    layer.forward = lambda *args, packed=None, **kwargs: inner(*args, **kwargs)
-    assert not packs(policy.model, CPU)
+    layer.forward = lambda *args, line=None, **kwargs: inner(*args, **kwargs)
+    assert not runs_lines(policy.model, CPU)
 
 
 @pytest.mark.parametrize("wanted", [{"attention_mask": torch.zeros(1, 1, 11, 11)}, {"softcap": 5.0}])
@@ -222,7 +227,7 @@ def test_a_model_that_wants_more_of_attention_runs_as_rows(wanted: dict[str, Any
     layer = policy.model.model.layers[1].self_attn
     inner = layer.forward
     layer.forward = lambda *args, **kwargs: inner(*args, **{**kwargs, **wanted})
-    assert not packs(policy.model, CPU)
+    assert not runs_lines(policy.model, CPU)
 
 
 def test_a_model_whose_attention_is_not_the_interfaces_runs_as_rows(tiny_policy: TinyPolicy) -> None:
@@ -232,7 +237,7 @@ def test_a_model_whose_attention_is_not_the_interfaces_runs_as_rows(tiny_policy:
     inner = layer.forward
     layer.forward = lambda x: inner(x) + x.roll(1, 1)
     assert full_attention_decoder(policy.model)
-    assert not packs(policy.model, CPU)
+    assert not runs_lines(policy.model, CPU)
 
 
 def test_the_models_own_attention_is_back_afterwards(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
@@ -245,4 +250,4 @@ def test_the_models_own_attention_is_back_afterwards(tiny_policy: TinyPolicy, tm
     policy.step(prompts, completions, 1.0, weighted)
     assert policy.model.config._attn_implementation == "sdpa"
     policy.save_pretrained(tmp_path)
-    assert packing.ATTENTION not in (tmp_path / "config.json").read_text()
+    assert lines.ATTENTION not in (tmp_path / "config.json").read_text()

@@ -1,0 +1,236 @@
+"""The built-in sampler, for decoders with full attention in every layer.
+
+It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the
+batch, lets waiting prompts take their place, and steps in few operations (:mod:`ftis.engines.decoder`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
+from ftis.engines.lines import full_attention_decoder
+from ftis.engines.slots import SlotCache
+from ftis.policy import ModelError, Policy
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
+
+COMPACT_BELOW = 0.75
+"""The batch is compacted once fewer than this share of its rows are unfinished: copying the cache costs about as
+much as a decoding step, so it must pay for itself."""
+
+WORTH_DROPPING = {"cpu": 2e6, "cuda": 0.0}
+"""Few rows of a small model cost less to carry along than to drop: it pays from so many on, as rows x parameters."""
+
+ADMIT_FROM = 0.5
+"""Waiting prompts are admitted once this share of the batch is vacant: a prefill and a copy of the cache cost several
+steps, so some groups must share them."""
+
+RACE_UP_TO = 2**16
+"""Above so many probabilities a CPU draws one random number a row instead of one for each of them."""
+
+
+def open_sampler(policy: Policy) -> Sampler:
+    """The built-in sampler for a policy.
+
+    Raises:
+        ModelError: the model has a layer without full attention.
+    """
+    if not full_attention_decoder(policy.model):
+        raise ModelError(
+            f"peer {policy.config.name!r}: the built-in sampler needs a decoder with full attention in every layer "
+            f"(torch's, without ALiBi), which {type(policy.model).__name__} is not: set sampling.sampler = "
+            f'"auto" or "transformers"'
+        )
+    return InPlace(builtin_sampler)
+
+
+@torch.inference_mode()
+def builtin_sampler(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+) -> list[tuple[Rollout, ...]]:
+    """The fast sampler; see the module's docstring and :class:`~ftis.sampling.Draw`."""
+    if not prompt_ids:
+        return []
+    device, steps = policy.device, decoding.max_completion_length
+    generator = torch.Generator(device).manual_seed(seed)
+    warpers = decoding.warpers()
+    ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
+    ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
+    at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
+    rows = _Rows(policy, prompt_ids, repeats, steps)
+    worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
+    drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+    with policy.precision():
+        logits = rows.admit(at_a_time)
+        while True:
+            token, logp = _draw(logits, decoding, warpers, generator)
+            ended = ends_V[token] | (rows.length == steps - 1)
+            drawn.append((rows.number, rows.length, token, logp, ended))
+            rows.length, rows.active = rows.length + 1, rows.active & ~ended
+            remaining = int(rows.active.sum())
+            if not remaining and not rows.waiting:
+                break
+            pays = bool(rows.waiting) or len(rows.active) - remaining >= worth_dropping
+            if pays and remaining < COMPACT_BELOW * len(rows.active):
+                token = token[rows.active]
+                rows.compact()
+            if remaining:
+                logits = rows.step(token)
+            vacant = at_a_time - math.ceil(len(rows.active) / repeats)
+            if rows.waiting and vacant >= max(1, ADMIT_FROM * at_a_time):
+                logits = torch.cat([logits[: len(rows.active)], rows.admit(vacant)])
+    number, length, token, logp, ended = (torch.cat(column) for column in zip(*drawn, strict=True))
+    # A row that has ended may go on for some steps until it is dropped; what it draws there is cut off.
+    within = length < steps
+    at = number[within], length[within]
+    tokens_NT = torch.zeros(len(prompt_ids) * repeats, steps, dtype=torch.int64, device=device)
+    logp_NT, ended_NT = torch.zeros_like(tokens_NT, dtype=torch.float32), torch.zeros_like(tokens_NT)
+    tokens_NT[at], logp_NT[at], ended_NT[at] = token[within], logp[within].clamp(max=0.0), ended[within].long()
+    return as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
+
+
+class _Rows:
+    """The rows being completed, in the batch's order, and the keys and values of their tokens.
+
+    All rows write to one slot at a time; a row's first slot is ``start``. Once rows have ended and are dropped,
+    waiting prompts can be admitted in their place, their prompts ending where the others are.
+
+    Attributes:
+        waiting: numbers of the prompts not admitted yet.
+        number: int64 [n], a row's number among all rollouts.
+        length: int64 [n], how many tokens were drawn for it.
+        active: bool [n], whether it has not ended.
+    """
+
+    def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, steps: int) -> None:
+        self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
+        self.positions = max(len(p) for p in prompt_ids) + steps
+        fused = fuses(policy.model)
+        self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
+        self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
+        self.graph: StepGraph | None = None
+        self.waiting = list(range(len(prompt_ids)))
+        none = torch.zeros(0, dtype=torch.int64, device=policy.device)
+        self.number, self.length, self.start, self.position, self.active = none, none, none, none, none.bool()
+        self.cache = SlotCache(policy.model, capacity=0)
+        self.visible: Tensor | None = None
+
+    def admit(self, n_prompts: int) -> Tensor:
+        """Groups of rows for the next waiting prompts, each prompt prefilled once; logits [new rows, V]."""
+        chosen, self.waiting = self.waiting[:n_prompts], self.waiting[n_prompts:]
+        input_PT, mask_PT = left_padded([self.prompt_ids[i] for i in chosen], self.policy.device)
+        length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
+        cache = SlotCache(self.policy.model, longest + self.steps)
+        logits: Tensor = self.policy.model(
+            input_ids=input_PT,
+            attention_mask=mask_PT.long() if bool((~mask_PT).any()) else None,
+            position_ids=(mask_PT.long().cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if self.decoder is not None:
+            cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))
+        cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
+
+        used = self.cache.get_seq_length()
+        span = used - int(self.start.min()) if len(self.start) else 0
+        width = max(span, longest)
+        if len(self.start):
+            cache.put_before(self.cache, span, width)
+        self.cache = cache
+        length_n = length_P.repeat_interleave(self.repeats)
+        first = torch.tensor(chosen, device=self.policy.device) * self.repeats
+        number_n = (first[:, None] + torch.arange(self.repeats, device=first.device)).flatten()
+        self.number = torch.cat([self.number, number_n])
+        self.length = torch.cat([self.length, torch.zeros_like(number_n)])
+        self.start = torch.cat([self.start - (used - width), width - length_n])
+        self.position = torch.cat([self.position, length_n])
+        self.active = torch.cat([self.active, torch.ones_like(number_n, dtype=torch.bool)])
+        self._update_visible()
+        return logits.repeat_interleave(self.repeats, 0)
+
+    def compact(self) -> None:
+        """Drop the rows that have ended."""
+        kept = self.active.nonzero().squeeze(-1)
+        self.cache.select(kept)
+        self.number, self.length, self.start, self.position, self.active = (
+            of_rows[kept] for of_rows in (self.number, self.length, self.start, self.position, self.active)
+        )
+        self._update_visible()
+
+    def step(self, token: Tensor) -> Tensor:
+        """Logits [n, V] after one more token in each row."""
+        used, position = self.cache.get_seq_length() + 1, self.position
+        # A row that has ended may go on until it is dropped, but not beyond the positions a model may have.
+        self.position = (position + 1).clamp(max=self.positions - 1)
+        seen = self.visible[..., :used] if self.visible is not None else None
+        if self.decoder is not None:
+            keys, values = self.cache.grown()
+            if self.captures:
+                try:
+                    return self._captured(token, position)
+                except RuntimeError as error:
+                    warnings.warn(f"CUDA graphs are left out: {error}", stacklevel=2)
+                    self.captures = False
+            return self.decoder.step(token, position, keys, values, seen)
+        logits: Tensor = self.policy.model(
+            input_ids=token.unsqueeze(-1),
+            attention_mask=seen,
+            position_ids=position.unsqueeze(-1),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits
+
+    def _captured(self, token: Tensor, position: Tensor) -> Tensor:
+        """The same step as a CUDA graph, captured anew for each batch of rows."""
+        if self.graph is None:
+            assert self.decoder is not None
+            keys, values = self.cache.all_slots()
+            shown = self.visible
+            if shown is None:
+                shown = keys[0].new_zeros(len(token), 1, 1, self.cache.capacity)
+            self.graph = StepGraph(self.decoder, keys, values, shown, self.cache.get_seq_length() - 1)
+        return self.graph(token, position)
+
+    def _update_visible(self) -> None:
+        """Which slots each row may attend to, if not all of them: what a step of either kind takes for it."""
+        self.visible, self.graph = None, None
+        if len(self.start) and bool(self.start.any()):
+            slots = torch.arange(self.cache.capacity, device=self.start.device)
+            visible = (slots >= self.start[:, None])[:, None, None, :]
+            if self.decoder is not None:
+                zero = torch.zeros(visible.shape, dtype=self.policy.compute_dtype, device=self.start.device)
+                visible = zero.masked_fill(~visible, -torch.inf)
+            self.visible = visible
+
+
+def _draw(
+    logits_NV: Tensor, decoding: Decoding, warpers: LogitsProcessorList, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-probability under π_gen, which rounding may have left a little above 0."""
+    scores_NV = logits_NV.float()
+    for warper in warpers:
+        scores_NV = warper(None, scores_NV)
+    if decoding.greedy:
+        token_N = scores_NV.argmax(-1)
+        selected_N = scores_NV.gather(1, token_N.unsqueeze(-1)).squeeze(-1)
+        return token_N, selected_N - scores_NV.logsumexp(-1)
+    all_logp_NV = torch.log_softmax(scores_NV, -1)
+    p_NV = all_logp_NV.exp()
+    if p_NV.device.type == "cpu" and p_NV.numel() > RACE_UP_TO:
+        cdf_NV = p_NV.cumsum(-1, dtype=torch.float64)
+        at_N1 = torch.rand(len(p_NV), 1, dtype=torch.float64, generator=generator) * cdf_NV[:, -1:]
+        token_N1 = torch.searchsorted(cdf_NV, at_N1, right=True).clamp(max=p_NV.shape[1] - 1)
+    else:  # p / q with q ~ Exp(1) is largest for each token as often as it is probable
+        token_N1 = p_NV.div_(torch.empty_like(p_NV).exponential_(generator=generator)).argmax(-1, keepdim=True)
+    return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1)

@@ -1,0 +1,97 @@
+"""transformers' ``generate`` as a sampler, for any model it supports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from ftis.policy import Policy
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
+
+
+def open_sampler(policy: Policy) -> Sampler:
+    """``generate`` as the policy's sampler."""
+    return InPlace(generate_sampler)
+
+
+@torch.no_grad()
+def generate_sampler(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+) -> list[tuple[Rollout, ...]]:
+    """transformers' ``generate``, one batch after the other; see :class:`~ftis.sampling.Draw`."""
+    at_a_time = max(1, batch_size // repeats) if batch_size else max(1, len(prompt_ids))
+    groups: list[tuple[Rollout, ...]] = []
+    for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
+        groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)
+    return groups
+
+
+def _generated(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
+) -> list[tuple[Rollout, ...]]:
+    input_PT, mask_PT = left_padded(prompt_ids, policy.device)
+    input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
+    recorder = _LogpRecorder(input_NT.shape[1])
+    ends = sorted(policy.end_ids)
+    settings = GenerationConfig(
+        max_new_tokens=decoding.max_completion_length,
+        do_sample=not decoding.greedy,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+        # Neutral: the recipe's own temperature and truncation are the warpers below, ahead of the recorder.
+        **({} if decoding.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
+    )
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), _without_generation_defaults(policy.model), policy.precision():
+        torch.manual_seed(seed)
+        output_NT = policy.model.generate(
+            input_ids=input_NT,
+            attention_mask=mask_NT,
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([*decoding.warpers(), recorder]),
+        )
+    tokens_NT = output_NT[:, input_NT.shape[1] :]
+    logp_NT = recorder.finish(output_NT)
+    ended_NT = torch.isin(tokens_NT, torch.tensor(ends, device=tokens_NT.device))
+    first_end_N = torch.where(ended_NT.any(-1), ended_NT.int().argmax(-1) + 1, tokens_NT.shape[1])
+    return as_groups(tokens_NT.int(), logp_NT, first_end_N, repeats)
+
+
+class _LogpRecorder(LogitsProcessor):
+    """Last in the list of processors: sees each step's final logits, and one step later the token drawn from them."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+        self.pending: Tensor | None = None
+        self.columns: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._settle(input_ids)
+        self.pending = torch.log_softmax(scores.float(), -1)
+        return scores
+
+    def finish(self, output_ids: Tensor) -> Tensor:
+        self._settle(output_ids)
+        return torch.stack(self.columns, 1).clamp(max=0.0)
+
+    def _settle(self, input_ids: Tensor) -> None:
+        if self.pending is not None:
+            # A finished row is filled with the pad id, whose probability may be 0; those positions are cut off.
+            self.columns.append(self.pending.gather(1, input_ids[:, -1:]).squeeze(1))
+
+
+@contextmanager
+def _without_generation_defaults(model: Any) -> Iterator[None]:
+    """``generate`` fills what a caller leaves open from the model's own defaults; hide them while it runs."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    stored, inner.generation_config = inner.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        inner.generation_config = stored

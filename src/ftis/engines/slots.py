@@ -1,0 +1,100 @@
+"""A cache of keys and values in preallocated slots, so that growing by a token copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class SlotLayer(DynamicLayer):
+    """Keys and values of one layer in preallocated slots, so that growing by a token copies nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.capacity, self.used = capacity, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self._slots(key_states)
+        self.values = self._slots(value_states)
+        self.is_initialized = True
+
+    def _slots(self, states: Tensor) -> Tensor:
+        return states.new_zeros(*states.shape[:2], self.capacity, states.shape[3])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, self.used = self.used, self.used + key_states.shape[2]
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, start : self.used] = key_states
+        self.values[:, :, start : self.used] = value_states
+        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
+        """Replace the batch's rows: ``of_rows`` takes and returns [rows, heads, slots, width]."""
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys, self.values = of_rows(self.keys), of_rows(self.values)
+
+
+class SlotCache(Cache):
+    """The slots of all layers of a model, ``capacity`` of them a row."""
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.capacity = capacity
+        self.slots = [SlotLayer(capacity) for _ in range(n_layers)]
+        super().__init__(layers=list(self.slots))
+
+    def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
+        """Replace keys and values: ``of_rows`` takes and returns [rows, heads, slots, width]."""
+        for layer in self.slots:
+            layer.map(of_rows)
+
+    def select(self, kept: Tensor) -> None:
+        """Only the rows of these numbers, in their order."""
+        used = self.get_seq_length()
+
+        def of(rows: Tensor) -> Tensor:
+            out = rows.new_empty(len(kept), *rows.shape[1:])
+            out[:, :, :used] = rows[:, :, :used].index_select(0, kept)
+            return out
+
+        self.map(of)
+
+    def grown(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer with one more slot used."""
+        for layer in self.slots:
+            layer.used += 1
+        used = self.get_seq_length()
+        keys, values = self.all_slots()
+        return [tensor[:, :, :used] for tensor in keys], [tensor[:, :, :used] for tensor in values]
+
+    def all_slots(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer, in all slots."""
+        keys = [layer.keys for layer in self.slots if layer.keys is not None]
+        values = [layer.values for layer in self.slots if layer.values is not None]
+        return keys, values
+
+    def put_before(self, old: SlotCache, span: int, width: int) -> None:
+        """Add the rows of ``old`` in front, the last ``span`` slots of each; all rows then end at slot ``width``."""
+        self.capacity += width - self.get_seq_length()
+        for mine, theirs in zip(self.slots, old.slots, strict=True):
+            of_both = [(theirs.keys, mine.keys), (theirs.values, mine.values)]
+            joined = []
+            for before, after in of_both:
+                assert before is not None
+                assert after is not None
+                both = after.new_zeros(len(before) + len(after), after.shape[1], self.capacity, after.shape[3])
+                both[: len(before), :, width - span : width] = before[:, :, theirs.used - span : theirs.used]
+                both[len(before) :, :, width - mine.used : width] = after[:, :, : mine.used]
+                joined.append(both)
+            (mine.keys, mine.values), mine.capacity, mine.used = joined, self.capacity, width

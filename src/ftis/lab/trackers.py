@@ -1,0 +1,58 @@
+"""The experiment trackers that ``report_to`` knows by name. Each package is imported here, when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftis.config import RecipeError
+
+
+class TensorBoard:
+    """Event files in ``<directory>/tensorboard``."""
+
+    def __init__(self, project: str, run: str, directory: Path) -> None:
+        self._writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(directory / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases."""
+
+    def __init__(self, project: str, run: str, directory: Path) -> None:
+        self._run = _import("wandb", "wandb").init(project=project, name=run, dir=str(directory), reinit="create_new")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of Trackio."""
+
+    def __init__(self, project: str, run: str, directory: Path) -> None:
+        self._trackio = _import("trackio", "trackio")
+        self._trackio.init(project=project, name=run)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._trackio.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        self._trackio.finish()
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise RecipeError(f'report_to: {extra} is not installed; run pip install "ftis[{extra}]"') from None

@@ -1,0 +1,183 @@
+"""The two stages of a round that run the model on completions: judging a batch, and learning from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ftis.objectives import Diagnostics, Objective, policy_loss
+from ftis.policy import Policy
+from ftis.rollouts import Batch, Floats, pad
+from ftis.sampling import Decoding
+from ftis.selection import Chosen, Judged
+
+CHECKED_ROLLOUTS = 8
+LOGP_TOLERANCE = 1e-3
+"""Own rollouts keep their sampler's log-probabilities as log π_old where those of a few of them differ from the
+learner's by no more than this. Their first ratios are then wrong by at most 0.1%."""
+
+Rows = npt.NDArray[np.int64]
+
+
+def judge(batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding, objective: Objective) -> Judged:
+    """Score the rollouts that can matter under the policy as it is, and take weights and KLs from that.
+
+    Rollouts with Â = 0 are never run through the model: they cannot change the gradient.
+    """
+    rows = np.flatnonzero(advantage_N.numpy())
+    if not len(rows):
+        return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32), recomputed=False)
+    old_logp, gap, recomputed = old_logps(batch, rows, policy, decoding)
+    stacked = stack(batch, rows, old_logp)
+    _, diagnostics = policy_loss(
+        objective,
+        stacked.old_logp_NT,
+        stacked.old_logp_NT,
+        stacked.gen_logp_NU,
+        advantage_N[rows],
+        stacked.mask_NT,
+        unit_NT=stacked.unit_NT,
+    )
+    return Judged(batch, advantage_N, rows, old_logp, diagnostics, gap, recomputed)
+
+
+def old_logps(batch: Batch, rows: Rows, policy: Policy, decoding: Decoding) -> tuple[list[Floats], Floats, bool]:
+    """log π_old of ``rows``, and :class:`~ftis.selection.Judged`'s gap and recomputed.
+
+    The learner is the policy that sampled its own rollouts, so their log π_gen is log π_old, unless sampler and
+    learner compute in ways that differ, or the sampler drew from a truncated distribution.
+    """
+    known: dict[int, Floats] = {}
+
+    def score(some: Rows) -> None:
+        logps = policy.logps(batch.prompts(some), batch.completion_ids(some), decoding.temperature)
+        known.update(zip(some.tolist(), logps, strict=True))
+
+    def gap_of(some: Rows) -> Floats:
+        gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in some.tolist()]
+        return np.concatenate(gaps) if gaps else np.zeros(0, np.float32)
+
+    own = rows[batch.own_N[rows]]
+    gap, agree = np.zeros(0, np.float32), False
+    if len(own) and not decoding.truncated:
+        checked = own[np.unique(np.linspace(0, len(own) - 1, CHECKED_ROLLOUTS).astype(np.int64))]
+        score(checked)
+        gap = gap_of(checked)
+        agree = bool(gap.max() <= LOGP_TOLERANCE)
+    if agree:
+        known.update((r, batch.rollouts[r].gen_logp) for r in own.tolist())
+    score(np.array([r for r in rows.tolist() if r not in known], dtype=np.int64))
+    if not agree and not decoding.truncated:
+        gap = gap_of(own)
+    return [known[r] for r in rows.tolist()], gap, bool(len(own)) and not agree
+
+
+@dataclass(frozen=True)
+class Update:
+    """The round's optimiser steps.
+
+    Attributes:
+        losses, grad_norms: of each step; a norm is before clipping.
+        rows: the rollouts run through the model, once per step that held them.
+        diagnostics: of those rows under π_θ as it was in their step; None where no step was taken.
+    """
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    rows: Rows
+    diagnostics: Diagnostics | None
+
+
+def learn(
+    policy: Policy,
+    judged: Judged,
+    chosen: Chosen,
+    objective: Objective,
+    temperature: float,
+    minibatches: Sequence[Rows],
+) -> Update:
+    """One optimiser step along each of ``minibatches``, which hold indices into the batch.
+
+    A step's divisor counts all of its rollouts. Only those that carry gradient are run through the model, and a step
+    in which none does is skipped.
+    """
+    carries_gradient = set(judged.rows[chosen.kept_R].tolist())
+    losses: list[float] = []
+    grad_norms: list[float] = []
+    seen: list[tuple[Rows, Diagnostics]] = []
+    for minibatch in minibatches:
+        rows = np.array(sorted(carries_gradient.intersection(minibatch.tolist())), dtype=np.int64)
+        if not len(rows):
+            continue
+        loss = StepLoss(judged, chosen, objective, rows, divisor=len(minibatch))
+        batch = judged.batch
+        grad_norms.append(policy.step(batch.prompts(rows), batch.completion_ids(rows), temperature, loss))
+        losses.append(loss.value)
+        seen += loss.seen
+    return Update(
+        losses=tuple(losses),
+        grad_norms=tuple(grad_norms),
+        rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
+        diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
+    )
+
+
+class StepLoss:
+    """The loss of one optimiser step, called once per micro-batch with the rows of the step it holds."""
+
+    def __init__(self, judged: Judged, chosen: Chosen, objective: Objective, rows: Rows, divisor: int) -> None:
+        self.judged, self.objective, self.rows, self.divisor = judged, objective, rows, divisor
+        self.old_of_row = dict(zip(judged.rows.tolist(), judged.old_logp, strict=True))
+        self.share_N = torch.zeros(len(judged.batch))
+        self.share_N[torch.from_numpy(judged.rows)] = chosen.share_R
+        self.value = 0.0
+        self.seen: list[tuple[Rows, Diagnostics]] = []
+
+    def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: Rows) -> Tensor:
+        rows, device = self.rows[micro], logp_nT.device
+        stacked = stack(self.judged.batch, rows, [self.old_of_row[r] for r in rows.tolist()])
+        loss, diagnostics = policy_loss(
+            self.objective,
+            logp_nT,
+            stacked.old_logp_NT.to(device),
+            stacked.gen_logp_NU.to(device),
+            self.judged.advantage_N[rows].to(device),
+            mask_nT,
+            share_N=self.share_N[rows].to(device),
+            unit_NT=None if stacked.unit_NT is None else stacked.unit_NT.to(device),
+            divisor=self.divisor,
+        )
+        self.value += float(loss.detach())
+        self.seen.append((rows, diagnostics))
+        return loss
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Rollouts as padded tensors: old_logp and mask [N, T], gen_logp [N, U], unit [N, T] or None."""
+
+    old_logp_NT: Tensor
+    gen_logp_NU: Tensor
+    mask_NT: Tensor
+    unit_NT: Tensor | None
+
+
+def stack(batch: Batch, rows: Rows, old_logp: Sequence[Floats]) -> Stacked:
+    """The given rollouts with their log π_old as :class:`Stacked`."""
+    rollouts = [batch.rollouts[r] for r in rows]
+    lengths = np.array([len(rollout) for rollout in rollouts])
+    units = None
+    if any(rollout.unit is not None for rollout in rollouts):
+        of_rows = [np.arange(len(r)) if r.unit is None else r.unit.astype(np.int64) for r in rollouts]
+        units = torch.from_numpy(pad(of_rows))
+    return Stacked(
+        old_logp_NT=torch.from_numpy(pad(old_logp)),
+        gen_logp_NU=torch.from_numpy(pad([rollout.gen_logp for rollout in rollouts])),
+        mask_NT=torch.from_numpy(np.arange(lengths.max())[None, :] < lengths[:, None]),
+        unit_NT=units,
+    )

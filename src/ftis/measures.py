@@ -1,0 +1,275 @@
+"""A round's metrics, from its judged values: docs/metrics.md explains every key."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis.admission import Admission
+from ftis.config import Recipe
+from ftis.exchange import Collected
+from ftis.learning import Update
+from ftis.metric_keys import peer_key
+from ftis.objectives import Diagnostics
+from ftis.records import RoundRecord
+from ftis.rollouts import Prompt
+from ftis.selection import Chosen, Judged
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the exchange of a round brought.
+
+    Attributes:
+        sent_bytes: size of this peer's own message.
+        admissions: what became of each message.
+    """
+
+    collected: Collected
+    sent_bytes: int
+    admissions: Sequence[Admission]
+
+
+def round_record(
+    judged: Judged,
+    chosen: Chosen,
+    update: Update,
+    heard: Heard,
+    *,
+    recipe: Recipe,
+    own: str,
+    end_ids: Collection[int],
+    prompts: Sequence[Prompt],
+    about: Mapping[str, Any],
+) -> RoundRecord:
+    """All that is recorded of a round.
+
+    Args:
+        recipe: with exactly the peers of this swarm.
+        own: the learner's name.
+        end_ids: ids that end a completion of the learner.
+        about: metrics that come from elsewhere: step, learning rate, tokens sampled, seconds.
+    """
+    metrics = {**about, **own_metrics(judged, update, end_ids)}
+    if len(recipe.peers) > 1:
+        metrics.update(participation(judged, chosen, update, heard, recipe, own))
+    return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
+
+
+def own_metrics(judged: Judged, update: Update, end_ids: Collection[int]) -> dict[str, Any]:
+    """What a round says of the learner's own rollouts and steps."""
+    batch = judged.batch
+    own = [rollout for rollout, mine in zip(batch.rollouts, batch.own_N, strict=True) if mine]
+    lengths = np.array([len(r) for r in own])
+    ended = np.array([int(r.completion_ids[-1]) in end_ids for r in own])
+    groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
+    stds = np.array([g.std() for g in groups])
+    metrics: dict[str, Any] = {
+        "reward": float(batch.reward_N[batch.own_N].mean()),
+        "reward_std": float(stds.mean()),
+        "frac_reward_zero_std": float((stds == 0).mean()),
+        "loss": float(np.mean(update.losses)) if update.losses else 0.0,
+        "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
+        "optimizer_steps": len(update.losses),
+        "entropy": float(-np.concatenate([r.gen_logp for r in own]).mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": int(lengths.min()),
+        "completions/max_length": int(lengths.max()),
+        "completions/clipped_ratio": float((~ended).mean()),
+        **_clip_ratios(update.diagnostics),
+        "sampling/logp_recomputed": judged.recomputed,
+    }
+    if len(judged.gap):  # sampler and learner must see one policy
+        metrics["sampling/sampling_logp_difference/mean"] = float(judged.gap.mean())
+        metrics["sampling/sampling_logp_difference/max"] = float(judged.gap.max())
+    return metrics
+
+
+def participation(
+    judged: Judged,
+    chosen: Chosen,
+    update: Update,
+    heard: Heard,
+    recipe: Recipe,
+    own: str,
+) -> dict[str, Any]:
+    """Per peer: what came, what of it was admitted, rejected and why, kept, dropped, and with which weights."""
+    batch, collected = judged.batch, heard.collected
+    summaries: dict[str, dict[str, float]] = {}
+    kept_R = chosen.kept_R
+    if judged.diagnostics is not None:
+        source_R = torch.from_numpy(batch.source_N[judged.rows])
+        summaries = by_source(judged.diagnostics, source_R, batch.sources)
+    if update.diagnostics is not None:  # clipping happens as the policy moves, the rest is fixed before
+        sources = torch.from_numpy(batch.source_N[update.rows])
+        for name, summary in by_source(update.diagnostics, sources, batch.sources).items():
+            summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
+    rejected = [*collected.rejections, *(r for admission in heard.admissions for r in admission.rejections)]
+    counts = Counter(batch.source_N.tolist())
+    passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
+    for name in collected.offered_only:
+        passed_over[name] += recipe.prompts_per_peer
+    kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R, strict=True) if kept)
+    judged_of = Counter(judged.source_names())
+    zero_N = judged.advantage_N.numpy() == 0
+    keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no selection
+    keep_N[torch.from_numpy(judged.rows)] = torch.from_numpy(kept_R)
+    metrics: dict[str, Any] = {}
+    for name in (peer.name for peer in recipe.peers):
+        rejections = [r for r in rejected if r.peer == name]
+        index = batch.sources.index(name) if name in batch.sources else -1
+        late = [data for sender, data in collected.late if sender == name]
+        received = sum(map(len, late)) + len(collected.messages.get(name, b""))
+        of_peer: dict[str, Any] = {
+            "delivered": name == own or name in collected.messages or name in collected.offered_only,
+            "late": len(late),
+            "admitted": counts.get(index, 0),
+            "passed_over": passed_over[name] * recipe.rollouts_per_group,
+            "rejected": len(rejections),
+            "zero_advantage": int(zero_N[batch.source_N == index].sum()),
+            "kept": float(kept_of[name]),
+            "dropped": float(judged_of[name] - kept_of[name]),
+            "bytes": heard.sent_bytes if name == own else received,
+        }
+        if index >= 0:
+            rows = batch.source_N == index
+            of_peer["reward"] = float(batch.reward_N[rows].mean())
+            order = order_preserved(judged.advantage_N[rows], keep_N[rows], torch.from_numpy(batch.group_N[rows]))
+            if order.pairs:
+                of_peer["advantage_sign_preserved"] = order.sign / order.pairs
+                of_peer["advantage_rank_preserved"] = order.rank / order.pairs
+        reasons = zip(judged.source_names(), chosen.reason_R, kept_R, strict=True)
+        for reason, count in Counter(r for source, r, kept in reasons if source == name and not kept).items():
+            of_peer[f"dropped/{reason}"] = count
+        for rejection_reason, count in Counter(str(r.reason) for r in rejections).items():
+            of_peer[f"rejected/{rejection_reason}"] = count
+        for rejection in rejections[:1]:
+            of_peer["first_rejection"] = rejection.detail
+        of_peer.update(summaries.get(name, {}))
+        metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
+    foreign_R = ~batch.own_N[judged.rows]
+    used = int((foreign_R & kept_R).sum())
+    # A round in which not even own rollouts carried gradient had nothing to teach: it is not one without foreign work.
+    nothing_to_learn = bool((~batch.own_N).any()) and not len(judged.rows)
+    metrics["foreign_used"], metrics["without_foreign"] = used, used == 0 and not nothing_to_learn
+    return metrics
+
+
+def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The round's rollouts, column by column, as :data:`ftis.records.ROLLOUTS` names them."""
+    batch, position = judged.batch, {row: i for i, row in enumerate(judged.rows.tolist())}
+    kept = chosen.kept_R
+    kl = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
+    rows = range(len(batch))
+    return {
+        "round": batch.round_N,
+        "source": [batch.sources[s] for s in batch.source_N],
+        "item": batch.item_N,
+        "question": [prompts[item].question for item in batch.item_N],
+        "completion": list(batch.completions),
+        "reward": batch.reward_N,
+        "advantage": judged.advantage_N.numpy(),
+        # Null where Â = 0: the learner never scores those rollouts.
+        "kept": [bool(kept[position[r]]) if r in position else None for r in rows],
+        "kl_k1": [kl[position[r]] if r in position else None for r in rows],
+        "completion_ids": [r.completion_ids for r in batch.rollouts],
+        "gen_logp": [r.gen_logp for r in batch.rollouts],
+        "old_logp": [judged.old_logp[position[r]] if r in position else None for r in rows],
+    }
+
+
+def by_source(diagnostics: Diagnostics, source_N: Tensor, sources: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Summaries per source peer; ``source_N`` [N] indexes ``sources``. A peer without rollouts is left out.
+
+    KLs are means over rollouts; quantiles, means and fractions of the rest are over tokens. The effective sample size
+    is (Σw)² / (n Σw²) of the untruncated weights, in (0, 1].
+    """
+    source_N = source_N.to(diagnostics.length_N.device)
+    token_source = source_N.repeat_interleave(diagnostics.length_N)
+    summaries: dict[str, dict[str, float]] = {}
+    for index, name in enumerate(sources):
+        rows, tokens = source_N == index, token_source == index
+        if not bool(rows.any()):
+            continue
+        raw, weight = diagnostics.raw_weight[tokens].double(), diagnostics.weight[tokens].double()
+        summaries[name] = {
+            "kl/k1": float(diagnostics.k1_N[rows].double().mean()),
+            "kl/k3": float(diagnostics.k3_N[rows].double().mean()),
+            **_distribution("sampling/importance_sampling_ratio", raw),
+            **_distribution("sampling/importance_sampling_weight", weight),
+            "sampling/truncated_fraction": float((raw > weight).double().mean()),
+            "sampling/effective_sample_size": float(raw.sum() ** 2 / (len(raw) * (raw**2).sum())),
+            "clip_ratio/low_mean": float(diagnostics.clipped_low[tokens].double().mean()),
+            "clip_ratio/high_mean": float(diagnostics.clipped_high[tokens].double().mean()),
+        }
+    return summaries
+
+
+def _distribution(name: str, values: Tensor) -> dict[str, float]:
+    ordered = values.sort().values
+    summary = {
+        f"{name}/min": float(ordered[0]),
+        f"{name}/max": float(ordered[-1]),
+        f"{name}/mean": float(values.mean()),
+    }
+    for label, quantile in QUANTILES.items():  # nearest rank: torch.quantile refuses more than 2^24 values
+        summary[f"{name}/{label}"] = float(ordered[math.ceil(quantile * len(ordered)) - 1])
+    return summary
+
+
+def _clip_ratios(diagnostics: Diagnostics | None) -> dict[str, float]:
+    if diagnostics is None:
+        return {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.0}
+    low, high = diagnostics.clipped_low.double().mean(), diagnostics.clipped_high.double().mean()
+    return {"clip_ratio/low_mean": float(low), "clip_ratio/high_mean": float(high)}
+
+
+@dataclass(frozen=True)
+class PreservedOrder:
+    """Of ``pairs`` rollouts that the advantages told apart, how many keep their signs, and how many their order."""
+
+    pairs: int
+    sign: int
+    rank: int
+
+
+def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> PreservedOrder:
+    """What selections leave of the order within groups, with Â' = Â where kept and 0 where dropped.
+
+    Over the pairs i < j of one group with Â_i ≠ Â_j::
+
+        sign: sgn Â'_i = sgn Â_i  and  sgn Â'_j = sgn Â_j
+        rank: sgn(Â'_i − Â'_j) = sgn(Â_i − Â_j)
+
+    With two levels of reward the KL filter can cost signs but no ranks, since it drops only Â ≤ 0.
+
+    Args:
+        advantage_N: Â before any selection, float [N].
+        keep_N: whether a rollout is kept, bool [N].
+        group_N: int [N].
+    """
+    for name, value in (("keep_N", keep_N), ("group_N", group_N)):
+        if advantage_N.ndim != 1 or value.shape != advantage_N.shape:
+            shapes = f"{list(value.shape)} and {list(advantage_N.shape)}"
+            raise ValueError(f"{name} must be advantage_N's [N], got {shapes}")
+    used_N = torch.where(keep_N, advantage_N, torch.zeros_like(advantage_N))
+    same_sign_N = used_N.sign() == advantage_N.sign()
+    pairs = sign = rank = 0
+    for group in torch.unique(group_N):
+        rows = torch.nonzero(group_N == group).squeeze(-1)
+        i, j = torch.combinations(rows, 2).unbind(-1)
+        before, after = (advantage_N[i] - advantage_N[j]).sign(), (used_N[i] - used_N[j]).sign()
+        told_apart = before != 0
+        pairs += int(told_apart.sum())
+        sign += int((told_apart & same_sign_N[i] & same_sign_N[j]).sum())
+        rank += int((told_apart & (before == after)).sum())
+    return PreservedOrder(pairs, sign, rank)

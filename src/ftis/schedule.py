@@ -1,0 +1,114 @@
+"""Who samples which prompts, who learns from which groups, in which optimiser steps and at which rate. No torch.
+
+Everything here is a function of the recipe, a peer's name and the round, so all peers agree on it without a word, and
+any round can be computed without the ones before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis.config import PeerConfig, Recipe, RecipeError
+
+
+def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
+    """The seed for one purpose in one round. Nothing random depends on what was drawn before it."""
+    text = f"{recipe.seed}/{peer}/{round}/{purpose}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
+    """The round's prompts: ``count`` indices out of ``n_items``, the same on every peer.
+
+    The training split is shuffled anew for each epoch from (seed, epoch) and read in order. So the indices of a round
+    are distinct, and a problem occurs at most once an epoch. The rest of an epoch that does not fill a round is left
+    out until the next epoch.
+    """
+    if not 1 <= count <= n_items:
+        raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
+    rounds_per_epoch = n_items // count
+    epoch, position = divmod(round, rounds_per_epoch)
+    order = np.random.default_rng([abs(seed), int(seed < 0), epoch]).permutation(n_items)
+    return [int(i) for i in order[position * count : (position + 1) * count]]
+
+
+def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
+    """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode.
+
+    Args:
+        recipe: with exactly the peers of one swarm.
+        n_items: size of the task's training split.
+
+    Raises:
+        RecipeError: the task has fewer problems than a round needs.
+    """
+    count = recipe.training.prompts_per_round
+    if count > n_items:
+        raise RecipeError(
+            f"training.prompts_per_round = {count}, but the task has only {n_items} training problems: lower it or "
+            f"raise task.train_size"
+        )
+    items = draw_items(n_items, count, round, recipe.seed)
+    if recipe.training.mode == "horizontal":
+        return items
+    names = [p.name for p in recipe.peers]
+    each, position = count // len(names), names.index(peer)
+    return items[position * each : (position + 1) * each]
+
+
+def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
+    """How many of a round's ``count`` picks fall to each of ``names``. A name without picks is left out.
+
+    The picks of all rounds in a row go round in one order, which depends on the seed. So within a round, and over any
+    number of rounds, no name gets two more than another.
+    """
+    order = np.random.default_rng(seed).permutation(len(names))
+    each, rest = divmod(count, len(names))
+    picks = dict.fromkeys(names, each) if each else {}
+    for pick in range(count * round, count * round + rest):
+        picks[names[order[pick % len(names)]]] = each + 1
+    return picks
+
+
+def groups_per_peer(recipe: Recipe, own: str, round: int) -> dict[str, int]:
+    """How many groups ``own`` learns from of each other peer in ``round``. A peer without any is left out.
+
+    ``training.max_foreign_rollouts`` is spread over the peers in turn. The senders have no say in it.
+    """
+    others = [p.name for p in recipe.peers if p.name != own]
+    limit = recipe.training.max_foreign_rollouts
+    if not limit or not others:
+        return dict.fromkeys(others, recipe.training.prompts_per_round)
+    return take_turns(others, limit // recipe.rollouts_per_group, round, seed_of(recipe, own, 0, "turns"))
+
+
+def wanted(recipe: Recipe, n_items: int, own: str, peer: str, round: int) -> list[int]:
+    """The prompts assigned to ``peer`` in ``round`` whose groups ``own`` learns from."""
+    items, count = assigned(recipe, n_items, peer, round), groups_per_peer(recipe, own, round).get(peer, 0)
+    if count >= len(items):
+        return items
+    rng = np.random.default_rng(seed_of(recipe, own, round, f"chosen-{peer}"))
+    return [items[i] for i in rng.choice(len(items), count, replace=False)]
+
+
+def minibatches(recipe: Recipe, peer: str, round: int, n_rollouts: int) -> list[npt.NDArray[np.int64]]:
+    """The rollouts of each optimiser step: ``num_iterations`` passes of ``steps_per_generation`` steps.
+
+    Each pass shuffles the round's rollouts anew and splits them into parts of nearly equal size.
+    """
+    steps: list[npt.NDArray[np.int64]] = []
+    for iteration in range(recipe.training.num_iterations):
+        rng = np.random.default_rng(seed_of(recipe, peer, round, f"steps-{iteration}"))
+        steps += np.array_split(rng.permutation(n_rollouts), recipe.training.steps_per_generation)
+    return steps
+
+
+def learning_rate(peer: PeerConfig, round: int, rounds: int) -> float:
+    """The round's learning rate: constant, or linear from ``learning_rate`` down to 1/rounds of it in the last."""
+    if peer.lr_scheduler_type == "constant":
+        return peer.learning_rate
+    return peer.learning_rate * (1 - round / rounds)

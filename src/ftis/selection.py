@@ -1,0 +1,259 @@
+"""Which rollouts a peer learns from, and how much of each: the selections, of which F-TIS's filter is the first.
+
+A selection may act at any of these places of a round; the earlier, the cheaper::
+
+    skipped ─ collect ─ wanted ─ admit ─ heard ─ within_room ─ judge ─ shares ─ learn
+
+Shares lie in [0, 1] and multiply a rollout's advantage; those of several selections multiply each other. A rollout
+with share 0 is **dropped**: it never meets the model again, but counts in its group's mean and in the divisor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ftis.admission import Admission, Reason
+from ftis.config import Recipe, RecipeError
+from ftis.objectives import Diagnostics, Objective
+from ftis.rollouts import Batch, Floats
+from ftis.schedule import wanted
+from ftis.seams import look_up
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A batch and all that is fixed about it before the round's first optimiser step.
+
+    Attributes:
+        advantage_N: float32 [N].
+        rows: int64 [R], the rollouts with Â ≠ 0. The others can carry no gradient and never meet the model.
+        old_logp: log π_old of each of ``rows``, float32 [T] each.
+        diagnostics: weights and KLs of ``rows``; None where there is none.
+        gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
+        recomputed: whether the learner computed log π_old of own rollouts itself instead of taking their sampler's.
+    """
+
+    batch: Batch
+    advantage_N: Tensor
+    rows: npt.NDArray[np.int64]
+    old_logp: list[Floats]
+    diagnostics: Diagnostics | None
+    gap: Floats
+    recomputed: bool
+
+    @property
+    def advantage_R(self) -> Tensor:
+        return self.advantage_N[self.rows]
+
+    def source_names(self) -> list[str]:
+        """Who sampled each of ``rows``."""
+        return [self.batch.sources[source] for source in self.batch.source_N[self.rows]]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What the selections decided.
+
+    Attributes:
+        share_R: float32 [R], in [0, 1], of each of the judged rows.
+        reason_R: the selection that first lowered the share; None where it is 1.
+    """
+
+    share_R: Tensor
+    reason_R: tuple[str | None, ...]
+
+    @property
+    def kept_R(self) -> npt.NDArray[np.bool_]:
+        kept: npt.NDArray[np.bool_] = (self.share_R > 0).numpy()
+        return kept
+
+
+class Selection(Protocol):
+    """One reason to learn less, or nothing, from a rollout. Every method has a default that changes nothing."""
+
+    name: str
+    """The reason that records give."""
+
+    def skipped(self, round: int) -> Collection[str]:
+        """Peers that are neither waited for nor heard in ``round``."""
+        return ()
+
+    def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
+        """Of the prompts assigned to another peer, those whose groups are worth scoring."""
+        return items
+
+    def heard(self, admission: Admission, round: int) -> None:
+        """Told what became of each message that was heard in ``round``."""
+        return None
+
+    def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        """The round's admissions, with the groups there is no room for passed over."""
+        return admissions
+
+    def shares(self, judged: Judged) -> Tensor:
+        """A share in [0, 1] for each of ``judged.rows``: float [R]."""
+        return torch.ones(len(judged.rows))
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold so that a resumed peer decides as before: a JSON object."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state that a checkpoint held."""
+        return None
+
+
+def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
+    """The product of all selections' shares, and the first selection that lowered each.
+
+    Raises:
+        RecipeError: a selection returned another number of shares, or one outside [0, 1].
+    """
+    n = len(judged.rows)
+    share_R = torch.ones(n)
+    reason_R: list[str | None] = [None] * n
+    if not n:
+        return Chosen(share_R, ())
+    for selection in selections:
+        of_this_R = torch.as_tensor(selection.shares(judged)).detach().to("cpu", torch.float32)
+        if of_this_R.shape != (n,) or not bool(((of_this_R >= 0) & (of_this_R <= 1)).all()):
+            raise RecipeError(
+                f"selection {selection.name!r} returned {list(of_this_R.shape)} shares from "
+                f"{float(of_this_R.min()) if of_this_R.numel() else 'none'} to "
+                f"{float(of_this_R.max()) if of_this_R.numel() else 'none'} for {n} rollouts: return one in [0, 1] for "
+                f"each of judged.rows"
+            )
+        for row in torch.nonzero(of_this_R < 1).flatten().tolist():
+            reason_R[row] = reason_R[row] or selection.name
+        share_R = share_R * of_this_R
+    return Chosen(share_R, tuple(reason_R))
+
+
+@dataclass(frozen=True)
+class KLFilter(Selection):
+    """F-TIS's filter: share 1 where Â > 0 or KL < g, else 0.
+
+    The KL is estimated at the round's start by ``objective.kl_estimator`` and ``kl_reduction``. NaN drops.
+    """
+
+    objective: Objective
+    name: str = "kl"
+
+    def shares(self, judged: Judged) -> Tensor:
+        assert judged.diagnostics is not None
+        k1, k3 = judged.diagnostics.k1_N, judged.diagnostics.k3_N
+        kl_R = k1 if self.objective.kl_estimator == "k1" else k3
+        return kl_shares(kl_R, judged.advantage_R, self.objective.kl_threshold)
+
+
+def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float) -> Tensor:
+    """1 where Â > 0 or KL < g, else 0: float [N]."""
+    return ((advantage_N > 0) | (kl_N < threshold)).to(advantage_N.dtype)
+
+
+@dataclass(frozen=True)
+class ForeignLimit(Selection):
+    """At most ``training.max_foreign_rollouts`` foreign rollouts a round, in whole groups, from each peer in turn.
+
+    It decides before anything is scored, so a round's cost stays flat however many peers there are. Late groups take
+    what room the others leave.
+    """
+
+    recipe: Recipe
+    own: str
+    n_items: int
+    name: str = "limit"
+
+    def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
+        chosen = set(wanted(self.recipe, self.n_items, self.own, peer, round))
+        return [item for item in items if item in chosen]
+
+    def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        room = self.recipe.training.max_foreign_rollouts // self.recipe.rollouts_per_group
+        kept = []
+        for admission in admissions:
+            inside, over = admission.admitted[:room], admission.admitted[room:]
+            room -= len(inside)
+            passed_over = (*admission.passed_over, *(scored.group for scored in over))
+            kept.append(replace(admission, admitted=inside, passed_over=passed_over))
+        return kept
+
+
+@dataclass
+class Penalties(Selection):
+    """A peer with too many rejections since its last faultless message is set aside for some rounds.
+
+    Attributes:
+        max_rejections: the most that are tolerated; 0 never sets a peer aside.
+        rounds: for how many rounds it is set aside.
+        rejections: per peer, since its last faultless message.
+        until: the round from which on a peer set aside is heard again.
+    """
+
+    max_rejections: int
+    rounds: int
+    rejections: dict[str, int] = field(default_factory=dict)
+    until: dict[str, int] = field(default_factory=dict)
+    name: str = "penalty"
+
+    def skipped(self, round: int) -> Collection[str]:
+        return frozenset(peer for peer, until in self.until.items() if round < until)
+
+    def heard(self, admission: Admission, round: int) -> None:
+        peer = admission.peer
+        if admission.unknown_sender:
+            return
+        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's own slowness
+        self.rejections[peer] = self.rejections.get(peer, 0) + faults if faults else 0
+        if self.max_rejections and self.rejections[peer] > self.max_rejections:
+            self.until[peer] = round + 1 + self.rounds
+            self.rejections[peer] = 0
+
+    def state(self) -> Mapping[str, Any]:
+        return {"rejections": dict(self.rejections), "until": dict(self.until)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.rejections, self.until = dict(state["rejections"]), dict(state["until"])
+
+
+@dataclass(frozen=True)
+class OfShares(Selection):
+    """A selection made of one function: judged → shares [R]."""
+
+    function: Callable[[Judged], Tensor]
+    name: str
+
+    def shares(self, judged: Judged) -> Tensor:
+        return self.function(judged)
+
+
+def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) -> tuple[Selection, ...]:
+    """The objective's filter, the foreign limit, penalties, and those that ``training.selections`` names.
+
+    A dotted path names a function ``f(judged) -> shares`` or a class, which is called with (recipe, own peer's name).
+
+    Raises:
+        RecipeError: a path leads nowhere, or to neither.
+    """
+    selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
+    if recipe.training.max_foreign_rollouts:
+        selections.append(ForeignLimit(recipe, own, n_items))
+    network = recipe.network
+    selections.append(Penalties(network.max_rejections, network.set_aside_rounds))
+    for path in recipe.training.selections:
+        found = look_up(path, "training.selections")
+        if inspect.isclass(found):
+            selections.append(cast(Callable[[Recipe, str], Selection], found)(recipe, own))
+        elif callable(found):
+            selections.append(OfShares(found, path.rpartition(".")[2]))
+        else:
+            raise RecipeError(f"training.selections: {path!r} is a {type(found).__name__}, not a function or a class")
+    return tuple(selections)

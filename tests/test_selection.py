@@ -1,0 +1,322 @@
+"""The selections: F-TIS's filter, the foreign limit, penalties, and selections from outside the package."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_admission import END, TERMS, admitter, assigned, group, message, rollout
+from torch import Tensor
+
+from ftis import admission as admission_module
+from ftis.admission import Admission, Rejection
+from ftis.codec import Message, decode
+from ftis.config import Recipe, RecipeError, parse
+from ftis.exchange import Collected
+from ftis.objectives import OBJECTIVES, Diagnostics
+from ftis.peer import Peer
+from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.selection import (
+    ForeignLimit,
+    Judged,
+    KLFilter,
+    OfShares,
+    Penalties,
+    Selection,
+    kl_shares,
+    select,
+    selections_of,
+)
+
+NOISE = b"not a message"
+
+
+def recipe_of(**training: Any) -> Recipe:
+    peers = [{"name": name, "model": "none"} for name in ("ada", "bob")]
+    sampling = {"num_generations": 2}
+    document = {"name": "a", "task": {"name": "clock"}, "sampling": sampling, "training": training, "peers": peers}
+    return parse(document)
+
+
+def batch_of(n: int) -> Batch:
+    rollouts = tuple(Rollout(np.array([5], np.int32), np.array([-1.0], np.float32)) for _ in range(n))
+    scored = ScoredGroup(Group("bob", 0, 0, rollouts), ("5",) * n, (0.0,) * n)
+    return collate([scored], {0: np.array([1], np.int32)}, "ada")
+
+
+def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence[float] = ()) -> Judged:
+    """Rollouts of one token each; ``k1`` and ``k3`` are those of the rollouts with Â ≠ 0."""
+    advantage_N = torch.tensor(advantage)
+    rows = np.flatnonzero(advantage_N.numpy())
+    n = len(rows)
+    diagnostics = Diagnostics(
+        length_N=torch.ones(n, dtype=torch.int64),
+        k1_N=torch.tensor(k1 or [0.0] * n),
+        k3_N=torch.tensor(k3 or [0.0] * n),
+        raw_weight=torch.ones(n),
+        weight=torch.ones(n),
+        clipped_low=torch.zeros(n, dtype=torch.bool),
+        clipped_high=torch.zeros(n, dtype=torch.bool),
+    )
+    old = [np.array([-1.0], np.float32)] * n
+    return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, old[0][:0] if n else
+                  np.zeros(0, np.float32), False)  # fmt: skip
+
+
+# --- the filter -------------------------------------------------------------------------------------------------------
+
+
+def test_the_filter_drops_what_is_bad_and_far() -> None:
+    advantage, kl = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([0.0, 99.0, 0.4, 0.5, float("nan")])
+    assert kl_shares(kl, advantage, 0.5).tolist() == [1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("estimator", "shares"), [("k1", [0, 1, 1]), ("k3", [1, 0, 1])])
+def test_the_filter_asks_the_objectives_estimator(estimator: Any, shares: list[float]) -> None:
+    objective = SimpleNamespace(kl_estimator=estimator, kl_threshold=1.0)
+    judged = judged_of([-1.0, 0.0, -1.0, 1.0], k1=[2.0, 0.0, 5.0], k3=[0.0, 2.0, 5.0])
+    chosen = select(judged, [KLFilter(objective)])  # type: ignore[arg-type]
+    assert chosen.share_R.tolist() == shares
+    assert chosen.reason_R == tuple(None if share else "kl" for share in shares)
+    assert chosen.kept_R.tolist() == [share > 0 for share in shares]
+
+
+# --- several ----------------------------------------------------------------------------------------------------------
+
+
+def halves(judged: Judged) -> Tensor:
+    """For a recipe: ``training.selections = ["test_selection.halves"]``."""
+    return torch.full((len(judged.rows),), 0.5)
+
+
+class NothingOfBob(Selection):
+    """For a recipe: a class, made with the recipe and the learner's name, that counts what it heard."""
+
+    def __init__(self, recipe: Recipe, own: str) -> None:
+        self.name, self.own, self.count = "nothing_of_bob", own, 0
+
+    def heard(self, admission: Admission, round: int) -> None:
+        self.count += 1
+
+    def shares(self, judged: Judged) -> Tensor:
+        return torch.tensor([float(source != "bob") for source in judged.source_names()])
+
+    def state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def restore(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def test_shares_multiply_and_the_first_to_lower_one_is_the_reason() -> None:
+    first = OfShares(lambda judged: torch.tensor([1.0, 0.5, 0.0]), "first")
+    chosen = select(judged_of([1.0, -1.0, 1.0]), [first, OfShares(halves, "second")])
+    assert chosen.share_R.tolist() == [0.5, 0.25, 0.0]
+    assert chosen.reason_R == ("second", "first", "first")
+    assert chosen.kept_R.tolist() == [True, True, False]
+
+
+def test_without_gradient_nobody_is_asked() -> None:
+    chosen = select(judged_of([0.0, 0.0]), [OfShares(lambda judged: 1 / 0, "never")])
+    assert chosen.share_R.shape == (0,)
+    assert chosen.reason_R == ()
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1.0, 1.1], [1.0, -0.1], [1.0, float("nan")], []])
+def test_shares_that_are_none_are_named(shares: list[float]) -> None:
+    with pytest.raises(RecipeError, match=r"selection 'mine' returned .* for 2 rollouts"):
+        select(judged_of([1.0, -1.0]), [OfShares(lambda judged: torch.tensor(shares), "mine")])
+
+
+def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    recipe = recipe_of(selections=["test_selection.halves", "test_selection.NothingOfBob"], prompts_per_round=4)
+    kinds = selections_of(recipe, "ada", 100, OBJECTIVES["F-TIS"])
+    assert [selection.name for selection in kinds] == ["kl", "penalty", "halves", "nothing_of_bob"]
+    assert select(judged_of([1.0, -1.0]), kinds).share_R.tolist() == [0, 0]
+    assert [s.name for s in selections_of(recipe_of(), "ada", 100, OBJECTIVES["TIS"])] == ["penalty"]
+    assert [s.name for s in selections_of(recipe_of(max_foreign_rollouts=8), "ada", 9, OBJECTIVES["F-TIS"])] == [
+        "kl",
+        "limit",
+        "penalty",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("test_selection.NOISE", "is a bytes"), ("test_selection.halfs", "did you mean 'halves'"), ("halves", "dotted")],
+)
+def test_a_selection_that_is_none_is_named(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        selections_of(recipe_of(selections=[path]), "ada", 100, OBJECTIVES["TIS"])
+
+
+# --- the foreign limit ------------------------------------------------------------------------------------------------
+
+
+def test_late_groups_take_what_the_limit_leaves() -> None:
+    limit = ForeignLimit(recipe_of(max_foreign_rollouts=6), "ada", 100)  # three groups of two
+    groups = [ScoredGroup(Group("bob", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
+    on_time, late = Admission("bob", tuple(groups[:2]), ()), Admission("bob", tuple(groups[2:]), ())
+    kept = limit.within_room([on_time, late])
+    assert [a.admitted for a in kept] == [tuple(groups[:2]), (groups[2],)]
+    assert kept[1].passed_over == (groups[3].group,)
+
+
+# --- penalties --------------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """A peer's admission of messages, with its penalties."""
+
+    def __init__(self, max_rejections: int = 3, rounds: int = 2) -> None:
+        self.penalties = Penalties(max_rejections, rounds)
+        self.admitter = admitter(assigned=lambda peer, round: [0, 1, 2])
+        self.selections = (self.penalties,)
+
+    def skipped(self, round: int) -> frozenset[str]:
+        return Peer.skipped(self, round)  # type: ignore[arg-type]
+
+    def admit(self, sender: str, data: bytes, round: int) -> Admission:
+        (admission,) = Peer.admit(self, Collected({sender: data}), round)  # type: ignore[arg-type]
+        return admission
+
+
+def good(round: int, peer: str = "ada") -> bytes:
+    return message(group(round % 3, peer=peer, round=round), peer=peer, round=round)
+
+
+def only(admission: Admission) -> Rejection:
+    (rejection,) = admission.rejections
+    return rejection
+
+
+def items(admission: Admission) -> list[int]:
+    return [scored.group.item for scored in admission.admitted]
+
+
+def test_a_peer_is_set_aside_by_one_rejection_more_than_are_borne_and_comes_back() -> None:
+    peer = Listener()
+    for _ in range(3):
+        assert only(peer.admit("ada", NOISE, round=5)).reason == "malformed"
+    assert peer.skipped(5) == frozenset()
+    assert only(peer.admit("ada", NOISE, round=5)).reason == "malformed"  # the fourth
+    for round in (5, 6, 7):
+        assert peer.skipped(round) == {"ada"}
+        rejection = only(peer.admit("ada", good(round), round))
+        assert (rejection.peer, rejection.reason, rejection.item) == ("ada", "set_aside", None)
+    assert peer.skipped(8) == frozenset()
+    assert items(peer.admit("ada", good(8), round=8)) == [8 % 3]
+
+
+def test_each_rejected_group_counts() -> None:
+    bad = [group(item, rollout([END])) for item in (0, 1)]
+    peer = Listener()
+    peer.admit("ada", message(*bad), round=0)
+    assert peer.skipped(0) == frozenset()
+    peer.admit("ada", message(group(2), *bad), round=0)  # what is good in it does not make up for the rest
+    assert peer.skipped(0) == {"ada"}
+
+
+def test_a_faultless_message_wipes_the_slate_and_a_faulty_one_does_not() -> None:
+    peer = Listener()
+    for round in range(10):
+        for _ in range(3):
+            peer.admit("ada", NOISE, round)
+        assert items(peer.admit("ada", good(round), round)) == [round % 3]
+        assert peer.skipped(round) == frozenset()
+    for _ in range(3):
+        peer.admit("ada", NOISE, round=9)
+    mixed = message(group(1, round=9), group(7, round=9), round=9)
+    assert items(peer.admit("ada", mixed, round=9)) == [1]
+    assert peer.skipped(9) == {"ada"}
+
+
+def test_what_is_set_aside_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+
+    def spy(data: bytes, limits: Any) -> Message:
+        decoded.append(data)
+        return decode(data, limits)
+
+    monkeypatch.setattr(admission_module, "decode", spy)
+    peer = Listener(max_rejections=1)
+    for _ in range(2):
+        peer.admit("ada", NOISE, round=0)
+    for round in (0, 1, 2):
+        assert only(peer.admit("ada", good(round), round)).reason == "set_aside"
+    assert decoded == [NOISE] * 2
+    assert items(peer.admit("ada", good(3), round=3)) == [0]
+    assert decoded == [NOISE] * 2 + [good(3)]
+
+
+def test_messages_while_set_aside_make_it_no_longer() -> None:
+    peer = Listener(max_rejections=1)
+    for _ in range(2):
+        peer.admit("ada", NOISE, round=0)
+    for round in (0, 1, 2):
+        for _ in range(20):
+            peer.admit("ada", NOISE, round)
+    assert peer.skipped(3) == frozenset()
+    assert only(peer.admit("ada", NOISE, round=3)).reason == "malformed"  # the count began anew
+    assert peer.skipped(3) == frozenset()
+
+
+def test_one_peer_set_aside_leaves_the_others() -> None:
+    peer = Listener(max_rejections=1)
+    for _ in range(2):
+        peer.admit("ada", NOISE, round=0)
+    assert peer.skipped(0) == {"ada"}
+    assert items(peer.admit("bob", good(0, "bob"), round=0)) == [0]
+
+
+def test_speaking_in_anothers_name_falls_back_on_the_sender() -> None:
+    peer = Listener()
+    for _ in range(4):
+        assert only(peer.admit("bob", good(0, "ada"), round=0)).reason == "wrong_sender"
+    assert peer.skipped(0) == {"bob"}
+
+
+def test_zero_never_sets_aside() -> None:
+    peer = Listener(max_rejections=0)
+    for _ in range(100):
+        peer.admit("ada", NOISE, round=0)
+    assert peer.skipped(0) == frozenset()
+
+
+def test_peers_outside_the_roster_leave_nothing_in_memory() -> None:
+    peer = Listener()
+    for number in range(1000):
+        for _ in range(5):
+            assert only(peer.admit(f"eve{number}", NOISE, round=0)).reason == "not_in_roster"
+    assert peer.penalties.state() == {"rejections": {}, "until": {}}
+
+
+def test_own_slowness_is_not_held_against_the_sender() -> None:
+    peer = Listener(max_rejections=1)
+    peer.admitter = admitter(max_seconds=-1.0)
+    for _ in range(5):
+        assert only(peer.admit("ada", message(group(0)), round=0)).reason == "over_time"
+    assert peer.skipped(0) == frozenset()
+
+
+def test_penalties_outlast_a_restart() -> None:
+    peer, again = Listener(), Listener()
+    for _ in range(4):
+        peer.admit("ada", NOISE, round=5)
+    peer.admit("bob", NOISE, round=5)
+    again.penalties.restore(json.loads(json.dumps(peer.penalties.state())))
+    assert again.skipped(7) == peer.skipped(7) == {"ada"}
+    assert again.penalties == peer.penalties
+
+
+def test_the_terms_of_the_tests_are_those_of_admission() -> None:
+    assert TERMS.assigned is assigned
