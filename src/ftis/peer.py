@@ -28,11 +28,11 @@ from ftis.evaluate import evaluate
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, order_preserved, policy_loss
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
+from ftis.prompts import Task, load_task, render_prompt
 from ftis.records import Records
-from ftis.rewards import Scorer, load_scorer
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of, take_turns
 from ftis.sampling import Decoding, Sampler, sampler_for
-from ftis.tasks import Task, load_task, render_prompt
+from ftis.scoring import Scorer, load_scorer
 
 Event = Mapping[str, Any]
 
