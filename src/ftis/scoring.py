@@ -21,7 +21,7 @@ import numpy as np
 
 from ftis.config import FtisError, PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind, excerpt
-from ftis.rollouts import Prompt
+from ftis.rollouts import Ints, Prompt
 from ftis.seams import look_up
 
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
@@ -68,7 +68,7 @@ class Scorer:
     """The recipe's values of those parameters that the function's signature names."""
 
     def __call__(
-        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
     ) -> tuple[float, ...]:
         """One reward per completion.
 
