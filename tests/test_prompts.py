@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,15 @@ def test_a_task_from_outside_the_package_by_its_dotted_path() -> None:
         (1, "9", {"root": 3}),
         (2, "16", {"root": 4}),
     ]
+
+
+def test_the_documents_example_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^(    from ftis.prompts import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
+    (tmp_path / "documented_task.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load("documented_task.squares", options={"upto": 50})
+    assert (len(task.train), len(task.validation), task.train[0].columns["root"]) == (30, 20, 20)
 
 
 @pytest.mark.usefixtures("my_tasks")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +82,14 @@ def test_a_function_of_ones_own_is_called_as_trl_calls_it() -> None:
     assert scorer("my_rewards.array")(PROMPT, ["a", "b"], [[1], [2]]) == (1.0, 1.0)
     with pytest.raises(RewardError, match="raised KeyError"):
         scorer("my_rewards.broken")(PROMPT, ["a"], [[1]])
+
+
+def test_the_documents_example_is_a_reward_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^(    def my_reward.*\n(?: {8}.*\n)+)", document, re.MULTILINE)
+    (tmp_path / "documented_reward.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert scorer("documented_reward.my_reward")(PROMPT, ["it is 4", "no"], [[1], [2]]) == (1.0, 0.0)
 
 
 @pytest.mark.usefixtures("my_rewards")
