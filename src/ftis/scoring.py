@@ -82,7 +82,7 @@ class Scorer:
             returned = self.function(
                 prompts=[prompt.question] * n,
                 completions=list(completions),
-                completion_ids=[np.asarray(ids).tolist() for ids in completion_ids],
+                completion_ids=[ids.tolist() if isinstance(ids, np.ndarray) else list(ids) for ids in completion_ids],
                 answer=[prompt.answer] * n,
                 **columns,
                 **self.settings,
