@@ -245,7 +245,7 @@ def make_model(name: str, directory: Path) -> Path:
 
 def write_problems(path: Path) -> None:
     from ftis.config import TaskConfig
-    from ftis.tasks import load_task
+    from ftis.prompts import load_task
 
     task = load_task(TaskConfig(name="clock", options={"operators": 2}, validation_size=300))
     splits = {

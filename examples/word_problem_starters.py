@@ -30,9 +30,9 @@ from ftis.lab import runs as experiment
 from ftis.lab.progress import Display
 from ftis.lab.starters import supervised_step
 from ftis.policy import Policy
-from ftis.rewards import load_scorer
+from ftis.prompts import load_task, render_prompt
 from ftis.sampling import sampler_for
-from ftis.tasks import load_task, render_prompt
+from ftis.scoring import load_scorer
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 STYLES = {"reasoned": 0.35, "direct": 0.45, "untagged": 0.2}

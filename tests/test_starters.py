@@ -17,10 +17,12 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
 from ftis.policy import ModelError, Policy, load_tokenizer, tokenizer_fingerprint
-from ftis.rewards import extract_answer, load_scorer
+from ftis.prompts import load_task, render_prompt
+from ftis.rewards import extract_answer
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding, InPlace, open_sampler
-from ftis.tasks import clock_held_out, clock_problem, clock_solution, load_task, render_prompt
+from ftis.scoring import load_scorer
+from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 
 
 def reward(question: str, completion: str) -> float:

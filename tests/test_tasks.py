@@ -1,4 +1,4 @@
-"""Where problems come from, how they are split, and how they become token ids."""
+"""The built-in tasks: where their problems come from and how they are split."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
-from ftis import tasks
-from ftis.config import FtisError, PromptConfig, TaskConfig
+from ftis.config import FtisError, TaskConfig
+from ftis.prompts import Problem, Task, TaskError, load_task
 from ftis.rewards import answers_equal
 from ftis.rollouts import Prompt
-from ftis.tasks import Task, TaskError, clock_held_out, clock_problem, clock_solution, load_task, render_prompt
+from ftis.tasks import clock, gym
+from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
+from ftis.tasks.splitting import hold_out
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -50,19 +50,6 @@ def questions(prompts: tuple[Prompt, ...]) -> list[str]:
 
 def disjoint(task: Task) -> bool:
     return not set(questions(task.train)) & set(questions(task.validation))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gsm9k", "task.name = 'gsm9k': there is no such task; did you mean 'gsm8k'?"),
-        ("zzz", "there is no such task; known: clock, gsm8k, jsonl, math500, reasoning_gym:<dataset>"),
-        ("reasoning_gym", "name one of its data sets, as in"),
-        ("reasoning_gym:", "name one of its data sets, as in"),
-    ],
-)
-def test_unknown_names(name: str, message: str) -> None:
-    fails(message, name)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +101,6 @@ def test_subsets_are_seeded_and_keep_the_order(tmp_path: Path) -> None:
     assert load("gsm8k", **{**keys, "validation_size": 3}).digest == task.digest
     fails("task.train_size = 51: there are only 50 problems", "gsm8k", path=str(tmp_path), train_size=51)
     fails("task.validation_size = 51: there are only 50", "gsm8k", path=str(tmp_path), validation_size=51)
-
-
-def test_the_digest_is_of_train_questions_and_answers_in_order(tmp_path: Path) -> None:
-    def digest(rows: list[dict[str, Any]]) -> str:
-        write_lines(tmp_path / "v.jsonl", [{"question": "v", "answer": "v"}])
-        write_lines(tmp_path / "train.jsonl", rows)
-        return load("jsonl", path=str(tmp_path), validation_file="v.jsonl").digest
-
-    first, second = {"question": "é", "answer": "1"}, {"question": "b", "answer": "2"}
-    assert digest([first, second]) == digest([{**first, "more": 1}, second])
-    assert (
-        len({digest([first, second]), digest([second, first]), digest([first]), digest([{**first, "answer": "3"}])})
-        == 4
-    )
-    assert digest([first, second]) == "9888a2faba7e04288c02ccf2ffa69122fe82195614728612078d1f5b997eb5f4"
 
 
 def as_on_the_hub(root: Path) -> Path:
@@ -328,11 +300,10 @@ def test_jsonl_paths(tmp_path: Path) -> None:
 @given(st.integers(2, 60), st.integers(0, 10**6), st.data())
 def test_a_hold_out_is_a_partition(n: int, seed: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, n - 1))
-    problems = [(f"q{i}", "a", {}) for i in range(n)]
-    config = TaskConfig(name="jsonl", seed=seed, validation_size=size)
-    train, validation = tasks._hold_out(problems, config, "here")
+    problems: list[Problem] = [(f"q{i}", "a", {}) for i in range(n)]
+    train, validation = hold_out(problems, size, seed, "here")
     assert len(validation) == size
-    assert sorted(train + validation) == sorted(problems)
+    assert sorted(train + validation, key=problems.index) == problems
 
 
 # --- clock ----------------------------------------------------------------------------------------------------------
@@ -421,7 +392,7 @@ def test_clock_errors() -> None:
 
 
 def test_clock_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_CLOCK_ENUMERATED", 0)
+    monkeypatch.setattr(clock, "_ENUMERATED", 0)
     fails(
         "task.train_size = 238: clock with 1 operators has too few", "clock", options={"operators": 1}, train_size=238
     )
@@ -450,7 +421,7 @@ def test_reasoning_gym_errors() -> None:
     fails("unexpected keyword argument 'legs'; check task.options", "reasoning_gym:leg_counting", options={"legs": 3})
     fails("task.options.size: set task.train_size", "reasoning_gym:leg_counting", options={"size": 3})
     with pytest.raises(TaskError, match="its answer is None, not a text to compare with; take a data set with one"):
-        tasks._gym_problem({"question": None, "answer": None}, "here")
+        list(gym._problems([{"question": None, "answer": None}], "here"))
     fails("use numbers, strings, booleans", "reasoning_gym:leg_counting", options={"min_animals": {1}})
 
 
@@ -462,7 +433,7 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
 
         return [made(*part) for part in parts]
 
-    monkeypatch.setattr(tasks, "_generate", generate)
+    monkeypatch.setattr(gym, "_generate", generate)
     task = load("reasoning_gym:x", train_size=10)
     assert disjoint(task)
     assert 0 < len(task.validation) == len(set(questions(task.validation))) < 20
@@ -475,7 +446,7 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
 def test_reasoning_gym_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install 'ftis\[reasoning-gym\]'"):
-        tasks._gym_entries("x", {}, 1, 0)
+        gym._entries("x", {}, 1, 0)
 
 
 def test_a_generating_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -484,71 +455,3 @@ def test_a_generating_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatc
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     fails("reasoning_gym:leg_counting: making problems failed: MemoryError: too large", "reasoning_gym:leg_counting")
-
-
-# --- prompts --------------------------------------------------------------------------------------------------------
-
-WORDS = ["<unk>", "<bos>", "<sys>", "<user>", "<bot>", "Be", "brief", "What", "is", "it", "?", "so", "{", "}"]
-CHAT = (
-    "<bos>{% for m in messages %}{{ '<sys>' if m.role == 'system' else '<user>' }} {{ m.content }} {% endfor %}"
-    "{% if add_generation_prompt %}<bot>{% endif %}"
-)
-QUESTION = Prompt(7, "What is it ?", "it")
-
-
-def tokenizer(chat_template: str | None = None, bos: bool = True) -> PreTrainedTokenizerFast:
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if bos:
-        inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    specials = {"unk_token": "<unk>", "bos_token": "<bos>", "extra_special_tokens": ["<sys>", "<user>", "<bot>"]}
-    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=chat_template, **specials)
-
-
-def rendered(config: PromptConfig, tok: PreTrainedTokenizerFast, prompt: Prompt = QUESTION) -> str:
-    ids = render_prompt(prompt, config, tok)
-    assert ids.dtype == np.int32
-    assert ids.ndim == 1
-    return " ".join(WORDS[i] for i in ids)
-
-
-def test_chat_template() -> None:
-    tok = tokenizer(CHAT)
-    assert rendered(PromptConfig(system_prompt="Be brief"), tok) == "<bos> <sys> Be brief <user> What is it ? <bot>"
-    assert rendered(PromptConfig(system_prompt=""), tok) == "<bos> <user> What is it ? <bot>"
-    wrapped = PromptConfig(system_prompt="", template="so {question} so")
-    assert rendered(wrapped, tok) == "<bos> <user> so What is it ? so <bot>"
-
-
-def test_plain_text_where_there_is_no_chat_template_or_it_is_not_wanted() -> None:
-    plain = "<bos> Be brief What is it ?"
-    assert rendered(PromptConfig(system_prompt="Be brief"), tokenizer()) == plain
-    assert rendered(PromptConfig(system_prompt="Be brief", chat_template="never"), tokenizer(CHAT)) == plain
-    assert rendered(PromptConfig(system_prompt=""), tokenizer(bos=False)) == "What is it ?"
-
-
-def test_plain_text_is_system_blank_line_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    class Spy:
-        chat_template = None
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            seen.append(text)
-            return {"input_ids": [1]}
-
-    render_prompt(QUESTION, PromptConfig(system_prompt="S", template="Q: {question}="), Spy())
-    render_prompt(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), Spy())
-    assert seen == ["S\n\nQ: What is it ?=", "{question} {x}"]
-
-
-def test_a_prompt_without_tokens_is_an_error() -> None:
-    with pytest.raises(TaskError, match=r"the prompt of problem 3 .'  '. has no tokens; put some text"):
-        render_prompt(Prompt(3, "  ", ""), PromptConfig(system_prompt=""), tokenizer(bos=False))
-
-
-def test_a_chat_template_that_refuses() -> None:
-    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<bot>"
-    with pytest.raises(TaskError, match="refuses the prompt of problem 7: no system role; set prompt"):
-        render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
-    assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"

@@ -384,9 +384,9 @@ def evaluate_model(
     from ftis.evaluate import evaluate
     from ftis.lab import starters
     from ftis.policy import Policy
-    from ftis.rewards import load_scorer
+    from ftis.prompts import load_task, render_prompt
     from ftis.sampling import open_sampler
-    from ftis.tasks import load_task, render_prompt
+    from ftis.scoring import load_scorer
 
     base = load(recipe) if recipe else None
     try:

@@ -27,14 +27,14 @@ from ftis.learning import judge, learn
 from ftis.measures import Heard, round_record
 from ftis.objectives import Objective, group_advantages, resolve
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
+from ftis.prompts import Task, load_task, render_prompt
 from ftis.records import Records, RoundRecord
-from ftis.rewards import Scorer, load_scorer
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate
 from ftis.sampling import Decoding, Sampler, open_sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
+from ftis.scoring import Scorer, load_scorer
 from ftis.seams import look_up
 from ftis.selection import Selection, select, selections_of
-from ftis.tasks import Task, load_task, render_prompt
 
 Event = Mapping[str, Any]
 Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]

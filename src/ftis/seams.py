@@ -19,9 +19,9 @@ TASKS: Mapping[str, str] = {
     "math500": "ftis.tasks.math500.load",
     "jsonl": "ftis.tasks.jsonl.load",
     "clock": "ftis.tasks.clock.load",
-    "reasoning_gym": "ftis.tasks.gym.load",
+    "reasoning_gym:<dataset>": "ftis.tasks.gym.load",
 }
-"""``task.name`` up to a colon -> ``f(TaskConfig) -> Task``."""
+"""``task.name`` -> ``f(TaskConfig) -> Task``; ``<dataset>`` stands for any name. See :mod:`ftis.prompts`."""
 
 SAMPLERS: Mapping[str, str] = {
     "builtin": "ftis.engines.builtin.open_sampler",

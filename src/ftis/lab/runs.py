@@ -41,10 +41,10 @@ from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
 from ftis.lab import starters
 from ftis.peer import Event, load_peer, run_peer
 from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
+from ftis.prompts import Task, load_task, require_unseen
 from ftis.records import Records, open_trackers
-from ftis.rewards import load_scorer
 from ftis.schedule import assigned
-from ftis.tasks import Task, load_task, require_unseen
+from ftis.scoring import load_scorer
 
 Say = Callable[[Event], None]
 LOCK_SECONDS = 30.0

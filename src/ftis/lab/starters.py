@@ -1,7 +1,7 @@
 """Starters: small Qwen2-architecture models made on the spot, for machines without a GPU or a hub.
 
-A starter is warmed up by a short supervised run on the clock calculator (:mod:`ftis.tasks`) in a mixture of styles,
-of which only some earn reward: most completions answer without reasoning. It can do the task now and then, and
+A starter is warmed up by a short supervised run on the clock calculator (:mod:`ftis.tasks.clock`) in a mixture of
+styles, of which only some earn reward: most completions answer without reasoning. It can do the task now and then, and
 reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
 ``starter:adder`` and ``starter:multiplier`` are of ``small``'s size and were warmed on other mixtures of operators;
 ``starter:large-multiplier`` is of ``large``'s.
@@ -36,7 +36,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.sampling import Decoding
-from ftis.tasks import clock_held_out, clock_solution
+from ftis.tasks.clock import clock_held_out, clock_solution
 
 PREFIX = "starter:"
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -1,0 +1,46 @@
+"""Numbers as people write them in answers: ``$1,000.0``, ``1/2``, ``50%``, ``2.5e-1``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_ANSWER_LENGTH = 512
+"""Characters; a longer answer is wrong, whatever it says."""
+
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = re.compile(
+    rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]*))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
+)
+_SIGN = re.compile(r"([+-]?)\s*(?:\\?\$)?\s*([+-]?)\s*")
+_RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
+
+
+def read_number(text: str) -> Fraction | None:
+    """The rational number that a text denotes, without currency and percent signs, thousands separators, final period.
+
+    Returns:
+        ``None`` where the text is no number, is longer than :data:`MAX_ANSWER_LENGTH`, or has an exponent of more than
+        three digits.
+    """
+    if len(text) > MAX_ANSWER_LENGTH:
+        return None
+    text = text.strip().replace("\N{MINUS SIGN}", "-").removesuffix(".").rstrip()
+    text = text.removesuffix("%").removesuffix("\\").rstrip()
+    signs = _SIGN.match(text)
+    assert signs is not None  # every part of the pattern is optional
+    if signs[1] and signs[2]:  # before or after the currency sign, but not both
+        return None
+    text = text[signs.end() :].removesuffix("$").removesuffix("\\").rstrip()
+    value: Fraction
+    if found := _DECIMAL.fullmatch(text):
+        whole, part = (found["whole"] or "").replace(",", ""), found["part"] or found["only"] or ""
+        value = Fraction(int(whole + part), 10 ** len(part)) * Fraction(10) ** int(found["exp"] or 0)
+    elif found := _RATIO.fullmatch(text):
+        under = int(found["under"].replace(",", ""))
+        if under == 0:
+            return None
+        value = Fraction(int(found["over"].replace(",", "")), under)
+    else:
+        return None
+    return -value if "-" in (signs[1], signs[2]) else value

@@ -1,0 +1,164 @@
+"""Completions to rewards: find the recipe's reward function, call it, check what it returns.
+
+A reward function has TRL's signature, and a recipe names it by its dotted path (``reward.function``)::
+
+    def shorter_is_better(prompts, completions, completion_ids, **columns):
+        return [1.0 / len(ids) for ids in completion_ids]
+
+The built-in one, :func:`ftis.rewards.format_and_answer`, is found and called in the same way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ftis.config import FtisError, PromptConfig, RewardConfig
+from ftis.prompts import AnswerKind, excerpt
+from ftis.rollouts import Ints, Prompt
+from ftis.seams import look_up
+
+RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
+"""Arguments of every reward function. A data set's column of such a name does not replace them."""
+
+
+class RewardError(FtisError):
+    """A reward function that cannot be called, raises, or returns what is no reward."""
+
+
+class RewardFunction(Protocol):
+    """Scores N completions of one prompt. All arguments are passed by name."""
+
+    def __call__(
+        self,
+        *,
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        **columns: Any,
+    ) -> Iterable[float]:
+        """One finite number per completion.
+
+        Args:
+            prompts: [N] times the question, without template and system prompt.
+            completions: [N] texts.
+            completion_ids: [N] token ids of each.
+            answer: [N] times the expected answer.
+            columns: [N] times the value of each further column of the data set. A function whose signature names
+                ``answer_kind``, ``think_tag`` or ``answer_tag`` gets the recipe's value of it, one string.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores the completions of one prompt with a reward function. :func:`load_scorer` makes one."""
+
+    function: RewardFunction
+    path: str
+    """The function's dotted path, for messages."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The recipe's values of those parameters that the function's signature names."""
+
+    def __call__(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
+    ) -> tuple[float, ...]:
+        """One reward per completion.
+
+        Raises:
+            RewardError: the function raised, or did not return one finite number per completion.
+        """
+        n = len(completions)
+        taken = RESERVED_COLUMNS | self.settings.keys()
+        columns = {name: [value] * n for name, value in prompt.columns.items() if name not in taken}
+        try:
+            returned = self.function(
+                prompts=[prompt.question] * n,
+                completions=list(completions),
+                completion_ids=[ids.tolist() if isinstance(ids, np.ndarray) else list(ids) for ids in completion_ids],
+                answer=[prompt.answer] * n,
+                **columns,
+                **self.settings,
+            )
+        except FtisError:  # names its own remedy
+            raise
+        except Exception as error:  # the user's code: whatever it raises is named as its own
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise RewardError(
+                f"reward.function {self.path!r} raised {type(error).__name__}: {error} "
+                f"({place.filename}, line {place.lineno}); mend it there"
+            ) from error
+        return self._checked(returned, n)
+
+    def _checked(self, returned: Any, n: int) -> tuple[float, ...]:
+        try:
+            values = list(returned)
+        except TypeError:
+            values = None
+        if values is None or isinstance(returned, (str, bytes, dict)):
+            raise RewardError(
+                f"reward.function {self.path!r} returned {excerpt(returned)}; return a list of {n} numbers, "
+                "one per completion"
+            )
+        if len(values) != n:
+            raise RewardError(
+                f"reward.function {self.path!r} returned {len(values)} values for {n} completions: "
+                f"{excerpt(returned)}; return one number per completion"
+            )
+        return tuple(self._finite(value, position) for position, value in enumerate(values))
+
+    def _finite(self, value: Any, position: int) -> float:
+        try:
+            number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise RewardError(
+                f"reward.function {self.path!r} returned {excerpt(value)} for completion {position}; "
+                "return a finite number for every completion (0.0 where it does not apply)"
+            )
+        return number
+
+
+def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:
+    """The recipe's reward function, ready to call.
+
+    Args:
+        reward: names the function by its dotted path, and how answers are compared.
+        prompt: names the tags.
+        answer_kind: the task's own, for ``reward.answer = "auto"``.
+
+    Raises:
+        RecipeError: the path leads to no object.
+        RewardError: the object cannot be called with a data set's columns.
+    """
+    function = look_up(reward.function, "reward.function")
+    where = f"reward.function = {reward.function!r}"
+    if not callable(function):
+        raise RewardError(
+            f"{where}: is a {type(function).__name__}, not a function; "
+            "name a function f(prompts, completions, completion_ids, **columns) -> list[float]"
+        )
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return Scorer(function, reward.function)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        raise RewardError(
+            f"{where}: does not take the data set's columns; add **columns to its arguments, as in "
+            "f(prompts, completions, completion_ids, **columns)"
+        )
+    settings: dict[str, str] = {
+        "answer_kind": answer_kind if reward.answer == "auto" else reward.answer,
+        "think_tag": prompt.think_tag,
+        "answer_tag": prompt.answer_tag,
+    }
+    named = {name: value for name, value in settings.items() if name in parameters}
+    return Scorer(function, reward.function, named)

@@ -1,0 +1,156 @@
+"""Procedural data sets of reasoning-gym, made in a process of their own (``python -m ftis.tasks.gym``).
+
+Some of the data sets depend on the order of Python's sets of strings, which differs from process to process. The
+generating process runs with that order fixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ftis.config import TaskConfig, nearest
+from ftis.prompts import Problem, Task, TaskError, excerpt, make_task, refuse_settings
+
+Part = tuple[int, int]
+"""How many problems to make, and from which seed."""
+
+
+def load(config: TaskConfig) -> Task:
+    """Problems of the data set named after the colon, with ``task.options`` as its settings.
+
+    Validation problems come from another seed than training problems, and those that training has too are left out.
+    Many data sets make problem i from seed + i, so near seeds would share problems: the seeds here are far apart.
+    """
+    refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
+    _, _, dataset = config.name.partition(":")
+    if not dataset:
+        raise TaskError(
+            f"task.name = {config.name!r}: name one of its data sets, as in 'reasoning_gym:basic_arithmetic'"
+        )
+    for reserved in {"size", "seed"} & set(config.options):
+        raise TaskError(f"task.options.{reserved}: set task.train_size, task.validation_size and task.seed instead")
+    train_size, wanted = config.train_size or 2000, config.validation_size or 200
+
+    def part(name: str, size: int) -> Part:
+        digest = hashlib.sha256(f"{config.seed}/{name}".encode()).digest()
+        return size, int.from_bytes(digest[:4], "big") >> 1
+
+    made = _generate(dataset, config.options, [part("train", train_size), part("validation0", wanted)])
+    train = list(_problems(made[0], f"{config.name}, training problem"))
+    trained = {question for question, _, _ in train}
+    fresh: dict[str, Problem] = {}
+
+    def add(entries: list[dict[str, Any]]) -> None:
+        for problem in _problems(entries, f"{config.name}, validation problem"):
+            if problem[0] not in trained:
+                fresh.setdefault(problem[0], problem)
+
+    add(made[1])
+    if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
+        for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)]):
+            add(more)
+    if not fresh or (config.validation_size is not None and len(fresh) < wanted):
+        raise TaskError(
+            f"{config.name}: of {4 * wanted} validation problems only {len(fresh)} are different and not "
+            f"among the {train_size} for training; lower task.train_size or task.validation_size, or widen the "
+            "problems with task.options"
+        )
+    return make_task(config.name, train, list(fresh.values())[:wanted], "exact")
+
+
+def _problems(entries: list[dict[str, Any]], where: str) -> Iterator[Problem]:
+    for number, entry in enumerate(entries):
+        question, answer = entry["question"], entry["answer"]
+        if not isinstance(question, str) or not isinstance(answer, str):
+            raise TaskError(
+                f"{where} {number}: its answer is {excerpt(answer)}, not a text to compare with; "
+                "take a data set with one right answer"
+            )
+        yield question, answer, {"metadata": entry["metadata"]} if "metadata" in entry else {}
+
+
+def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> list[list[dict[str, Any]]]:
+    """The entries of each part, made by the generating process."""
+    try:
+        request = json.dumps({"dataset": dataset, "options": options, "parts": parts})
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"task.options: {error}; use numbers, strings, booleans and lists of them") from None
+    done = subprocess.run(
+        # -P: a file in the working directory that is named like a library must not be imported instead of it.
+        [sys.executable, "-P", "-W", "ignore", "-m", "ftis.tasks.gym"],
+        input=request,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+    try:
+        reply = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TaskError(f"reasoning_gym:{dataset}: making problems failed: {last}") from None
+    if "error" in reply:
+        raise TaskError(reply["error"])
+    made: list[list[dict[str, Any]]] = reply["parts"]
+    return made
+
+
+# --- the generating process -----------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    """Read a request from stdin; write entries or an error to stdout."""
+    request = json.loads(sys.stdin.read())
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no part of the reply
+    try:
+        dataset, options = request["dataset"], request["options"]
+        reply: dict[str, Any] = {"parts": [_entries(dataset, options, *part) for part in request["parts"]]}
+    except TaskError as error:
+        reply = {"error": str(error)}
+    with output:
+        json.dump(reply, output)
+
+
+def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> list[dict[str, Any]]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install 'ftis[reasoning-gym]'") from error
+    if dataset not in DATASETS:
+        raise TaskError(f"reasoning_gym:{dataset}: there is no such data set{nearest(dataset, list(DATASETS))}")
+    try:
+        made = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TaskError(f"reasoning_gym:{dataset}: {error or type(error).__name__}; check task.options") from error
+    entries = []
+    for i in range(size):
+        entry = made[i]
+        kept = {"question": entry["question"], "answer": entry["answer"]}
+        if _is_json(entry.get("metadata")):
+            kept["metadata"] = entry["metadata"]
+        if not isinstance(kept["answer"], str):
+            kept["answer"] = None if kept["answer"] is None else repr(kept["answer"])
+            kept["question"] = None
+        entries.append(kept)
+    return entries
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,70 @@
+"""Problems from JSON Lines files of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ftis.config import TaskConfig
+from ftis.prompts import Problem, Task, TaskError, make_task, refuse_settings, require_disjoint
+from ftis.tasks.reading import jsonl_rows, problem_of
+from ftis.tasks.splitting import hold_out, subset
+
+
+def load(config: TaskConfig) -> Task:
+    """Problems from ``task.path``, a ``.jsonl`` file or a directory of them.
+
+    Without a validation file, some problems are held out of training, with all their copies. With one, a question in
+    both files is an error. A directory with a validation file only is a task for evaluation.
+    """
+    refuse_settings(config, "options")
+    question_field, answer_field = config.question_field or "question", config.answer_field or "answer"
+    train_file, validation_file = _files(config)
+
+    def read(file: Path) -> list[Problem]:
+        return [problem_of(row, question_field, answer_field, where) for row, where in jsonl_rows(file)]
+
+    train = read(train_file) if train_file else []
+    if validation_file:
+        validation = read(validation_file)
+        require_disjoint(train, validation, f"{train_file} and {validation_file}")
+        validation = subset(validation, config.validation_size, config.seed, "validation")
+    else:
+        train, validation = hold_out(train, config.validation_size, config.seed, str(train_file))
+    if not train and config.train_size is not None:
+        raise TaskError(
+            f"task.train_size = {config.train_size}: {validation_file} is for evaluation only; leave it out"
+        )
+    return make_task(config.name, subset(train, config.train_size, config.seed, "train"), validation, "exact")
+
+
+def _files(config: TaskConfig) -> tuple[Path | None, Path | None]:
+    """The training and the validation file, of which one may be absent."""
+    if config.path is None:
+        raise TaskError("task.path is missing: name a .jsonl file or a directory of them")
+    path = Path(config.path)
+    if not path.exists():
+        raise TaskError(f"task.path = {config.path!r}: there is no such file or directory")
+    if path.is_file() and config.train_file is not None:
+        raise TaskError(
+            f"task.train_file = {config.train_file!r}: task.path already names a file; leave one of them out"
+        )
+    directory = path if path.is_dir() else path.parent
+
+    def named(key: str, name: str) -> Path:
+        if not (directory / name).is_file():
+            present = ", ".join(sorted(file.name for file in directory.glob("*.jsonl"))) or "none"
+            raise TaskError(
+                f"task.{key} = {name!r}: there is no such file in {directory}; .jsonl files there: {present}"
+            )
+        return directory / name
+
+    validation = None
+    if config.validation_file is not None:
+        validation = named("validation_file", config.validation_file)
+    elif path.is_dir() and (path / "validation.jsonl").is_file():
+        validation = path / "validation.jsonl"
+    if path.is_file():
+        return path, validation
+    if config.train_file is None and validation is not None and not (path / "train.jsonl").is_file():
+        return None, validation
+    return named("train_file", config.train_file or "train.jsonl"), validation

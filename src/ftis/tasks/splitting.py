@@ -1,0 +1,63 @@
+"""Seeded subsets and held-out problems, the same on every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from ftis.prompts import Problem, TaskError
+
+Split = Literal["train", "validation"]
+T = TypeVar("T")
+
+
+def generator(seed: int, split: Split) -> np.random.Generator:
+    """Random numbers of one split, independent of the other's."""
+    return np.random.default_rng([abs(seed), int(seed < 0), int(split == "validation")])
+
+
+def subset(items: Sequence[T], size: int | None, seed: int, split: Split) -> list[T]:
+    """``size`` of ``items``, drawn by ``seed``, in their order; all of them without a size.
+
+    Raises:
+        TaskError: there are fewer than ``size``.
+    """
+    if size is None:
+        return list(items)
+    if size > len(items):
+        raise TaskError(
+            f"task.{split}_size = {size}: there are only {len(items)} problems; ask for at most {len(items)}"
+        )
+    return [items[i] for i in sorted(generator(seed, split).permutation(len(items))[:size])]
+
+
+def hold_out(
+    problems: Sequence[Problem], size: int | None, seed: int, where: str
+) -> tuple[list[Problem], list[Problem]]:
+    """The problems to train on and those held out for validation, ``size`` questions drawn by ``seed``.
+
+    The copies of a held-out problem leave training too; validation has the first of them.
+
+    Args:
+        size: ``None`` is a tenth of the questions, at least 1 and at most 100.
+        where: the file that the problems are from, for messages.
+
+    Raises:
+        TaskError: nothing would be left to train on.
+    """
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(problem[0], problem)
+    questions = list(first)
+    size = size or max(1, min(100, len(questions) // 10))
+    if size >= len(questions):
+        raise TaskError(
+            f"{where}: holding out {size} of {len(questions)} different problems leaves none to train on; "
+            "lower task.validation_size or add problems"
+        )
+    held_out = subset(questions, size, seed, "validation")
+    kept_out = set(held_out)
+    train = [problem for problem in problems if problem[0] not in kept_out]
+    return train, [first[question] for question in held_out]

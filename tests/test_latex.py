@@ -1,0 +1,250 @@
+"""Equality of formulas, hostile formulas, and the process that compares them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ftis.rewards import answers_equal, latex
+from ftis.scoring import RewardError
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (r"\frac{1}{2}", "0.5"),
+        (r"\dfrac12", r"\frac{1}{2}"),
+        ("1/2", r"\frac12"),
+        ("$\\frac{1}{2}$", "0.5"),
+        (r"\(\frac{1}{2}\)", "0.5"),
+        (r"\[ \frac{1}{2} \]", "0.5"),
+        (r"\boxed{\frac{1}{2}}", "0.5"),
+        (r"$\boxed{5}$.", "5"),
+        (r"2\sqrt{5}", r"\sqrt{20}"),
+        ("3-13x", "-13x+3"),
+        ("(x-1)(x+1)", "x^2-1"),
+        ("x=5", "5"),
+        ("5", "x=5"),
+        ("2,1", "1,2"),
+        ("(3, 4]", "(3,4]"),
+        ("$36", r"\$36"),
+        ("-$36", "-36"),
+        ("10080", r"10,\!080"),
+        ("90", r"90^\circ"),
+        ("Evelyn", r"\text{Evelyn}"),
+        ("C", r"\text{(C)}"),
+        (r"1+\sqrt{19},1-\sqrt{19}", r"1 \pm \sqrt{19}"),
+        (r"\frac{275}{2}", r"137 \frac{1}{2}"),
+        ("\\begin{pmatrix} -2 \\\\\n -14 \\end{pmatrix}", r"\begin{pmatrix} -2 \\ -14 \end{pmatrix}"),
+        ("5.4", r"5.4 \text{ cents}"),
+    ],
+)
+def test_equal_formulas(given: str, expected: str) -> None:
+    assert answers_equal(given, expected, "math")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (r"\frac{1}{3}", "0.5"),
+        ("(3,4)", "(3,4]"),
+        ("(1,2)", "(2,1)"),
+        ("5", "-5"),
+        # more than one answer is none
+        ("1,2", "2"),
+        ("1 or 2", "2"),
+        ("$1$ and $2$", "2"),
+        ("$1$ $2$", "2"),
+        ("1$ $2$ $", "2"),
+        (r"\boxed{1} \boxed{2}", "2"),
+        (r"1} \boxed{2", "2"),
+        ("2}{1", "2"),
+        (r"\(1\) \(2\)", "2"),
+        ("1\n2", "2"),
+        ("$", "2"),
+        ("$$", "2"),
+        (r"\$", "2"),
+        ("{", "2"),
+        ("", ""),
+    ],
+)
+def test_unequal_formulas(given: str, expected: str) -> None:
+    assert not answers_equal(given, expected, "math")
+
+
+def test_every_math500_answer_is_itself() -> None:
+    file = DATA / "math500" / "test.jsonl"
+    if not file.is_file():
+        pytest.skip("needs ../shared/data/math500 beside the checkout")
+    answers = [json.loads(line)["answer"] for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(answers) == 500
+    assert [a for a in answers if not answers_equal(a, a, "math")] == []
+    # between dollar signs the text differs, so this goes through the parser
+    assert [a for a in answers if not answers_equal(f"${a}$", a, "math")] == []
+    wrong = [a for a in answers if a.isdigit() and answers_equal(f"${int(a) + 1}$", a, "math")]
+    assert wrong == []
+
+
+# --- hostile answers and the helper process -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[latex._Helper]:
+    """A helper of the test's own, so that limits can be lowered."""
+    helper = latex._Helper()
+    monkeypatch.setattr(latex, "_helper", helper)
+    latex._equal.cache_clear()
+    yield helper
+    helper.stop()
+    latex._equal.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def impatient_helper() -> Iterator[latex._Helper]:
+    helper = latex._Helper()
+    yield helper
+    helper.stop()
+
+
+@pytest.fixture
+def short_limit(impatient_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> latex._Helper:
+    """A lower limit on processor time, for what is to exceed it."""
+    monkeypatch.setattr(latex, "_helper", impatient_helper)
+    monkeypatch.setattr(latex, "_CPU_SECONDS", 0.3)
+    return impatient_helper
+
+
+SLOW = "(" * 250 + "5" + ")" * 250  # the grammar takes minutes
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "10**10**10",
+        "10^{10^{10}}",
+        r"\sum_{i=1}^{10^9} \frac{1}{i^2}",
+        "(x+1)^{10^7}",
+        r"\sqrt{" * 80 + "2" + "}" * 80,
+        "1+" * 200 + "1",
+        "9" * 510,
+        "\\" * 511,
+        "\x00",
+        "\ud800",
+        r"\{\text{__import__('os').abort()}\}",
+        "__import__('os').abort()",
+        '\n{"given": "5", "expected": "5"}\n',
+    ],
+)
+@pytest.mark.usefixtures("short_limit")
+def test_hostile_answers_are_wrong(hostile: str) -> None:
+    assert not answers_equal(hostile, "5", "math")
+
+
+def test_hostile_answers_harm_nothing_after_them(short_limit: latex._Helper) -> None:
+    for n, hostile in enumerate(["10^{10^{10}}", r"\text{__import__('os').abort()}"]):
+        assert not answers_equal(hostile, "5", "math")
+        assert answers_equal(f"{n}.0", str(n), "math")
+
+
+def test_a_comparison_over_its_limit_is_ended_and_the_next_one_works(
+    fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latex, "_CPU_SECONDS", 0.3)
+    assert not answers_equal(SLOW, "5", "math")
+    assert fresh_helper._process is None
+    assert answers_equal("5.0", "5", "math")
+    first = fresh_helper._process
+    assert answers_equal("6.0", "6", "math")
+    assert fresh_helper._process is first  # persistent while nothing goes wrong
+
+
+def test_a_helper_that_hangs_is_killed_by_the_clock(
+    fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "print('ready', flush=True); import time; time.sleep(600)"
+    monkeypatch.setattr(latex, "_command", lambda: [sys.executable, "-c", script])
+    monkeypatch.setattr(latex, "_WALL_SECONDS", 0.1)
+    assert not answers_equal("5.0", "5", "math")
+    assert fresh_helper._process is None
+
+
+def test_a_helper_that_died_idle_costs_no_answer(fresh_helper: latex._Helper) -> None:
+    assert answers_equal("5.0", "5", "math")
+    assert fresh_helper._process is not None
+    fresh_helper._process.kill()
+    assert answers_equal("6.0", "6", "math")
+
+
+def test_a_helper_that_cannot_start_is_an_error(fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latex, "_command", lambda: [sys.executable, "-c", "print('No module named math_verify')"])
+    with pytest.raises(RewardError, match=r"did not start .No module named math_verify.: install math-verify"):
+        answers_equal("5.0", "5", "math")
+    monkeypatch.setattr(latex, "_command", lambda: ["/nonexistent/python"])
+    with pytest.raises(RewardError, match=r"cannot be started: .*No such file"):
+        answers_equal("5.0", "5", "math")
+
+
+def test_many_threads_share_the_helper(fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latex, "_CPU_SECONDS", 1.0)
+    pairs = [(f"\\frac{{{n}}}{{2}}", str(n / 2)) for n in range(40)] + [(str(n), str(n + 1)) for n in range(40)]
+    pairs.insert(20, (SLOW, "5"))
+    with ThreadPoolExecutor(8) as pool:
+        verdicts = list(pool.map(lambda pair: answers_equal(pair[0], pair[1], "math"), pairs))
+    assert verdicts == [given_text.startswith("\\frac") for given_text, _ in pairs]
+    assert threading.active_count() < 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_has_a_helper_of_its_own() -> None:
+    script = """
+import os
+from ftis.rewards import latex
+assert latex.formulas_equal("5.0", "5")
+mine = latex._helper._process.pid
+if (child := os.fork()) == 0:
+    ok = latex.formulas_equal("7.0", "7") and latex._helper._process.pid != mine
+    latex._helper.stop()
+    os._exit(0 if ok else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert latex.formulas_equal("6.0", "6") and latex._helper._process.pid == mine
+print(mine)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    with pytest.raises(ProcessLookupError):  # gone with its parent
+        os.kill(int(done.stdout), 0)
+
+
+def test_the_helper_is_limited_in_memory_and_evaluates_no_text() -> None:
+    pytest.importorskip("resource")
+    script = """
+import io, os, sys
+from ftis.rewards import latex
+replies_to, os.dup2 = os.dup(1), lambda *_: None
+sys.argv = ["latex", "5"]
+sys.stdin = io.TextIOWrapper(io.BytesIO(b""))
+latex._serve()
+import sympy
+try:
+    assert sympy.Number("2.5") == 2.5
+    sympy.sympify("__import__('os').abort()")
+except (ValueError, sympy.SympifyError):
+    print("refused")
+try:
+    bytearray(3 << 30)
+except MemoryError:
+    print("limited")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["ready", "refused", "limited"], done.stderr

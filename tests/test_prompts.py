@@ -1,0 +1,206 @@
+"""How a recipe names its task, what a task is, and how a problem becomes token ids."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ftis.config import PromptConfig, RecipeError, TaskConfig
+from ftis.prompts import Problem, Task, TaskError, load_task, make_task, render_prompt, require_unseen
+from ftis.rollouts import Prompt
+
+
+def load(name: str, **keys: Any) -> Task:
+    return load_task(TaskConfig(name=name, **keys))
+
+
+# --- the task that a recipe names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gsm9k", "task.name = 'gsm9k': write a dotted path, as in 'my_module.my_function'; did you mean 'gsm8k'?"),
+        ("zzz", "built in: gsm8k, math500, jsonl, clock, reasoning_gym:<dataset>"),
+        ("gsm8k:main", "task.name = 'gsm8k:main': write a dotted path, as in"),
+        ("reasoning_gym", "did you mean 'reasoning_gym:<dataset>'?"),
+        ("no_such_module.load", "there is no module 'no_such_module'"),
+        ("ftis.tasks.clock.lod", "module 'ftis.tasks.clock' has no 'lod'; did you mean 'load'?"),
+    ],
+)
+def test_a_name_that_leads_nowhere(name: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_data_set_is_missing() -> None:
+    with pytest.raises(TaskError, match=r"name one of its data sets, as in 'reasoning_gym:basic_arithmetic'"):
+        load("reasoning_gym:")
+
+
+@pytest.fixture
+def my_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module outside the package."""
+    (tmp_path / "my_tasks.py").write_text(
+        "from ftis.prompts import make_task\n"
+        "LEVEL = 3\n"
+        "def squares(config):\n"
+        "    problems = [(f'{n} squared?', str(n * n), {'root': n}) for n in range(config.options['upto'])]\n"
+        "    held = config.validation_size\n"
+        "    return make_task(config.name, problems[held:], problems[:held], 'number')\n"
+        "def pairs(config): return [('1+1?', '2')]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_tasks", None)
+
+
+@pytest.mark.usefixtures("my_tasks")
+def test_a_task_from_outside_the_package_by_its_dotted_path() -> None:
+    task = load("my_tasks.squares", validation_size=2, options={"upto": 5})
+    assert (task.name, task.answer_kind) == ("my_tasks.squares", "number")
+    assert [(p.item, p.question, p.answer) for p in task.validation] == [(0, "0 squared?", "0"), (1, "1 squared?", "1")]
+    assert [(p.item, p.answer, dict(p.columns)) for p in task.train] == [
+        (0, "4", {"root": 2}),
+        (1, "9", {"root": 3}),
+        (2, "16", {"root": 4}),
+    ]
+
+
+def test_the_documents_example_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^(    from ftis.prompts import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
+    (tmp_path / "documented_task.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load("documented_task.squares", options={"upto": 50})
+    assert (len(task.train), len(task.validation), task.train[0].columns["root"]) == (30, 20, 20)
+
+
+@pytest.mark.usefixtures("my_tasks")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_tasks.LEVEL", "task.name = 'my_tasks.LEVEL': is a int, not a function; name a function f(TaskConfig)"),
+        ("my_tasks.pairs", "returned [('1+1?', '2')], not a Task; return ftis.prompts.make_task(config.name, ...)"),
+    ],
+)
+def test_a_path_that_leads_to_no_task(name: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load(name)
+    assert message in str(caught.value)
+
+
+# --- what a task is --------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_of_training_questions_and_answers_in_order() -> None:
+    first: Problem = ("é", "1", {})
+    second: Problem = ("b", "2", {})
+
+    def digest(*train: Problem) -> str:
+        return make_task("mine", train, [("v", "v", {})], "exact").digest
+
+    assert digest(first, second) == "9888a2faba7e04288c02ccf2ffa69122fe82195614728612078d1f5b997eb5f4"
+    assert digest(first, second) == digest(("é", "1", {"more": 1}), second)
+    assert len({digest(first, second), digest(second, first), digest(first), digest(("é", "3", {}), second)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "message"),
+    [
+        ([("1+1?", 2, {})], "number", "task 'mine': the answer of problem 0 is 2; write it as a string"),
+        ([("a", "b", {}), (None, "2", {})], "number", "the question of problem 1 is None; write it as a string"),
+        ([("v", "1", {})], "number", "task 'mine': train and validation: share 1 questions, the first of them 'v'"),
+        ([], "prose", "task 'mine': answer_kind = 'prose'; use one of number, math, exact"),
+    ],
+)
+def test_a_task_that_cannot_be(train: Any, kind: Any, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        make_task("mine", train, [("v", "v", {})], kind)
+    assert message in str(caught.value)
+
+
+def test_an_ood_task_has_no_question_that_is_trained_on() -> None:
+    task = make_task("mine", [("a", "1", {}), ("b", "2", {})], [("v", "3", {})], "exact")
+    require_unseen(task, make_task("other", [("a", "1", {})], [("v", "3", {}), ("w", "4", {})], "exact"))
+    with pytest.raises(TaskError, match="ood task 'other': 1 of its questions are trained on, the first of them 'b'"):
+        require_unseen(task, make_task("other", [], [("w", "1", {}), ("b", "2", {})], "exact"))
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+WORDS = ["<unk>", "<bos>", "<sys>", "<user>", "<bot>", "Be", "brief", "What", "is", "it", "?", "so", "{", "}"]
+CHAT = (
+    "<bos>{% for m in messages %}{{ '<sys>' if m.role == 'system' else '<user>' }} {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
+QUESTION = Prompt(7, "What is it ?", "it")
+
+
+def tokenizer(chat_template: str | None = None, bos: bool = True) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    specials = {"unk_token": "<unk>", "bos_token": "<bos>", "extra_special_tokens": ["<sys>", "<user>", "<bot>"]}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=chat_template, **specials)
+
+
+def rendered(config: PromptConfig, tok: PreTrainedTokenizerFast, prompt: Prompt = QUESTION) -> str:
+    ids = render_prompt(prompt, config, tok)
+    assert ids.dtype == np.int32
+    assert ids.ndim == 1
+    return " ".join(WORDS[i] for i in ids)
+
+
+def test_chat_template() -> None:
+    tok = tokenizer(CHAT)
+    assert rendered(PromptConfig(system_prompt="Be brief"), tok) == "<bos> <sys> Be brief <user> What is it ? <bot>"
+    assert rendered(PromptConfig(system_prompt=""), tok) == "<bos> <user> What is it ? <bot>"
+    wrapped = PromptConfig(system_prompt="", template="so {question} so")
+    assert rendered(wrapped, tok) == "<bos> <user> so What is it ? so <bot>"
+
+
+def test_plain_text_where_there_is_no_chat_template_or_it_is_not_wanted() -> None:
+    plain = "<bos> Be brief What is it ?"
+    assert rendered(PromptConfig(system_prompt="Be brief"), tokenizer()) == plain
+    assert rendered(PromptConfig(system_prompt="Be brief", chat_template="never"), tokenizer(CHAT)) == plain
+    assert rendered(PromptConfig(system_prompt=""), tokenizer(bos=False)) == "What is it ?"
+
+
+def test_plain_text_is_system_blank_line_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Spy:
+        chat_template = None
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            seen.append(text)
+            return {"input_ids": [1]}
+
+    render_prompt(QUESTION, PromptConfig(system_prompt="S", template="Q: {question}="), Spy())
+    render_prompt(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), Spy())
+    assert seen == ["S\n\nQ: What is it ?=", "{question} {x}"]
+
+
+def test_a_prompt_without_tokens_is_an_error() -> None:
+    with pytest.raises(TaskError, match=r"the prompt of problem 3 .'  '. has no tokens; put some text"):
+        render_prompt(Prompt(3, "  ", ""), PromptConfig(system_prompt=""), tokenizer(bos=False))
+
+
+def test_a_chat_template_that_refuses() -> None:
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<bot>"
+    with pytest.raises(TaskError, match="refuses the prompt of problem 7: no system role; set prompt"):
+        render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
+    assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"
