@@ -27,12 +27,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
+from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
+from ftis.engines.generate import generate_sampler
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.engines.builtin import builtin_sampler
-from ftis.engines.generate import generate_sampler
 from ftis.sampling import Decoding
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -32,12 +32,12 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 import ftis.engines.builtin
 from ftis.config import PeerConfig
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.engines.builtin import builtin_sampler
-from ftis.engines.generate import generate_sampler
-from ftis.sampling import Decoding, Draw
+from ftis.sampling import Decoding
 
 GROUP, PROMPT = 12, 8
 
@@ -80,7 +80,7 @@ def prompts_of(batch: int, seed: int) -> list[Ints]:
     return [rng.integers(4, 22, PROMPT).astype(np.int32) for _ in range(max(1, batch // GROUP))]
 
 
-def tokens_of(sampler: Sampler, policy: Policy, batch: int, length: int, seed: int) -> int:
+def tokens_of(sampler: Draw, policy: Policy, batch: int, length: int, seed: int) -> int:
     groups = sampler(policy, prompts_of(batch, seed), min(batch, GROUP), Decoding(length), seed)
     return sum(len(rollout) for group in groups for rollout in group)
 

@@ -14,9 +14,10 @@ import torch
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
+from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
-from ftis.policy import ModelError, Policy, load_tokenizer, tokenizer_fingerprint
+from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.prompts import load_task, render_prompt
 from ftis.rewards import extract_answer
 from ftis.rollouts import Prompt, Rollout

@@ -30,10 +30,14 @@ SAMPLERS: Mapping[str, str] = {
 """``sampling.sampler`` -> ``f(policy) -> Sampler``; see :mod:`ftis.sampling`."""
 
 ENGINES: Mapping[str, str] = {
+    "model": "ftis.engines.models.load_model",
+    "tokenizer": "ftis.engines.models.load_tokenizer",
+    "trainable": "ftis.engines.models.with_trainable",
     "lines": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
 }
-"""Fast ways to run a model's forward pass -> ``f(model, device)``, which gives None where a model does not allow it."""
+"""What a policy is made of. ``lines`` and ``head`` are fast ways: ``f(model, device)`` gives None where a model does
+not allow them."""
 
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.lab.trackers.TensorBoard",

@@ -37,10 +37,11 @@ import torch
 from ftis import checkpoint
 from ftis.codec import message_size
 from ftis.config import ArmConfig, FtisError, PeerConfig, Recipe, run_directory
+from ftis.engines.models import load_tokenizer
 from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub
 from ftis.lab import starters
 from ftis.peer import Event, load_peer, run_peer
-from ftis.policy import load_tokenizer, resolve_device, resolve_dtype, tokenizer_fingerprint
+from ftis.policy import resolve_device, resolve_dtype, tokenizer_fingerprint
 from ftis.prompts import Task, load_task, require_unseen
 from ftis.records import Records, open_trackers
 from ftis.schedule import assigned

@@ -86,7 +86,7 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("lines", "head", "decoder", "slots", "builtin")),
+    *(f"engines/{name}.py" for name in ("models", "lines", "head", "decoder", "slots", "builtin")),
 )
 """Where a warm-up's steps and samples are computed: other code, other last bits."""
 

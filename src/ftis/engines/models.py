@@ -1,0 +1,125 @@
+"""Models and tokenizers from directories or the Hub, and what of a model is trained: all, a LoRA adapter, a subset."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ftis.config import PeerConfig
+from ftis.policy import ModelError, first_line
+
+
+def load_model(source: str) -> PreTrainedModel:
+    """A causal language model in float32 from a directory or the Hub; a LoRA directory is merged into its base."""
+    _check_directory(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        if getattr(model, "_hf_peft_config_loaded", False):  # it would save its adapter only, whatever was trained
+            from peft import AutoPeftModelForCausalLM
+
+            model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
+        return cast(PreTrainedModel, model)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"model {source!r} cannot be loaded: {first_line(error)}") from None
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    _check_directory(source)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {first_line(error)}") from None
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers makes an empty one up
+        raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
+    return tokenizer
+
+
+def _check_directory(source: str) -> None:
+    """Say what is wrong with a local path in our words; what looks like a Hub id is left to transformers."""
+    directory = Path(source)
+    looks_local = source.startswith((".", "~", "/")) or source.count("/") > 1 or directory.exists()
+    if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
+        raise ModelError(
+            f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
+            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
+        )
+
+
+def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
+    """``model`` with exactly the parameters that ``config.train`` names requiring gradients.
+
+    Args:
+        adapter: directory of a LoRA adapter to go on training.
+
+    Raises:
+        ModelError: LoRA does not fit the model, a pattern matches no parameter, or no layer can be checkpointed.
+    """
+    trainable = _chosen(model, config, adapter)
+    if config.gradient_checkpointing:
+        _checkpoint_layers(trainable, config.name)
+    return trainable
+
+
+def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
+    if config.train == "full":
+        model.requires_grad_(True)
+        return model
+    if config.train == "lora":
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
+        from peft import LoraConfig, PeftModel, get_peft_model
+
+        if adapter is not None:
+            return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+        lora = LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            target_modules=list(config.lora_target_modules),
+            task_type="CAUSAL_LM",
+        )
+        try:
+            return get_peft_model(model, lora)
+        except ValueError as error:
+            raise ModelError(f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)}") from None
+    patterns = [re.compile(p) for p in config.trainable_parameters]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(p.search(name) for p in patterns))
+    if not any(p.requires_grad for p in model.parameters()):
+        names = [name for name, _ in model.named_parameters()]
+        raise ModelError(
+            f"peer {config.name!r}: trainable_parameters = {list(config.trainable_parameters)} match none of the "
+            f"model's parameters, such as {names[0]} and {names[-1]}"
+        )
+    return model
+
+
+def _checkpoint_layers(model: Any, peer: str) -> None:
+    """Make each layer forget its activations and compute them again in the backward pass.
+
+    transformers' own switch works in train mode only, which would bring dropout back.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(
+            f"peer {peer!r}: {type(model).__name__} has no layers for gradient checkpointing: set "
+            f"gradient_checkpointing = false"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
