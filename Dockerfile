@@ -16,8 +16,9 @@ COPY constraints.txt ./
 RUN pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --constraint constraints.txt .
-COPY recipes /recipes
+COPY recipes ./recipes
+RUN pip install --constraint constraints.txt . \
+    && cp -r recipes /recipes
 
 # Runs and the starters made on the spot go to /data; keys come from /keys.
 RUN useradd --uid 1000 --create-home ftis \

@@ -3,28 +3,46 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
+TORCH_INDEX_URL ?=
 
-.PHONY: demo test lint install clean
+.PHONY: demo test coverage lint docs build install clean
 
 install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ftis needs Python 3.11 or newer; set PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 demo: install
-	$(BIN)/ftis train recipes/demo.toml --resume
+	$(BIN)/ftis demo
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# The tests, and which lines of src they run.
+coverage: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term --cov-report=xml
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site of docs/ in site/. A broken link or a name that is not in the code is an error.
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.ready-docs: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+# Wheel and sdist in dist/.
+build: install
+	$(BIN)/python -m build
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs dist site

@@ -37,7 +37,7 @@ from ftis.engines.generate import generate_sampler
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding
+from ftis.sampling import Decoding, Draw
 
 GROUP, PROMPT = 12, 8
 

@@ -22,16 +22,11 @@ from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from ftis.config import PeerConfig, Recipe, RewardConfig, load
+import ftis
+from ftis import PeerConfig, Policy, Recipe, RewardConfig, supervised_step
 from ftis.evaluate import evaluate
-from ftis.lab import page
-from ftis.lab import results as report
-from ftis.lab import runs as experiment
-from ftis.lab.progress import Display
-from ftis.lab.starters import supervised_step
-from ftis.policy import Policy
 from ftis.prompts import load_task, render_prompt
-from ftis.sampling import sampler_for
+from ftis.sampling import open_sampler
 from ftis.scoring import load_scorer
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -225,7 +220,7 @@ def warm_up(name: str, size: Size, scale: Scale, target: Path, console: Console)
         if step % 250 == 0 or step == scale.steps:
             rendered = [render_prompt(p, recipe.prompt, tokenizer) for p in looked_at]
             length = recipe.sampling.max_completion_length
-            accuracy = evaluate(policy, sampler_for(policy), looked_at, rendered, score, length).accuracy
+            accuracy = evaluate(policy, open_sampler("auto", policy), looked_at, rendered, score, length).accuracy
             console.print(f"{name}: step {step}, greedy pass@1 {accuracy:.2f}, {time.monotonic() - began:.0f} s")
             if accuracy >= TARGET:
                 break
@@ -240,7 +235,7 @@ def load_recipe(out: Path, scale: Scale) -> Recipe:
     if scale.rounds == 1:
         overrides += ["task.train_size=100", "task.validation_size=8", "ood.0.validation_size=8"]
         overrides += ["sampling.num_generations=2", "sampling.max_completion_length=16"]
-    return load(path, overrides)
+    return ftis.load(path, overrides)
 
 
 def main() -> None:
@@ -256,13 +251,13 @@ def main() -> None:
         if not (arguments.out / name / "config.json").exists():
             warm_up(name, size, scale, arguments.out / name, console)
     recipe = load_recipe(arguments.out, scale)
-    display = Display(console)
+    display = ftis.Display(console)
     with display.live():
-        finished = experiment.run_experiment(recipe, range(arguments.seeds), arguments.jobs, display)
+        finished = ftis.run_experiment(recipe, range(arguments.seeds), arguments.jobs, display)
     if finished:
-        directory = experiment.experiment_directory(recipe)
-        report.print_comparison(report.compare(directory), console)
-        console.print(f"report: {page.write_page(directory)}")
+        directory = ftis.experiment_directory(recipe)
+        ftis.print_comparison(ftis.compare(directory), console)
+        console.print(f"report: {ftis.write_page(directory)}")
 
 
 if __name__ == "__main__":

@@ -35,3 +35,8 @@ def shell_commands(text: str) -> list[list[str]]:
             if words[:1] == ["ftis"]:
                 found.append(words[1:])
     return found
+
+
+def make_targets() -> set[str]:
+    """What ``make`` can be asked for."""
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import ROOT, parsed, shell_commands
+from commands import ROOT, make_targets, parsed, shell_commands
 
 from ftis.admission import Reason
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands_of(document: Path) -> list[list[str]]:
@@ -37,15 +37,33 @@ def test_the_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_make_target_and_script_is_there(document: Path) -> None:
+    typed = re.findall(r"^ {4}(.*)|`([^`\n]+)`", document.read_text(encoding="utf-8"), re.MULTILINE)
+    for line in (block or inline for block, inline in typed):
+        for target in re.findall(r"^make (\w+)", line):
+            assert target in make_targets(), f"{document.name}: {line}"
+        for script in re.findall(r"^python ((?:benchmarks|examples)/\w+\.py)", line):
+            assert (ROOT / script).is_file(), f"{document.name}: {line}"
+
+
+def test_make_targets_are_found() -> None:
+    assert {"install", "demo", "test", "coverage", "lint", "docs", "build", "clean"} == make_targets()
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors of a document's headings."""
+    titles = re.findall(r"^#+ (.*)", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_every_link_leads_somewhere(document: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    titles = [re.sub(r"[^\w -]", "", title) for title in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
-    headings = {title.strip().lower().replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, f"{document.name}: {target}"
-        elif "://" not in target:
-            assert (document.parent / target.partition("#")[0]).exists(), f"{document.name}: {target}"
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            found = document.parent / path if path else document
+            assert found.exists(), f"{document.name}: {target}"
+            assert not anchor or anchor in headings(found), f"{document.name}: {target}"
 
 
 def test_the_tests_that_the_threat_model_names_are_there() -> None:

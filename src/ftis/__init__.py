@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftis.config import FtisError as FtisError
+    from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
+    from ftis.config import RewardConfig as RewardConfig
     from ftis.config import load as load
+    from ftis.config import run_directory as run_directory
+    from ftis.files import read_jsonl as read_jsonl
+    from ftis.lab.page import write_page as write_page
+    from ftis.lab.progress import Display as Display
+    from ftis.lab.results import compare as compare
+    from ftis.lab.results import print_comparison as print_comparison
     from ftis.lab.results import summarise as summarise
+    from ftis.lab.runs import experiment_directory as experiment_directory
     from ftis.lab.runs import run as run
+    from ftis.lab.runs import run_experiment as run_experiment
+    from ftis.lab.starters import supervised_step as supervised_step
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
@@ -24,17 +35,28 @@ if TYPE_CHECKING:
 
 _HOME = {
     "FtisError": "config",
+    "PeerConfig": "config",
     "Recipe": "config",
+    "RewardConfig": "config",
     "load": "config",
-    "run": "lab.runs",
+    "run_directory": "config",
+    "read_jsonl": "files",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "group_advantages": "objectives",
     "policy_loss": "objectives",
+    "Policy": "policy",
     "Peer": "peer",
     "train_round": "peer",
-    "Policy": "policy",
+    "run": "lab.runs",
+    "run_experiment": "lab.runs",
+    "experiment_directory": "lab.runs",
+    "supervised_step": "lab.starters",
+    "compare": "lab.results",
+    "print_comparison": "lab.results",
     "summarise": "lab.results",
+    "write_page": "lab.page",
+    "Display": "lab.progress",
 }
 
 __all__ = sorted(_HOME)

@@ -6,6 +6,7 @@ collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -42,6 +43,42 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ftis {importlib.metadata.version('ftis')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself; each command has its own."""
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another run.")] = 0,
+    output_dir: Annotated[Path, typer.Option(help="The run is written to OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
+    set_: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
+    ] = False,
+) -> None:
+    """Train two small models, alone and together: the demo recipe of this package. Run it again to resume it."""
+    overrides = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}", *(set_ or [])]
+    train(_ready_made("demo"), overrides, dry_run=dry_run, resume=True)
+
+
+def _ready_made(name: str) -> Path:
+    """A recipe that comes with ftis: in the installed package, or in the clone that an editable install runs from."""
+    package = Path(__file__).parent
+    installed, cloned = (place / "recipes" / f"{name}.toml" for place in (package, package.parents[1]))
+    return installed if installed.exists() else cloned
 
 
 @app.command()

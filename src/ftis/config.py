@@ -107,6 +107,8 @@ class PromptConfig(_Section):
 
 
 class RewardConfig(_Section):
+    """What a completion earns."""
+
     function: str = "ftis.rewards.format_and_answer"
     """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
@@ -458,6 +460,7 @@ def split_override(override: str) -> tuple[str, Any]:
 
 
 def run_directory(recipe: Recipe) -> Path:
+    """Where :func:`ftis.run` writes: ``<output_dir>/<name>-seed<seed>``."""
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
 
 

@@ -563,6 +563,7 @@ def cores() -> int:
 
 
 def experiment_directory(recipe: Recipe) -> Path:
+    """Where :func:`ftis.run_experiment` writes: ``<output_dir>/<name>``."""
     return Path(recipe.output_dir) / recipe.name
 
 

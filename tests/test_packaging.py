@@ -1,0 +1,186 @@
+"""What is shipped: the wheel alone works, and versions, workflows, hooks and citation fit the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import ROOT, make_targets
+from typer.testing import CliRunner
+
+from ftis.cli import app
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def read_yaml(path: Path) -> dict[Any, Any]:
+    document: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return document
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints. Its environment has nothing of the clone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "COV"))}
+    ended = subprocess.run([*map(str, command)], cwd=cwd, env=kept, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist as a release is."""
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    place = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT, cwd=place)
+    (built,) = place.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_has_what_is_not_code_too(wheel: Path) -> None:
+    files = set(zipfile.ZipFile(wheel).namelist())
+    package = ROOT / "src" / "ftis"
+    beside = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {f"ftis/{path.relative_to(package).as_posix()}" for path in beside} <= files
+    recipes = {f"ftis/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.toml")}
+    assert "ftis/recipes/demo.toml" in recipes
+    assert recipes <= files
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment and an empty directory. Its dependencies are those of this environment."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean", cwd=tmp_path)
+    programs = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin")
+    python = programs / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert run(python, "-c", "import ftis; print(ftis.__file__)", cwd=empty).strip() == str(site / "ftis/__init__.py")
+    assert run(programs / "ftis", "--version", cwd=empty) == f"ftis {PROJECT['version']}\n"
+    planned = run(programs / "ftis", "demo", "--dry-run", cwd=empty)
+    assert planned == run(programs / "ftis", "train", site / "ftis/recipes/demo.toml", "--dry-run", cwd=empty)
+    assert (site / "ftis/recipes/demo.toml").read_bytes() == (ROOT / "recipes/demo.toml").read_bytes()
+    assert not list(empty.iterdir())
+
+
+def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["demo", "--dry-run", "--seed=7", '--output-dir=a "b', "--set=training.rounds=3"])
+    assert ended.exit_code == 0, ended.output
+    assert '"seed": 7' in ended.output
+    assert r'"output_dir": "a \"b"' in ended.output
+    assert '"rounds": 3' in ended.output
+
+
+@pytest.mark.slow
+def test_the_demo_trains_and_a_second_time_resumes(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "processes": "inline",
+        "task.validation_size": 4,
+        "ood.0.validation_size": 4,
+        "sampling.num_generations": 2,
+        "sampling.max_completion_length": 8,
+        "training.rounds": 1,
+        "training.prompts_per_round": 4,
+        "training.steps_per_generation": 1,
+        "peers.small.model": models["a"],
+        "peers.large.model": models["b"],
+    }
+    arguments = ["demo", *(f"--set={key}={value}" for key, value in settings.items())]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code in (0, 3), first.output  # 3: untrained models earn nothing, so none learned from the other
+    metrics = tmp_path / "runs" / "demo-seed0" / "F-TIS" / "small" / "metrics.jsonl"
+    written = metrics.read_bytes()
+    assert written.count(b"\n") == 1
+    assert CliRunner().invoke(app, arguments).exit_code == first.exit_code
+    assert metrics.read_bytes() == written
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["version"]
+    assert read_yaml(ROOT / "CITATION.cff")["version"] == version
+    released = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert released[0] == version
+    assert released == sorted(released, key=lambda v: tuple(map(int, v.split("."))), reverse=True)
+
+
+def test_the_citation_has_what_the_format_asks_for() -> None:
+    citation = read_yaml(ROOT / "CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation)
+    assert citation["license"] == PROJECT["license"]
+    (paper,) = citation["references"]
+    assert {"type", "title", "authors"} <= set(paper)
+    assert paper["identifiers"][0]["value"] == "arXiv:2605.22537"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_runs_what_is_there(path: Path) -> None:
+    workflow = read_yaml(path)
+    jobs = workflow["jobs"]
+    for name, job in jobs.items():
+        assert {"runs-on", "timeout-minutes", "steps"} <= set(job), name
+        assert job.get("needs", name) in jobs
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), f"{name}: {step}"
+            for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
+                assert target in make_targets()
+        for python in job.get("strategy", {}).get("matrix", {}).get("python", []):
+            assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+
+
+def test_only_the_last_job_of_a_release_may_publish_and_only_after_the_demo() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "release"]
+    ci, release = map(read_yaml, WORKFLOWS)
+    assert ci["permissions"] == release["permissions"] == {"contents": "read"}
+    allowed = {name: job.get("permissions", {}) for name, job in release["jobs"].items()}
+    assert {name for name, permissions in allowed.items() if permissions} == {"publish"}
+    assert allowed["publish"] == {"id-token": "write"}
+    assert release["jobs"]["publish"]["needs"] == "demo"
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads the key `on` as true
+
+
+def test_issue_forms_ask_for_something() -> None:
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        if path.name != "config.yml":
+            form = read_yaml(path)
+            assert {"name", "description", "body"} <= set(form)
+            fields = [field for field in form["body"] if field["type"] != "markdown"]
+            assert len({field["id"] for field in fields}) == len(fields) > 0
+
+
+def test_hooks_are_the_linters_of_make_lint() -> None:
+    (repository,) = read_yaml(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    hooks = {hook["id"]: hook["entry"].split() for hook in repository["hooks"]}
+    lint = re.search(r"^lint: install\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert lint is not None
+    linters = [line.split() for line in lint[1].replace("$(BIN)", ".venv/bin").splitlines()]
+    assert [entry[:2] for entry in hooks.values()] == [linter[:2] for linter in linters]
+
+
+def test_every_package_that_is_asked_for_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines}
+    extras = PROJECT["optional-dependencies"]
+    for wanted in [*PROJECT["dependencies"], *extras["dev"], *extras["docs"]]:
+        name = re.sub(r"[-_.]+", "-", re.split(r"[\[><=]", wanted)[0]).lower()
+        assert name in pinned or name == "ftis", f"{wanted} is not in constraints.txt"
