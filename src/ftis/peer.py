@@ -33,7 +33,7 @@ from ftis.rollouts import Batch, Group, Ints, Prompt, collate
 from ftis.sampling import Decoding, Sampler, open_sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
 from ftis.scoring import Scorer, load_scorer
-from ftis.seams import look_up
+from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import Selection, select, selections_of
 
 Event = Mapping[str, Any]
@@ -284,6 +284,23 @@ class Stopwatch:
         return self._last - self._began
 
 
+def check_names(recipe: Recipe) -> None:
+    """Look up all that the recipe names by dotted path, so that a mistake is said before anything is loaded.
+
+    Raises:
+        RecipeError: the first name that leads nowhere, or to something of another kind.
+    """
+    objective = resolve(recipe.objective)
+    for peer in recipe.peers:
+        selections_of(recipe, peer.name, recipe.training.prompts_per_round, objective)
+        if peer.attack:
+            look_up(peer.attack, f"peers.{peer.name}.attack")
+    if recipe.sampling.sampler != "auto":
+        look_up(recipe.sampling.sampler, "sampling.sampler", SAMPLERS)
+    for tracker in recipe.report_to:
+        look_up(tracker, "report_to", TRACKERS)
+
+
 def load_peer(
     recipe: Recipe,
     name: str,
@@ -354,7 +371,7 @@ def load_peer(
         selections=selections,
         exchange=exchange,
         records=records or Records(directory, keep_rollouts=recipe.training.record_rollouts),
-        attack=look_up(config.attack, "attack") if config.attack else None,
+        attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
         should_stop=should_stop,
         cursor=cursor,
     )

@@ -1,0 +1,201 @@
+"""docs/extending.md: every example is taken from the page, put into a file outside the package, and trained with."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ftis
+from ftis.config import FtisError, parse
+from ftis.exchange import AloneExchange, Collected
+from ftis.files import read_jsonl
+from ftis.metric_keys import by_peer
+from ftis.objectives import Objective, policy_loss
+from ftis.records import read_rollouts
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, flags=re.S))
+SETTINGS = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, flags=re.S)]
+ROUNDS = 4
+
+
+def rewarding(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with the page's modules, on the path."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, list[dict[str, Any]]]]:
+    """Train two tiny peers with what the page sets; the metrics of each peer."""
+
+    def run(name: str = "") -> dict[str, list[dict[str, Any]]]:
+        settings = next((s for s in SETTINGS if name and name in repr(s)), {})
+        peers = [
+            {"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-3, **of_peer(settings, n)}
+            for n in ("a", "b")
+        ]
+        document = {
+            "name": "tiny",
+            "output_dir": str(outside / "runs"),
+            "processes": "inline",
+            "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
+            "prompt": {"system_prompt": "", "template": "{question}"},
+            "reward": {"function": "test_extending.rewarding"},
+            "sampling": {"num_generations": 4, "max_completion_length": 8},
+            "training": {"rounds": ROUNDS, "prompts_per_round": 4, "eval_every": 0},
+        }
+        for key, value in settings.items():
+            if key != "peers":
+                document[key] = {**document.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
+        if name == "my_tasks":
+            document["task"] = {**settings["task"], "validation_size": None}
+        assert ftis.run(parse({**document, "peers": peers}), overwrite=True)
+        directory = outside / "runs" / "tiny-seed0" / settings.get("objective", {}).get("name", "F-TIS")
+        return {n: read_jsonl(directory / n / "metrics.jsonl") for n in ("a", "b")}
+
+    def of_peer(settings: dict[str, Any], name: str) -> dict[str, Any]:
+        return next((dict(p) for p in settings.get("peers", ()) if p["name"] == name), {})
+
+    return run
+
+
+def test_every_example_is_short_and_every_seam_has_one() -> None:
+    assert set(MODULES) == {
+        "my_objectives", "my_selections", "my_defences", "my_samplers", "my_tasks", "my_rewards", "my_trackers",
+        "my_attacks", "my_exchange",
+    }  # fmt: skip
+    lengths = {name: sum(bool(line.strip()) for line in text.splitlines()) for name, text in MODULES.items()}
+    assert max(lengths.values()) <= 20, lengths
+
+
+def test_the_objective(outside: Path) -> None:
+    objective = importlib.import_module("my_objectives").SMOOTH_TIS
+    assert isinstance(objective, Objective)
+    assert objective.weighted
+    logp = torch.full((1, 2), -1.0)
+    gen, one = torch.tensor([[-1.0, -3.0]]), torch.ones(1)
+    loss, _ = policy_loss(objective, logp, logp, gen, one, torch.ones(1, 2, dtype=torch.bool))
+    weights = [2 * (1 - np.exp(-raw / 2)) for raw in (1.0, np.exp(2.0))]
+    assert loss.item() == pytest.approx(-sum(weights) / 2)
+
+
+def test_the_objective_is_trained_with(train: Any) -> None:
+    plain, smooth = train(), train("my_objectives")
+    assert plain["a"][0]["loss"] != smooth["a"][0]["loss"]
+    assert all(row["foreign_used"] for row in smooth["a"])
+
+
+def test_the_selection_that_is_a_function(train: Any) -> None:
+    plain, halved = train(), train("my_selections")
+    assert halved["a"][0]["reward"] == plain["a"][0]["reward"]
+    assert halved["a"][0]["foreign_used"] == plain["a"][0]["foreign_used"], "half is not dropped"
+    assert halved["a"][0]["grad_norm"] != plain["a"][0]["grad_norm"]
+
+
+def test_the_selection_that_remembers(train: Any, outside: Path) -> None:
+    rows = train("my_defences")["a"]
+    dropped = [by_peer(row)["b"].get("dropped/probation", 0) for row in rows]
+    assert [bool(n) for n in dropped] == [True, True, False, False]
+    assert [row["without_foreign"] for row in rows] == [True, True, False, False]
+    states = [path.read_text() for path in outside.rglob("selections.json")]
+    assert all('"probation"' in state for state in states)
+    assert states
+
+
+def test_the_sampler(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = train("my_samplers")["a"]
+    said = re.findall(r"(\d+) tokens drawn", capsys.readouterr().out)
+    assert len(said) == 2 * ROUNDS, "told after each of two peers' updates"
+    assert [row["reward"] for row in rows] == [row["reward"] for row in train()["a"]]
+
+
+def test_the_task(train: Any, outside: Path) -> None:
+    train("my_tasks")
+    (peer,) = outside.glob("runs/tiny-seed0/*/a")
+    questions = {row["question"] for row in read_rollouts(peer, 0)}
+    assert len(questions) == 4
+    assert all(re.fullmatch(r"(\d+)\*\1=", question) for question in questions)
+
+
+def test_the_reward(train: Any, outside: Path) -> None:
+    train("my_rewards")
+    (peer,) = outside.glob("runs/tiny-seed0/*/a")
+    assert all(row["reward"] == 1 / len(row["completion_ids"]) for row in read_rollouts(peer, 0))
+
+
+def test_the_tracker(train: Any, outside: Path) -> None:
+    rows = train("my_trackers")["a"]
+    (peer,) = outside.glob("runs/tiny-seed0/*/a")
+    assert (peer / "lines.txt").read_text().splitlines() == [
+        f"round {row['step']}: reward {row['reward']:.3f}" for row in rows
+    ]
+
+
+def test_the_attack(train: Any) -> None:
+    honest, attacked = train(), train("my_attacks")
+    weight = "sampling/importance_sampling_weight/max"
+    ratio = "sampling/importance_sampling_ratio/mean"
+    assert by_peer(attacked["a"][0])["b"][weight] == 2.0, "C"
+    assert by_peer(attacked["a"][0])["b"][ratio] > 50 * by_peer(honest["a"][0])["b"][ratio]
+    own = [by_peer(of["b"][0])["b"][ratio] for of in (honest, attacked)]
+    assert own == [1.0, 1.0], "the attacker learns from its own groups as they were"
+
+
+def test_the_exchange(outside: Path) -> None:
+    class Inner(AloneExchange):
+        def collect(self, round: int, skip: Any = (), offers_only: Any = ()) -> Collected:
+            return Collected({"b": b"bytes"})
+
+    lossy = importlib.import_module("my_exchange").Lossy(Inner())
+    assert [dict(lossy.collect(round).messages) for round in range(3)] == [{"b": b"bytes"}] * 2 + [{}]
+    assert lossy.collect(2).missing == ("b",)
+    assert lossy.catch_up(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": {"name": "my_objectives.SMOOTH"}}, "did you mean 'SMOOTH_TIS'"),
+        ({"training": {"selections": ["my_selections"]}}, "training.selections = 'my_selections': write a dotted path"),
+        ({"sampling": {"sampler": "bultin"}}, "did you mean 'builtin'"),
+        ({"task": {"name": "clok"}}, "did you mean 'clock'"),
+        ({"report_to": ["tensorbord"]}, "did you mean 'tensorboard'"),
+        ({"attack": "my_attacks.lie"}, "has no 'lie'"),
+        ({"reward": {"function": "my_reward.f"}}, "there is no module 'my_reward'"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_said_before_anything_is_trained(
+    change: dict[str, Any], message: str, outside: Path, models: dict[str, Path]
+) -> None:
+    attack = {"attack": change["attack"]} if "attack" in change else {}
+    document = {
+        "name": "tiny",
+        "output_dir": str(outside / "runs"),
+        "task": {"name": "clock"},
+        "peers": [{"name": "a", "model": str(models["a"]), **attack}],
+        **{key: value for key, value in change.items() if key != "attack"},
+    }
+    with pytest.raises(FtisError, match=re.escape(message)):
+        ftis.run(parse(document))
+    assert not (outside / "runs").exists()
