@@ -19,10 +19,12 @@ try:
 except ImportError:
     sys.exit("fuzz_coverage needs atheris (Linux or macOS): pip install atheris")
 
-with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.swarm.manifest"]):
+with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.swarm.manifest", "ftis.wire"]):
     import ftis.admission
     import ftis.codec
-    import ftis.swarm.manifest  # noqa: F401
+    import ftis.swarm.manifest
+    import ftis.wire.packed
+    import ftis.wire.plain  # noqa: F401
 
 import fuzz
 import numpy as np
