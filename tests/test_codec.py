@@ -791,6 +791,10 @@ def test_only_one_list_of_the_same_ids_is_read() -> None:
 
     everything = list(range(257))
     assert_same(decode(listed(everything[:255], [255, 256]), LIMITS), decode(good, LIMITS))
+    good = listed(everything[:255], [255, 256])
+    assert good.count(stored([0, 1])) == 1, "the second bytes of the two rare ids"
+    with pytest.raises(CodecError, match="token of number 257 among 257 distinct ids"):
+        decode(signed(good[:-4].replace(stored([0, 1]), stored([0, 2]))), LIMITS)
     for direct, others in [
         ([*everything[:254], 255], [254, 256]),  # 254 is more frequent
         ([*everything[:253], 255, 256], [253, 254]),
@@ -855,7 +859,11 @@ FOUR_GIB = 2**32 - 1
         # a frame states as much as the counts, and cannot hold it
         packed(in_frame(bomb(FOUR_GIB, 1)), counts=(FOUR_GIB - 2, 0, 0)),
         packed(
-            stored([7, 1, 8 * 28 + 15]), b"\xff" * 4, stored([5]), in_frame(bomb(FOUR_GIB, 9)), counts=(1, FOUR_GIB, 1)
+            stored([7, 1, 8 * 28 + 15]),
+            bits("1" * 28),
+            stored([5]),
+            in_frame(bomb(FOUR_GIB, 9)),
+            counts=(1, FOUR_GIB, 1),
         ),
         # it states little and holds much
         packed(in_frame(bomb(3, 200)), counts=(1, 1, 1)),
@@ -874,6 +882,30 @@ def test_a_bomb_takes_no_memory(data: bytes, limits: Limits) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 200_000
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            packed(stored([7, 8 * 13 + 8, 1]), bits("0" * 13), counts=(1, 1, 1)),
+            "group of 65536 rollouts, the most is 65535",
+        ),
+        (
+            packed(
+                stored([7, 1, 8 * 28 + 15]),
+                bits("1" * 28),
+                stored([5]),
+                in_frame(bomb(FOUR_GIB, 9)),
+                counts=(1, FOUR_GIB, 1),
+            ),
+            "bytes cannot hold 4294967295",
+        ),
+    ],
+)
+def test_what_a_packed_message_may_not_say_without_limits(data: bytes, says: str) -> None:
+    with pytest.raises(CodecError, match=says):
+        decode(data, BOUNDLESS)
 
 
 def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:
