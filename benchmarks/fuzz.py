@@ -174,7 +174,7 @@ class Oracle:
         self._check(first, message, data)
         again = admitter.admit("ada", data, ROUND)
         hold(not again.admitted, "a group was admitted twice")
-        hold(len(again.rejections) >= len(first.rejections), "what was rejected was not the second time")
+        hold(len(again.rejections) >= len(first.rejections), "what was rejected was let in the second time")
         for rejection in first.rejections:
             self.outcomes[f"rejected: {rejection.reason}"] += 1
         self.outcomes["groups admitted"] += len(first.admitted)
@@ -219,7 +219,7 @@ class Oracle:
 
     def _check(self, admission: Admission, message: Message | None, data: bytes) -> None:
         for rejection in admission.rejections:
-            hold(rejection.peer == "ada", "a rejection is laid to another peer")
+            hold(rejection.peer == "ada", "a rejection names another peer")
             self._check_text(rejection.detail)
         whole = [r for r in admission.rejections if r.item is None]
         if whole:

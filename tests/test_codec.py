@@ -18,10 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from ftis import config
-from ftis.codec import CodecError, Header, Limits, Message, decode, encode, message_size, weight_error
+from ftis import codec, config
+from ftis.codec import (
+    CodecError,
+    Columns,
+    Form,
+    Header,
+    Limits,
+    Message,
+    Reader,
+    decode,
+    encode,
+    message_size,
+    weight_error,
+)
 from ftis.config import FtisError, LogpPrecision
 from ftis.rollouts import MIN_LOGP, Group, Rollout
+from ftis.seams import FORMS
 
 RUN = "00112233445566778899aabbccddeeff"
 TOKENIZER = "f0e0d0c0b0a090807060504030201000"
@@ -245,7 +258,7 @@ def refused_or_canonical(data: bytes, limits: Limits) -> bool:
     if data[4] == 1:
         assert encode(message) == data
     else:
-        precision = FORMS[data[7] % 16]
+        precision = PRECISION_OF[data[7] % 16]
         again = encode(message, 2, precision)
         assert_same(decode(again, BOUNDLESS), message)
         if data[7] < 16:  # plain, and so must that be unless packing is shorter
@@ -381,7 +394,7 @@ def test_a_million_tokens() -> None:
 # ---------------------------------------------------------------------------------------------- version 2
 
 PRECISIONS: tuple[LogpPrecision, ...] = get_args(LogpPrecision)
-FORMS: dict[int, LogpPrecision] = {0: "float32", 6: "fixed6", 9: "fixed9"}
+PRECISION_OF: dict[int, LogpPrecision] = {0: "float32", 6: "fixed6", 9: "fixed9"}
 BITS = {"float32": 0, "fixed6": 6, "fixed9": 9}
 HEAD = GOLDEN[8:60]
 """Run to top_k, the same in both versions."""
@@ -741,7 +754,7 @@ SKIPPABLE = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"abcd"
         (swapped(TABLE, stored([7, 2, 9, 6])), "completions of 15 tokens in all, 14 are announced"),
         (swapped(TABLE, stored([7, 3, 9, 5])), "groups of 3 rollouts in all, 2 are announced"),
         (swapped(TABLE, stored([7, 2, 9])), "the tables: not a frame|the tables: .*frame"),
-        (swapped(TABLE, stored([7, 2, 9, 5, 0])), "the tables: 5 bytes for 4"),
+        (swapped(TABLE, stored([7, 2, 9, 5, 0])), "the tables: a stream of 5 bytes for 4"),
         (swapped(TABLE, stored([240, 2, 9, 5])), "symbol 240"),
         (swapped(COUNTS, struct.pack("<III", 2, 14, 15)), "14 tokens cannot have 15 distinct ids"),
         (swapped(COUNTS, struct.pack("<III", 2, 14, 0)), "14 tokens cannot have 0 distinct ids"),
@@ -906,6 +919,36 @@ def test_a_bomb_takes_no_memory(data: bytes, limits: Limits) -> None:
 def test_what_a_packed_message_may_not_say_without_limits(data: bytes, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode(data, BOUNDLESS)
+
+
+def write_short(columns: Columns, bits: int) -> list[bytes] | None:
+    """One group of one rollout: its item, and u16 ids; log-probabilities are all -0.5."""
+    if len(columns.lengths) != 1 or bits != 0 or columns.ids.max() > 0xFFFF or (columns.logp != -0.5).any():
+        return None
+    return [struct.pack("<I", columns.items[0]), columns.ids.astype("<u2").tobytes()]
+
+
+def read_short(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
+    items = np.frombuffer(reader.take(4, "the item"), "<u4")
+    count = (reader.end - reader.at) // 2
+    ids = reader.array("<u2", count).astype(np.int32)
+    return Columns(items, np.ones(1, np.uint16), np.array([count]), ids, np.full(count, -0.5, np.float32))
+
+
+SHORT = Form(write_short, read_short)
+
+
+def test_a_form_is_two_functions_and_a_line_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "FORMS", {**FORMS, "short": f"{__name__}.SHORT"})
+    message = Message(HEADER, (Group("ada", 3, 7, (rollout([5, 2], [-0.5, -0.5]),)),))
+    data = encode(message, 2)
+    assert data == signed(head(2 * 16, 1) + struct.pack("<I2H", 7, 5, 2))
+    assert_same(decode(data, LIMITS), message)
+    assert encode(example(), 2, "fixed9") == EXAMPLE, "another form is taken where this one cannot carry the message"
+    assert encode(tiny()) == GOLDEN, "version 1 has one form"
+    monkeypatch.undo()
+    with pytest.raises(CodecError, match="form 0x20 is not one of this version"):
+        decode(data, LIMITS)
 
 
 def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:

@@ -251,7 +251,7 @@ def _read_stream(reader: Reader, count: int, what: str) -> Bytes:
     """The ``count`` bytes that :func:`_write_stream` wrote."""
     (size,) = _SIZE.unpack(reader.take(_SIZE.size, what))
     if size > count:
-        raise CodecError(f"{what}: {size} bytes for {count}")
+        raise CodecError(f"{what}: a stream of {size} bytes for {count}")
     raw = reader.take(size, what)
     return np.frombuffer(raw if size == count else _read_frame(raw, count, what), np.uint8)
 
@@ -263,10 +263,10 @@ def _read_frame(frame: bytes, count: int, what: str) -> bytes:
         if not frame.startswith(_FRAME_MAGIC) or stated.dict_id or stated.has_checksum or stated.content_size != count:
             raise CodecError(f"{what}: not a frame of {count} bytes without dictionary and checksum")
         if count > _FRAME_MOST * len(frame):
-            raise CodecError(f"{what}: {len(frame)} bytes cannot hold {count}")
+            raise CodecError(f"{what}: a frame of {len(frame)} bytes cannot hold {count}")
         content = zstandard.ZstdDecompressor().decompress(frame, max_output_size=count, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CodecError(f"{what}: {error}") from None
     if len(content) != count:
-        raise CodecError(f"{what}: {len(content)} bytes in place of {count}")
+        raise CodecError(f"{what}: a frame holds {len(content)} bytes in place of {count}")
     return content
