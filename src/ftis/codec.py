@@ -19,7 +19,7 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
             4     u32       CRC-32 (zlib's) of everything before it
 
 The wing ``wire/`` has a file for each form. Version 1 takes :mod:`ftis.wire.plain` only, version 2 any of
-:data:`ftis.seams.FORMS`; a form's number is its place there.
+:data:`ftis.seams.FORMS`; a form's number is its place there. See docs/wire.md.
 
 In version 1 ``encode(decode(data)) == data``, bit by bit (NaNs keep their payload), for all ``data`` that decodes. In
 version 2 how streams are compressed is zstandard's choice; all else is as sure. :func:`decode` raises
