@@ -19,12 +19,15 @@ try:
 except ImportError:
     sys.exit("fuzz_coverage needs atheris (Linux or macOS): pip install atheris")
 
-with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.swarm.manifest"]):
+with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.swarm.manifest", "ftis.wire"]):
     import ftis.admission
     import ftis.codec
-    import ftis.swarm.manifest  # noqa: F401
+    import ftis.swarm.manifest
+    import ftis.wire.packed
+    import ftis.wire.plain  # noqa: F401
 
 import fuzz
+import fuzz_cases
 import numpy as np
 
 KINDS = ("message", "body", "manifest")
@@ -36,7 +39,7 @@ def test_one_input(data: bytes) -> None:
         return
     kind, data = KINDS[data[0] % len(KINDS)], data[1:]
     if kind == "body":
-        kind, data = "message", fuzz.signed(data)
+        kind, data = "message", fuzz_cases.signed(data)
     ORACLE.case(kind, data, trace=len(data) > fuzz.LARGE)
 
 
@@ -44,7 +47,9 @@ def fill(corpus: Path) -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     if any(corpus.iterdir()):
         return
-    seeds = [b"\1" + data[:-4] for data in fuzz.GOOD_MESSAGES] + [b"\2" + data for data in fuzz.GOOD_MANIFESTS]
+    seeds = [b"\1" + data[:-4] for data in fuzz_cases.GOOD_MESSAGES] + [
+        b"\2" + data for data in fuzz_cases.GOOD_MANIFESTS
+    ]
     for number, data in enumerate(seeds):
         (corpus / f"good-{number}").write_bytes(data)
 

@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -98,10 +98,14 @@ class Bench:
             2 * source.numel() * 2 / self.seconds(lambda: target.copy_(source), 9),
         )
 
-    def policy(self, shape: dict[str, int], dtype: str) -> Policy:
+    def policy(self, shape: dict[str, int], dtype: Literal["float32", "bfloat16"]) -> Policy:
         torch.manual_seed(0)
         config = Qwen2Config(
-            **shape, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, eos_token_id=2
+            **shape,  # type: ignore[arg-type]
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            eos_token_id=2,
         )
         with self.device:
             model = Qwen2ForCausalLM(config)

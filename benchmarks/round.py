@@ -45,7 +45,7 @@ def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: A
 
 
 # With a greater rate for "13M", the lengths of what both sides sample drift apart within a few rounds.
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "starter": {"reward": "clock_reward", "learning_rate": 5e-4},
     "13M": {"reward": "even_share", "learning_rate": 1e-5},
 }

@@ -48,7 +48,8 @@ def run_all(checkout: Path, place: Path, rounds: int) -> None:
 def finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
     codes = [process.wait() for process in running]
     if any(codes):
-        sys.exit(f"failed: {' '.join(map(str, running[0].args[3:]))}")
+        failed = next(process for process in running if process.returncode)
+        sys.exit(f"failed: {failed.args!r}")
 
 
 def free_port() -> int:

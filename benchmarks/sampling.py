@@ -53,7 +53,7 @@ def random_policy(sizes: dict[str, int]) -> Policy:
     torch.manual_seed(0)
     heads = 4 if sizes["hidden_size"] < 128 else 6
     config = Qwen2Config(
-        **sizes,
+        **sizes,  # type: ignore[arg-type]
         num_attention_heads=heads,
         num_key_value_heads=2,
         max_position_embeddings=1024,

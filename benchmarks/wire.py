@@ -4,7 +4,7 @@
     python benchmarks/wire.py                              # no data: words drawn independently, by Zipf's law
 
 A message holds ``--completions`` completions of each of ``--problems`` problems in a vocabulary of ``--vocabulary``
-ids. Nothing here is sampled from a model, and both parts are made harder than a model makes them:
+ids. Nothing here is sampled from a model, and both parts compress worse than what a model samples:
 
 - Ids. Every completion is the worked solution of a *different* problem, without its calculator notes; completions of
   one problem would repeat each other's words. The tokenizer, a byte-level BPE of 20,000 tokens whose digits stand
@@ -26,6 +26,7 @@ import json
 import re
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from ftis.codec import Header, Limits, Message, decode, encode, message_size, weight_error
+from ftis.config import LogpPrecision, WireFormat
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
 
 HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
@@ -41,7 +43,7 @@ WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 KNOWN_TOKENS = 20_000
-WAYS = ((1, "float32"), (2, "float32"), (2, "fixed9"), (2, "fixed6"))
+WAYS: tuple[tuple[WireFormat, LogpPrecision], ...] = ((1, "float32"), (2, "float32"), (2, "fixed9"), (2, "fixed6"))
 
 
 def solutions(path: Path, count: int, vocabulary: int, rng: np.random.Generator) -> list[Ints]:
@@ -82,8 +84,8 @@ def log_probabilities(kind: str, count: int, rng: np.random.Generator) -> Floats
 def message(completions: list[Ints], logp: Floats, problems: int) -> Message:
     stops = np.cumsum([len(ids) for ids in completions])[:-1]
     rollouts = [Rollout(ids, part) for ids, part in zip(completions, np.split(logp, stops), strict=True)]
-    share = len(rollouts) // problems
-    groups = (Group(HEADER.peer, 0, 97 * i, tuple(rollouts[i * share : (i + 1) * share])) for i in range(problems))
+    size = len(rollouts) // problems
+    groups = (Group(HEADER.peer, 0, 97 * i, tuple(rollouts[i * size : (i + 1) * size])) for i in range(problems))
     return Message(HEADER, tuple(groups))
 
 
@@ -91,7 +93,7 @@ def flat_logp(message: Message) -> np.ndarray:
     return np.concatenate([r.gen_logp for g in message.groups for r in g.rollouts]).astype(np.float64)
 
 
-def seconds(call: Any, repeat: int) -> float:
+def seconds(call: Callable[[], object], repeat: int) -> float:
     times = []
     for _ in range(repeat + 1):  # the first is not counted
         began = time.perf_counter()
@@ -100,7 +102,7 @@ def seconds(call: Any, repeat: int) -> float:
     return statistics.median(times[1:])
 
 
-def measure(made: Message, version: Any, precision: Any, repeat: int) -> dict[str, float]:
+def measure(made: Message, version: WireFormat, precision: LogpPrecision, repeat: int) -> dict[str, float]:
     data = encode(made, version, precision)
     exact, sent = flat_logp(made), flat_logp(decode(data, LIMITS))
     tokens = len(exact)
@@ -151,7 +153,7 @@ def main() -> None:
         "tokens": tokens,
         "completions": count,
         "distinct_ids": distinct,
-        "bound": {precision: weight_error(precision) for _, precision in WAYS},  # type: ignore[arg-type]
+        "bound": {precision: weight_error(precision) for _, precision in WAYS},
     }
     for kind in ("mixture", "exponential"):
         logp = log_probabilities(kind, tokens, rng)

@@ -34,7 +34,7 @@ class FakeSampler:
         self.decodings: set[Decoding] = set()
 
     def __call__(
-        self, policy: Any, prompt_ids: Sequence[Any], repeats: int, decoding: Decoding, seed: int, batch_size: int
+        self, policy: Any, prompt_ids: Sequence[Any], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         assert repeats == 1
         self.prompt_lengths += [len(p) for p in prompt_ids]

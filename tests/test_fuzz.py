@@ -1,4 +1,4 @@
-"""A tenth of the storm of benchmarks/fuzz.py, and that its oracle sees what it is there to see."""
+"""A sixteenth of the storm of benchmarks/fuzz.py, and that its oracle sees what it is there to see."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz
+import fuzz_cases
 import numpy as np
 import pytest
 
@@ -25,39 +26,40 @@ MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_hostile_messages_and_manifests():
+def test_a_storm_of_hostile_messages_and_manifests() -> None:
     storm = fuzz.Storm(fuzz.Oracle())
-    storm.run(seed=1, numbers=range(100_000), trace_every=100)
+    storm.run(seed=1, numbers=range(60_000), trace_every=100)
     storm.trace_large(seed=1, most=10)
     assert storm.findings == []
     outcomes = storm.oracle.outcomes
-    assert storm.slowest_ms < 10_000
     # The storm reached everything: most is refused, some of each kind passes, and every reason is given.
     for outcome in ("messages decoded", "messages refused", "manifests parsed", "manifests refused"):
         assert outcomes[outcome] > 2_000, outcome
+    assert outcomes["packed messages decoded"] > 2_000
     assert outcomes["groups admitted"] > 2_000
     assert outcomes["groups admitted by the lasting admitter"] > 1_000
     assert outcomes["not heard, being set aside"] > 1_000
     for reason in MESSAGE_REASONS | fuzz.OF_A_GROUP:
-        assert outcomes[f"rejected: {reason}"] > 20, reason
+        assert outcomes[f"rejected: {reason}"] > 10, reason
 
 
-def test_a_case_is_its_seed_and_number():
-    cases = [fuzz.make(3, number) for number in range(300)]
-    assert cases == [fuzz.make(3, number) for number in range(300)]
+def test_a_case_is_its_seed_and_number() -> None:
+    cases = [fuzz_cases.make(3, number) for number in range(300)]
+    assert cases == [fuzz_cases.make(3, number) for number in range(300)]
     assert len({data for _, data in cases}) > 250
-    assert cases != [fuzz.make(4, number) for number in range(300)]
+    assert cases != [fuzz_cases.make(4, number) for number in range(300)]
 
 
-def test_good_ones_hold():
+def test_good_ones_hold() -> None:
     oracle = fuzz.Oracle()
-    for data in fuzz.GOOD_MESSAGES:
+    for data in fuzz_cases.GOOD_MESSAGES:
         oracle.case("message", data, trace=True)
-    for data in fuzz.GOOD_MANIFESTS:
+    for data in fuzz_cases.GOOD_MANIFESTS:
         oracle.case("manifest", data, trace=True)
-    assert oracle.outcomes["messages decoded"] == len(fuzz.GOOD_MESSAGES)
-    assert oracle.outcomes["manifests parsed"] == len(fuzz.GOOD_MANIFESTS)
-    assert oracle.outcomes["groups admitted"] == 5
+    assert oracle.outcomes["messages decoded"] == len(fuzz_cases.GOOD_MESSAGES)
+    assert oracle.outcomes["manifests parsed"] == len(fuzz_cases.GOOD_MANIFESTS)
+    assert oracle.outcomes["packed messages decoded"] >= 2
+    assert oracle.outcomes["groups admitted"] == 5 + 3 * 2, "in version 1 and version 2"
 
 
 # ---------------------------------------------------------------------------------------------- a sharp oracle
@@ -71,7 +73,7 @@ def crashing_decode(data: bytes, limits: Limits) -> Message:
 
 def lenient_decode(data: bytes, limits: Limits) -> Message:
     """Takes a wrong checksum for a right one."""
-    return codec.decode(data if len(data) < 72 else fuzz.signed(data[:-4]), limits)
+    return codec.decode(data if len(data) < 72 else fuzz_cases.signed(data[:-4]), limits)
 
 
 def unlimited_decode(data: bytes, limits: Limits) -> Message:
@@ -190,7 +192,7 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_oracle_sees_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_oracle_sees_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, says = FAULTS[fault]
     plant(monkeypatch)
     storm = fuzz.Storm(fuzz.Oracle())
@@ -200,7 +202,7 @@ def test_the_oracle_sees_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyP
     assert re.search(says, finding), finding
 
 
-def test_the_commands_last_line_is_its_figures():
+def test_the_commands_last_line_is_its_figures() -> None:
     command = [sys.executable, str(Path(fuzz.__file__)), "--cases", "500", "--seed", "9", "--first", "10"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

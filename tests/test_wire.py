@@ -1,4 +1,4 @@
-"""What a peer sends in the form the recipe asks for, and that it learns from its own exact numbers."""
+"""A peer sends what the recipe's ``[wire]`` asks for, and learns from its own exact log-probabilities."""
 
 from __future__ import annotations
 

@@ -46,6 +46,13 @@ TRACKERS: Mapping[str, str] = {
 }
 """``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records`."""
 
+FORMS: Mapping[str, str] = {
+    "plain": "ftis.wire.plain.PLAIN",
+    "packed": "ftis.wire.packed.PACKED",
+}
+"""How a message's groups stand in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its place here, so
+new ones go to the end, and raise :data:`ftis.codec.VERSION`."""
+
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     """What ``name`` stands for in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
