@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import zenoh
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
-from swarm_of_light_peers import free_port
+from light_swarm import free_port
 
 from ftis.admission import Reason
 from ftis.codec import VERSION, Header, Message, encode
@@ -26,7 +26,8 @@ from ftis.config import NetworkConfig, Recipe, agreement, run_id
 from ftis.exchange import Collected, ExchangeError
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
-from ftis.swarm.link import NetworkExchange, ask_status, engine_config, open_session
+from ftis.swarm.link import NetworkExchange
+from ftis.swarm.session import ask_status, engine_config, open_session
 from ftis.swarm.manifest import Manifest
 
 NAMES = ("a", "b", "eve")
@@ -113,7 +114,7 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
 def both_ready(*exchanges: NetworkExchange, round: int = 0) -> None:
     for exchange in exchanges:
         exchange.catch_up(round)
-    until(lambda: all(any(s.live() for s in e._senders.values()) for e in exchanges))
+    until(lambda: all(e.rounds.live for e in exchanges))
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -180,7 +181,7 @@ def test_an_offer(case: str, peers: Peers) -> None:
     peers.put(attacker, key, document, signer)
     name = key.partition("/")[0]
     if reason is not None:
-        until(lambda: all(e._rejections for e in (a, b) if e.peer != name))
+        until(lambda: all(e.rounds.rejections for e in (a, b) if e.peer != name))
     for exchange, collected in zip((a, b), one_round(peers, a, b), strict=True):
         assert reasons(collected) == ({(name, reason)} if reason and exchange.peer != name else set())
         assert "eve" not in collected.messages
@@ -210,11 +211,11 @@ def test_a_replayed_round_is_taken_once(peers: Peers) -> None:
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)
     one_round(peers, a, b)
-    old, signature = b.outbox.manifests[0]
+    old, signature = b.outbox.signed[0]
     attacker = peers.session()
     for key in ("b/0", "b/1", "eve/1"):  # as it was, as the next round's, as another peer's
         peers.put(attacker, key, old, "eve", attachment=signature)
-    until(lambda: len(a._rejections) == 2)
+    until(lambda: len(a.rounds.rejections) == 2)
     collected, _ = one_round(peers, a, b, round=1)
     assert reasons(collected) == {("b", "wrong_sender"), ("eve", "forged")}
     assert collected.late == ()
@@ -226,11 +227,11 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life(peers: Peers
     attacker = peers.session()
     for data in (b"one thing", b"another"):
         peers.put(attacker, "eve/0", peers.manifest("eve", 0, data), "eve")
-    until(lambda: bool(a._rejections))
-    assert 0 not in a._senders["eve"].offers
+    until(lambda: bool(a.rounds.rejections))
+    assert 0 not in a.rounds.offers_of("eve")
     for data, life in ((b"one thing", 1), (b"another", 2)):
         peers.put(attacker, "eve/1", peers.manifest("eve", 1, data, incarnation=life), "eve")
-    until(lambda: 1 in a._senders["eve"].offers and a._senders["eve"].offers[1].incarnation == 2)
+    until(lambda: 1 in a.rounds.offers_of("eve") and a.rounds.offers_of("eve")[1].incarnation == 2)
     collected, _ = one_round(peers, a, b)
     assert reasons(collected) == {("eve", "equivocation")}
 
@@ -300,7 +301,7 @@ def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:
     collected, _ = one_round(peers, a, b)
     assert 0 < len(collected.rejections) <= 1000
     assert reasons(collected) == {("eve", "forged")}
-    assert len(a._senders["eve"].offers) == 0
+    assert len(a.rounds.offers_of("eve")) == 0
 
 
 def test_offers_for_all_rounds_at_once_do_not_keep_the_next_one_out(tmp_path: Path) -> None:
@@ -312,8 +313,8 @@ def test_offers_for_all_rounds_at_once_do_not_keep_the_next_one_out(tmp_path: Pa
         attacker = peers.session()
         for round in reversed(range(500)):
             peers.put(attacker, f"eve/{round}", peers.manifest("eve", round, b"x"), "eve")
-        until(lambda: 0 in a._senders["eve"].offers)
-        assert len(a._senders["eve"].offers) <= 4 * a.outbox.keep
+        until(lambda: 0 in a.rounds.offers_of("eve"))
+        assert len(a.rounds.offers_of("eve")) <= 4 * KEEP_ROUNDS
 
 
 def test_contents_are_judged_by_admission_like_any_others(peers: Peers) -> None:
@@ -341,7 +342,7 @@ def test_in_an_open_swarm_the_first_key_keeps_the_name(tmp_path: Path) -> None:
         peers.put(attacker, "b/1", peers.manifest("b", 1, b"x"), "stranger")
         peers.put(attacker, "eve/1", peers.manifest("eve", 1, b"x"), "eve", attachment=bytes(96))  # takes no name
         peers.put(attacker, "eve/1", peers.manifest("eve", 1, b"x"), "stranger")
-        until(lambda: 1 in a._senders["eve"].offers)
+        until(lambda: 1 in a.rounds.offers_of("eve"))
         collected, _ = one_round(peers, a, b, round=1)
         assert reasons(collected) == {("b", "forged"), ("eve", "forged")}
 
@@ -433,12 +434,12 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
 def test_a_manifest_reads_back_what_was_published(peers: Peers) -> None:
     a = peers.open("a")
     a.publish(3, b"contents", (7, 5))
-    document, signature = a.outbox.manifests[3]
+    document, signature = a.outbox.signed[3]
     assert manifests.parse(document) == Manifest(peers.run, "a", 3, 1, 8, (manifests.digest(b"contents"),), (5, 7))
     assert manifests.signed_by(peers.public["a"], document, signature[32:])
     again = peers.open("a", incarnation=2)  # a second life: the outbox outlives the first
     again.catch_up(4)
-    assert manifests.parse(again.outbox.manifests[3][0]).contents == manifests.parse(document).contents
+    assert manifests.parse(again.outbox.signed[3][0]).contents == manifests.parse(document).contents
 
 
 def test_of_the_unread_the_offer_is_waited_for_and_nothing_fetched(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from slow_wire import SlowWire
-from swarm_of_light_peers import Swarm, free_port
+from light_swarm import Swarm, free_port
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_light_peers import free_port
+from light_swarm import free_port
 
 from ftis import checkpoint
 from ftis.cli import main

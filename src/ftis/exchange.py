@@ -1,12 +1,11 @@
-"""How rounds' messages get from peer to peer: a small protocol, and two exchanges for one machine.
+"""How the messages of a round get from peer to peer: a small protocol, and two exchanges for one machine.
 
-``publish`` offers this peer's bytes for a round; ``collect`` returns the others' bytes for it once all of the
-roster have delivered. What the bytes mean is not the exchange's business.
+``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. What
+the bytes mean is not the exchange's business.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from ftis.admission import Rejection
 from ftis.config import FtisError
+from ftis.files import write_whole
 
 POLL_SECONDS = 0.005
 KEEP_ROUNDS = 2
@@ -32,20 +32,20 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 
 @dataclass(frozen=True)
 class Collected:
-    """What came of a round's exchange.
+    """What a round's exchange brought.
 
     Attributes:
         messages: the other peers' messages for the round, by sender.
-        missing: who did not deliver.
+        missing: peers that did not deliver.
         late: (sender, message) of earlier rounds that came only now.
-        unread: who delivered, but was not to be read.
+        offered_only: peers that delivered and whose messages were not fetched, as asked.
         rejections: what was refused before it was fetched.
     """
 
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
     late: tuple[tuple[str, bytes], ...] = ()
-    unread: tuple[str, ...] = ()
+    offered_only: tuple[str, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
 
@@ -58,10 +58,12 @@ class Exchange(Protocol):
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
-        """Wait for the messages for ``round`` of all others but those ``without`` whom it goes.
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        """Wait for the messages of all other peers for ``round``, except those in ``skip``.
 
-        Those ``unread`` are waited for as well, and their messages are left where they are.
+        Args:
+            skip: peers that are neither waited for nor heard.
+            offers_only: peers that are waited for, but whose messages are left where they are.
 
         Raises:
             Stopped: asked to stop while waiting.
@@ -70,7 +72,7 @@ class Exchange(Protocol):
 
 
 class AloneExchange:
-    """The exchange of a peer that trains alone: nobody to hear from."""
+    """The exchange of a peer that trains alone."""
 
     def catch_up(self, round: int) -> int:
         return round
@@ -78,14 +80,14 @@ class AloneExchange:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         pass
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         return Collected({})
 
 
 class Hub:
     """The in-process exchange. Peers run in threads and take turns: one computes while the others wait.
 
-    Taking turns keeps one peer's activations in memory at a time and leaves the machine's whole attention to it.
+    So only one peer's activations are in memory at a time, and that peer has all of the machine's cores.
     """
 
     def __init__(self, roster: tuple[str, ...], should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -97,7 +99,7 @@ class Hub:
         self._failed = False
 
     def fail(self) -> None:
-        """A peer cannot go on: wake the waiting ones, whose ``collect`` raises Stopped."""
+        """A peer cannot continue: wake the waiting ones, whose ``collect`` raises Stopped."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()
@@ -112,7 +114,7 @@ class Hub:
                 del self._messages[old]
             self._changed.notify_all()
 
-    def _collect(self, peer: str, round: int, unread: Collection[str]) -> Collected:
+    def _collect(self, peer: str, round: int, offers_only: Collection[str]) -> Collected:
         others = [name for name in self.roster if name != peer]
         self.turn.release()
         try:
@@ -121,15 +123,15 @@ class Hub:
                     if self._failed or self._should_stop():
                         raise Stopped
                     self._changed.wait(timeout=0.1)
-                messages = {name: self._messages[round, name] for name in others if name not in unread}
-                return Collected(messages, unread=tuple(name for name in others if name in unread))
+                messages = {name: self._messages[round, name] for name in others if name not in offers_only}
+                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
         finally:
             self.turn.acquire()
 
 
 @dataclass(frozen=True)
 class HubEndpoint:
-    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``, which ``collect`` gives away and takes back."""
+    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``; ``collect`` releases it while it waits."""
 
     hub: Hub
     peer: str
@@ -140,14 +142,14 @@ class HubEndpoint:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         self.hub._publish(self.peer, round, data)
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
-        return self.hub._collect(self.peer, round, unread)
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        return self.hub._collect(self.peer, round, offers_only)
 
 
 class DirectoryExchange:
     """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
 
-    A peer killed and resumed finds the messages of the round it was in, and replaces its own with the same bytes.
+    A killed peer that resumes finds the messages of the round it was in, and replaces its own with the same bytes.
     """
 
     def __init__(
@@ -166,30 +168,27 @@ class DirectoryExchange:
         return round
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        path = self._path(self.peer, round)
-        partial = path.with_suffix(f".partial-{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(self._path(self.peer, round), data, sync=False)
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
-    def collect(self, round: int, without: Collection[str] = (), unread: Collection[str] = ()) -> Collected:
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
         give_up = time.monotonic() + self.deadline
         while True:
             for name in [n for n, path in waiting.items() if path.exists()]:
                 path = waiting.pop(name)
-                if name not in unread:
+                if name not in offers_only:
                     messages[name] = path.read_bytes()
             if not waiting:
                 others = [name for name in self.roster if name != self.peer]
-                return Collected(messages, unread=tuple(name for name in others if name in unread))
+                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
             if self.should_stop():
                 raise Stopped
             if time.monotonic() > give_up:
                 raise ExchangeError(
                     f"round {round}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
-                    f"see whether that peer still runs, then resume"
+                    f"see whether that peer still runs, then start again with --resume"
                 )
             time.sleep(POLL_SECONDS)
 

@@ -449,7 +449,7 @@ class Peer:
         rejected = [*collected.rejections, *(r for admission in admissions for r in admission.rejections)]
         counts = Counter(batch.source_N.tolist())
         passed_over = Counter(g.peer for admission in admissions for g in admission.passed_over)
-        for name in collected.unread:
+        for name in collected.offered_only:
             passed_over[name] += len(share(self.recipe, len(self.task.train), name, self.cursor.step - 1))
         zero_N = start.advantage_N.numpy() == 0
         keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no filter
@@ -461,7 +461,7 @@ class Peer:
             index = batch.sources.index(name) if name in batch.sources else -1
             late = [data for sender, data in collected.late if sender == name]
             received = sum(map(len, late)) + len(collected.messages.get(name, b""))
-            heard = name in collected.messages or name in collected.unread
+            heard = name in collected.messages or name in collected.offered_only
             metrics[f"{key}/delivered"] = name == self.config.name or heard
             metrics[f"{key}/late"] = len(late)
             metrics[f"{key}/admitted"] = counts.get(index, 0)

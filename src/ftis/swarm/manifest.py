@@ -21,7 +21,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NAME_PATTERN, FtisError
-from ftis.swarm.identity import verify
+from ftis.swarm.identity import public_hex, verify
 
 VERSION = 1
 CHUNK_BYTES = 256 * 1024
@@ -80,6 +80,16 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
     return key.sign(_CONTEXT + data)
+
+
+def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    """What travels beside a manifest: the public key (32 bytes) and its signature of ``data`` (64 bytes)."""
+    return bytes.fromhex(public_hex(key)) + sign(key, data)
+
+
+def unseal(sealed: bytes) -> tuple[str, bytes]:
+    """Public key (hex) and signature of a :func:`seal`."""
+    return sealed[:32].hex(), sealed[32:]
 
 
 def signed_by(public: str, data: bytes, signature: bytes) -> bool:
