@@ -27,8 +27,8 @@ from ftis.exchange import Collected, ExchangeError
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
-from ftis.swarm.session import ask_status, engine_config, open_session
 from ftis.swarm.manifest import Manifest
+from ftis.swarm.session import ask_status, engine_config, open_session
 
 NAMES = ("a", "b", "eve")
 
@@ -314,7 +314,7 @@ def test_offers_for_all_rounds_at_once_do_not_keep_the_next_one_out(tmp_path: Pa
         for round in reversed(range(500)):
             peers.put(attacker, f"eve/{round}", peers.manifest("eve", round, b"x"), "eve")
         until(lambda: 0 in a.rounds.offers_of("eve"))
-        assert len(a.rounds.offers_of("eve")) <= 4 * KEEP_ROUNDS
+        assert len(a.rounds.offers_of("eve")) <= 32
 
 
 def test_contents_are_judged_by_admission_like_any_others(peers: Peers) -> None:

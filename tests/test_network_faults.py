@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_wire import SlowWire
 from light_swarm import Swarm, free_port
+from slow_wire import SlowWire
 
 pytestmark = pytest.mark.slow
 
