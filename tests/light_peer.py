@@ -207,6 +207,7 @@ def play(
                 }
                 file.write(json.dumps(record) + "\n")
                 file.flush()
+                say({"kind": "recorded", "round": round})
                 round += 1
         except Stopped:
             return False

@@ -1,4 +1,4 @@
-"""Light peers (light_peer.py) as processes: for benchmarks, and for tests that break the network under them."""
+"""Light peers (light_peer.py) as processes, for tests that break the network under them, and for benchmarks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,10 @@ def free_port() -> int:
 
 @dataclass
 class Swarm:
-    """Peers of one run in ``place``; each can be started, killed, frozen and started again."""
+    """Peers of one run in ``place``; each can be started, killed, frozen and started again.
+
+    What the peers print goes to ``<name>.log`` and wakes whoever waits in :meth:`until`.
+    """
 
     place: Path
     names: Sequence[str]
@@ -44,6 +48,9 @@ class Swarm:
     def __post_init__(self) -> None:
         self.network = {**QUICK, "port": free_port(), **self.network}
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._readers: dict[str, threading.Thread] = {}
+        self._lines: dict[str, list[str]] = {name: [] for name in self.names}
+        self._heard = threading.Condition()
         for name in self.names:
             new_key(self.place, name)
         public = [self.place / f"{name}.pub" for name in self.names]
@@ -64,9 +71,8 @@ class Swarm:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        for name in self.processes:
+            self.kill(name)
 
     def start(self, *names: str) -> None:
         for name in names or self.names:
@@ -75,11 +81,28 @@ class Swarm:
             command += ["--pause", str(self.pauses.get(name, 0.1)), "--key", str(self.place / f"{name}.key")]
             command += ["--roster", str(self.place / "roster.toml"), "--out", str(self.out(name))]
             command += ["--network", json.dumps({**self.network, **self.own_network.get(name, {})})]
-            log = (self.place / f"{name}.log").open("a")
-            self.processes[name] = subprocess.Popen(
-                [*command, *self.arguments], stdout=log, stderr=log, text=True, env={**os.environ, "RUST_LOG": "error"}
+            process = subprocess.Popen(
+                [*command, *self.arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "RUST_LOG": "error"},
             )
-            log.close()
+            self.processes[name] = process
+            self._readers[name] = threading.Thread(target=self._read, args=(name, process), daemon=True)
+            self._readers[name].start()
+
+    def _read(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, (self.place / f"{name}.log").open("a") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                with self._heard:
+                    self._lines[name].append(line)
+                    self._heard.notify_all()
+        with self._heard:
+            self._heard.notify_all()
 
     def out(self, name: str) -> Path:
         return self.place / f"{name}.jsonl"
@@ -89,15 +112,24 @@ class Swarm:
             return []
         return [json.loads(line) for line in self.out(name).read_text().splitlines()]
 
+    def lines(self, name: str) -> list[str]:
+        """What the peer has printed so far."""
+        with self._heard:
+            return list(self._lines[name])
+
     def log(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.place / f"{name}.log").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        """The events among them."""
+        return [json.loads(line) for line in self.lines(name) if line.startswith("{") and line.endswith("}\n")]
+
+    def says(self, name: str, text: str) -> bool:
+        """Whether the peer has told of an event with ``text`` in it."""
+        return any(text in event.get("text", "") for event in self.log(name))
 
     def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        give_up = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < give_up, self.state()
-            time.sleep(0.01)
+        """Wait until what the peers print or record makes ``condition`` true."""
+        with self._heard:
+            if not self._heard.wait_for(condition, seconds):
+                raise AssertionError(self.state())
 
     def until_round(self, name: str, round: int) -> None:
         self.until(lambda: any(r["round"] >= round for r in self.records(name)))
@@ -105,6 +137,7 @@ class Swarm:
     def kill(self, name: str) -> None:
         self.processes[name].kill()
         self.processes[name].wait()
+        self._readers[name].join()
 
     def finish(self, *names: str, seconds: float = 90) -> None:
         """Wait until these peers end, and hold that each finished all rounds."""
@@ -114,14 +147,14 @@ class Swarm:
                 code = self.processes[name].wait(timeout=max(0.1, give_up - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.state()) from None
+            self._readers[name].join()
             assert code == 0, self.state()
             assert self.records(name)[-1]["round"] == self.rounds - 1, self.state()
 
     def state(self) -> str:
-        """All there is to know, for a failed assertion."""
+        """The rounds each peer has recorded and the end of its log, for a failed assertion."""
         parts = []
         for name in self.names:
-            log = self.place / f"{name}.log"
-            tail = log.read_text()[-1500:] if log.exists() else ""
+            tail = "".join(self.lines(name))[-1500:]
             parts.append(f"--- {name}: {[r['round'] for r in self.records(name)]}\n{tail}")
         return "\n".join(parts)

@@ -111,7 +111,7 @@ class NetworkExchange:
     # --- opening and closing ----------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._session = open_session(self.recipe.network)
+        self.session = open_session(self.recipe.network)
         one_each = max(1, len(self.others))  # so that no peer's fetch waits for another's
         self._fetchers = ThreadPoolExecutor(one_each, thread_name_prefix="fetch")
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
@@ -124,10 +124,10 @@ class NetworkExchange:
             self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
             self._answer(f"ftis/facts/{self.recipe.name}/{self.peer}", self._answer_facts),
             self._answer(f"ftis/status/{self.recipe.name}/{self.peer}", self._answer_status),
-            self._session.declare_subscriber(
+            self.session.declare_subscriber(
                 f"ftis/{self.run}/man/*/*", self._hear_manifest, allowed_origin=zenoh.Locality.REMOTE
             ),
-            self._session.liveliness().declare_subscriber(f"ftis/{self.run}/live/**", self._hear_token, history=True),
+            self.session.liveliness().declare_subscriber(f"ftis/{self.run}/live/**", self._hear_token, history=True),
         ]
         self._comparer = threading.Thread(target=self._compare_facts, name="facts", daemon=True)
         self._comparer.start()
@@ -147,7 +147,7 @@ class NetworkExchange:
         self._comparer.join(timeout=5)
         self._answers.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown(wait=True)
-        self._session.close()  # type: ignore[no-untyped-call]
+        self.session.close()  # type: ignore[no-untyped-call]
 
     def _linger(self) -> None:
         """Serve the last rounds, for ``deadline`` seconds at most, to those who still need them or may come back."""
@@ -178,7 +178,7 @@ class NetworkExchange:
         self._stored.result()
         document, seal = self.outbox.offer(round, data, tuple(sorted(items)))
         key = f"ftis/{self.run}/man/{self.peer}/{round}"
-        self._session.put(key, document, attachment=seal, congestion_control=BLOCK, express=True)
+        self.session.put(key, document, attachment=seal, congestion_control=BLOCK, express=True)
         self._stored = self._writer.submit(self.outbox.write, round, data)  # the others need not wait for the disk
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
@@ -220,7 +220,7 @@ class NetworkExchange:
     def _announce(self, round: int) -> None:
         before = self._token
         key = f"ftis/{self.run}/live/{self.peer}/{self.incarnation}/{round}"
-        self._token = self._session.liveliness().declare_token(key)
+        self._token = self.session.liveliness().declare_token(key)
         if before is not None:
             before.undeclare()  # type: ignore[no-untyped-call]
 
@@ -244,7 +244,7 @@ class NetworkExchange:
         answered: dict[str, set[int]] = {}
         try:
             key = f"ftis/{self.run}/man/{peer or '*'}/*"
-            for reply in ask_everybody(self._session, key, seconds, zenoh.Locality.REMOTE):
+            for reply in ask_everybody(self.session, key, seconds, zenoh.Locality.REMOTE):
                 if reply.ok is None:
                     continue
                 self._hear_manifest(reply.ok)
@@ -293,7 +293,7 @@ class NetworkExchange:
         return progress
 
     def _get_chunk(self, offer: Manifest, index: int) -> Iterator[bytes]:
-        replies = ask_everybody(self._session, f"ftis/{self.run}/blob/{offer.peer}/{offer.round}/{index}", GET_SECONDS)
+        replies = ask_everybody(self.session, f"ftis/{self.run}/blob/{offer.peer}/{offer.round}/{index}", GET_SECONDS)
         return (reply.ok.payload.to_bytes() for reply in replies if reply.ok is not None)
 
     def _wants(self, offer: Manifest) -> bool:
@@ -331,7 +331,7 @@ class NetworkExchange:
                     continue
             try:
                 key = f"ftis/facts/{self.recipe.name}/*"
-                for reply in ask_everybody(self._session, key, FACTS_SECONDS, zenoh.Locality.REMOTE):
+                for reply in ask_everybody(self.session, key, FACTS_SECONDS, zenoh.Locality.REMOTE):
                     if reply.ok is not None:
                         self._hear_facts(str(reply.ok.key_expr).rpartition("/")[2], reply.ok.payload.to_bytes())
             except zenoh.ZError:
@@ -369,7 +369,7 @@ class NetworkExchange:
                 self._pending_answers.release()
                 query.drop()  # type: ignore[no-untyped-call]
 
-        return self._session.declare_queryable(key, take, complete=True)
+        return self.session.declare_queryable(key, take, complete=True)
 
     def _answer_blob(self, query: zenoh.Query) -> None:
         *_, round, index = str(query.key_expr).split("/")
