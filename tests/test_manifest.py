@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import time
 import tracemalloc
 from typing import Any
 
@@ -322,7 +321,7 @@ def test_any_json_is_refused(value: object):
 
 
 @given(st.sampled_from(sorted(document())), json_values)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_any_value_in_any_field_is_refused_or_canonical(field: str, value: object):
     refused_or_canonical(changed(**{field: value}))
 
@@ -331,7 +330,7 @@ PIECES = [b"1.0", b"true", b"null", b"1e3", b"-0", b"NaN", b"Infinity", b'""', b
 
 
 @given(manifests, st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_a_mutated_manifest_is_refused_or_canonical(manifest: Manifest, data: st.DataObject):
     text = bytearray(to_bytes(manifest))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -348,7 +347,7 @@ def test_a_mutated_manifest_is_refused_or_canonical(manifest: Manifest, data: st
     refused_or_canonical(bytes(text))
 
 
-# ---------------------------------------------------------------------------------------------- time and memory
+# ---------------------------------------------------------------------------------------------- memory
 
 
 def peak_of_refusing(data: bytes) -> int:
@@ -372,15 +371,12 @@ def test_what_is_too_long_is_not_even_read():
 
 
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b"1000,", b"1e5,", b'"\\u00e9",', b'{"a":1},', b'[[[[[["a"]]]]]],'])
-def test_the_most_expensive_megabyte_is_bounded_in_time_and_memory(piece: bytes):
+def test_the_most_expensive_megabyte_is_bounded_in_memory(piece: bytes):
     head, tail = replaced(b"[12,57]", b"[|]").split(b"|")
     data = head + (piece * (MAX_BYTES // len(piece)))[: MAX_BYTES - len(head) - len(tail) - 4]
     data = data[: data.rindex(b",")] + tail
     json.loads(data)  # nothing wrong with it as JSON
-    started = time.perf_counter()
-    peak = peak_of_refusing(data)
-    assert time.perf_counter() - started < 10  # under tracing; without, a tenth of a second
-    assert peak < 100 * MAX_BYTES
+    assert peak_of_refusing(data) < 100 * MAX_BYTES
 
 
 def test_the_largest_manifest_has_room_for_what_the_module_says():
