@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from watched import Watched
 
 from ftis.swarm.identity import collect_roster, new_certificates, new_key, roster_text
 
@@ -47,9 +48,8 @@ class Swarm:
 
     def __post_init__(self) -> None:
         self.network = {**QUICK, "port": free_port(), **self.network}
-        self.processes: dict[str, subprocess.Popen[str]] = {}
-        self._readers: dict[str, threading.Thread] = {}
-        self._lines: dict[str, list[str]] = {name: [] for name in self.names}
+        self.processes: dict[str, Watched] = {}
+        self._earlier: dict[str, list[str]] = {name: [] for name in self.names}
         self._heard = threading.Condition()
         for name in self.names:
             new_key(self.place, name)
@@ -81,28 +81,10 @@ class Swarm:
             command += ["--pause", str(self.pauses.get(name, 0.1)), "--key", str(self.place / f"{name}.key")]
             command += ["--roster", str(self.place / "roster.toml"), "--out", str(self.out(name))]
             command += ["--network", json.dumps({**self.network, **self.own_network.get(name, {})})]
-            process = subprocess.Popen(
-                [*command, *self.arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "RUST_LOG": "error"},
-            )
-            self.processes[name] = process
-            self._readers[name] = threading.Thread(target=self._read, args=(name, process), daemon=True)
-            self._readers[name].start()
-
-    def _read(self, name: str, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout, (self.place / f"{name}.log").open("a") as log:
-            for line in process.stdout:
-                log.write(line)
-                log.flush()
-                with self._heard:
-                    self._lines[name].append(line)
-                    self._heard.notify_all()
-        with self._heard:
-            self._heard.notify_all()
+            if name in self.processes:
+                self._earlier[name] += self.processes[name].lines
+            log, quiet = self.place / f"{name}.log", {"RUST_LOG": "error"}
+            self.processes[name] = Watched([*command, *self.arguments], log, self._heard, environment=quiet)
 
     def out(self, name: str) -> Path:
         return self.place / f"{name}.jsonl"
@@ -115,7 +97,7 @@ class Swarm:
     def lines(self, name: str) -> list[str]:
         """What the peer has printed so far."""
         with self._heard:
-            return list(self._lines[name])
+            return [*self._earlier[name], *(self.processes[name].lines if name in self.processes else ())]
 
     def log(self, name: str) -> list[dict[str, Any]]:
         """The events among them."""
@@ -136,18 +118,15 @@ class Swarm:
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
-        self.processes[name].wait()
-        self._readers[name].join()
 
     def finish(self, *names: str, seconds: float = 90) -> None:
         """Wait until these peers end, and hold that each finished all rounds."""
         give_up = time.monotonic() + seconds
         for name in names or self.names:
             try:
-                code = self.processes[name].wait(timeout=max(0.1, give_up - time.monotonic()))
+                code = self.processes[name].wait(give_up - time.monotonic())
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.state()) from None
-            self._readers[name].join()
             assert code == 0, self.state()
             assert self.records(name)[-1]["round"] == self.rounds - 1, self.state()
 

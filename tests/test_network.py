@@ -324,4 +324,4 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     Console(file=out, width=200).print(status_table(ask_status(attacker)))
     assert "[2J" in out.getvalue()
     assert not set(out.getvalue()) & {"\x1b", "\x07", "\r"}
-    served.undeclare()
+    served.undeclare()  # type: ignore[no-untyped-call]

@@ -98,10 +98,11 @@ class Table:
 
     def offers(self, name: str, round: int, data: bytes | None = None, life: int = 1, **other: Any) -> None:
         """``other``: where it is found (``place``), who signs it, or fields that say something else."""
-        place, signer = other.pop("place", (name, round)), other.pop("signer", name)
+        found_peer, found_round = other.pop("place", (name, round))
+        signer = other.pop("signer", name)
         data = contents_of(name, round) if data is None else data
         document = manifests.to_bytes(replace(manifests.describe(RUN, name, round, life, data, ()), **other))
-        self.heed(self.rounds.offered(*place, document, manifests.seal(KEYS[signer], document)))
+        self.heed(self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document)))
 
     def collect(self, round: int, skip: str = "", offers_only: str = "") -> None:
         self.closed = None
