@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm_of_light_peers import Swarm
+from doubles import Swarm
 
 WARM_UP = 2
 """The first round waits for processes to start, the second still for links among them."""

@@ -41,8 +41,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups, turns_of
-from swarm_of_light_peers import Swarm
+from doubles import TOKENIZER, Swarm, light_admitter, light_recipe, made_up_groups, turns_of
 
 from ftis.codec import Header, Message, encode
 from ftis.swarm import manifest as manifests
@@ -168,7 +167,7 @@ def exchange(peers: int, limit: int, rounds: int = 8) -> dict[str, float]:
             swarm.start()
             swarm.finish(seconds=300)
             records = [r for name in names for r in swarm.records(name)[2:]]
-    assert all(len(r["delivered"]) + len(r["unread"]) == peers - 1 for r in records)
+    assert all(len(r["delivered"]) + len(r["offered_only"]) == peers - 1 for r in records)
     return {
         "peers": peers,
         "bytes": statistics.median(r["bytes_received"] for r in records),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -198,25 +197,25 @@ def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> Non
             collect(hub, "a", round)
 
 
-def test_the_unread_are_waited_for_and_not_handed_over(tmp_path: Path) -> None:
+def test_peers_of_whom_the_offer_suffices_are_waited_for_and_not_handed_over(tmp_path: Path) -> None:
     hub = Hub(("a", "b", "c"), lambda: True)
     peers = {name: directory_exchange(tmp_path, name, deadline=0.05) for name in "abc"}
 
     def from_hub() -> Collected:
         with hub.turn:
-            return hub.endpoint("a").collect(0, unread=("c",))
+            return hub.endpoint("a").collect(0, offers_only=("c",))
 
     hub.endpoint("b").publish(0, b"b")
     peers["b"].publish(0, b"b")
     with pytest.raises(Stopped):
         from_hub()
     with pytest.raises(ExchangeError):
-        peers["a"].collect(0, unread=("c",))
+        peers["a"].collect(0, offers_only=("c",))
     hub.endpoint("c").publish(0, b"c")
     peers["c"].publish(0, b"c")
-    expected = Collected({"b": b"b"}, unread=("c",))
+    expected = Collected({"b": b"b"}, offered_only=("c",))
     assert from_hub() == expected
-    assert peers["a"].collect(0, unread=("c",)) == expected
+    assert peers["a"].collect(0, offers_only=("c",)) == expected
 
 
 # --- the directory ----------------------------------------------------------------------------------------------------
@@ -278,17 +277,14 @@ def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
 
 def test_a_message_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (directory_exchange(tmp_path, name, ("a", "b"), deadline=0.0) for name in "ab")
-    write_bytes = Path.write_bytes
 
-    def killed_half_way(self: Path, data: bytes) -> int:
-        write_bytes(self, data[: len(data) // 2])
+    def killed(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_bytes", killed_half_way)
+    monkeypatch.setattr(Path, "replace", killed)  # the last thing to happen
     with pytest.raises(KeyboardInterrupt):
         b.publish(0, b"0123456789")
     monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 1  # the half-written file, under another name
     with pytest.raises(ExchangeError):
         a.collect(0)
     b.publish(0, b"0123456789")
@@ -401,7 +397,7 @@ def test_a_killed_process_is_waited_for_and_its_successor_takes_over(tmp_path: P
         eventually(lambda: any(path.name.endswith("-a.ftis") for path in tmp_path.glob("*")))
         killed.kill()  # in its first round, for b has not begun
         killed.wait()
-        (tmp_path / f"000000-a.partial-{os.getpid()}").write_bytes(b"a0;a0")  # as it may have left
+        (tmp_path / f".000000-a.ftis.partial-{killed.pid}").write_bytes(b"a0;a0")  # as it may have left
         started += [start("b", 5), start("a", 5)]
         assert [process.communicate(timeout=PATIENCE)[0] for process in started[1:]] == ["done\n"] * 2
     finally:

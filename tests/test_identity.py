@@ -10,6 +10,7 @@ import ssl
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -62,14 +63,14 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_identity_error_is_an_error_of_ours():
+def test_identity_error_is_an_error_of_ours() -> None:
     assert issubclass(IdentityError, FtisError)
 
 
 # ---------------------------------------------------------------------------------------------- keys
 
 
-def test_a_key_is_written_for_its_owner_only_and_reads_back(tmp_path: Path):
+def test_a_key_is_written_for_its_owner_only_and_reads_back(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         public = new_key(tmp_path / "deep" / "keys", "ada")
@@ -83,11 +84,11 @@ def test_a_key_is_written_for_its_owner_only_and_reads_back(tmp_path: Path):
     assert len(bytes.fromhex(public)) == 32
 
 
-def test_two_keys_are_two(tmp_path: Path):
+def test_two_keys_are_two(tmp_path: Path) -> None:
     assert new_key(tmp_path, "ada") != new_key(tmp_path, "bob")
 
 
-def test_a_key_is_never_overwritten(tmp_path: Path):
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     new_key(tmp_path, "ada")
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(IdentityError, match=r"ada\.key exists already"):
@@ -95,14 +96,14 @@ def test_a_key_is_never_overwritten(tmp_path: Path):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_key_is_not_written_through_a_link(tmp_path: Path):
+def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "ada.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(IdentityError, match="cannot be written"):
         new_key(tmp_path, "ada")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_place_that_is_no_directory_is_named(tmp_path: Path):
+def test_a_place_that_is_no_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directory in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(IdentityError, match=r"ada\.key cannot be written"):
@@ -112,7 +113,7 @@ def test_a_place_that_is_no_directory_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_is_no_peers_writes_nothing(tmp_path: Path, name: str):
+def test_a_name_that_is_no_peers_writes_nothing(tmp_path: Path, name: str) -> None:
     with pytest.raises(IdentityError, match="is not a peer's name"):
         new_key(tmp_path / "keys", name)
     with pytest.raises(IdentityError, match="is not a peer's name"):
@@ -120,7 +121,7 @@ def test_a_name_that_is_no_peers_writes_nothing(tmp_path: Path, name: str):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_are_the_recipes_names(tmp_path: Path):
+def test_names_are_the_recipes_names(tmp_path: Path) -> None:
     recipes = TypeAdapter(config.Name)
     for name in ["a", "0", "a" * 64, "A-b_c.d", *BAD_NAMES]:
         try:
@@ -155,7 +156,7 @@ WRONG_KEYS: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_KEYS)
-def test_a_file_that_is_no_signing_key_says_so(tmp_path: Path, case: str):
+def test_a_file_that_is_no_signing_key_says_so(tmp_path: Path, case: str) -> None:
     make, says = WRONG_KEYS[case]
     path = tmp_path / "ada.key"
     path.write_bytes(make())
@@ -164,7 +165,7 @@ def test_a_file_that_is_no_signing_key_says_so(tmp_path: Path, case: str):
     assert str(path) in str(caught.value)
 
 
-def test_no_key_and_a_directory_in_its_place(tmp_path: Path):
+def test_no_key_and_a_directory_in_its_place(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="make one with ftis keys new"):
         load_key(tmp_path / "ada.key")
     with pytest.raises(IdentityError, match="cannot be read"):
@@ -173,7 +174,7 @@ def test_no_key_and_a_directory_in_its_place(tmp_path: Path):
 
 @given(st.lists(st.tuples(st.integers(0, 118), st.integers(0, 255)), min_size=1, max_size=3))
 @settings(SHARED_DIRECTORY, max_examples=300)
-def test_a_damaged_key_is_a_key_or_an_identity_error(tmp_path: Path, changes: list[tuple[int, int]]):
+def test_a_damaged_key_is_a_key_or_an_identity_error(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     data = bytearray(pem(key))
     assert len(data) == 119
@@ -191,7 +192,7 @@ def test_a_damaged_key_is_a_key_or_an_identity_error(tmp_path: Path, changes: li
 # ---------------------------------------------------------------------------------------------- signatures
 
 
-def test_a_signature_is_of_one_key_on_one_text(tmp_path: Path):
+def test_a_signature_is_of_one_key_on_one_text(tmp_path: Path) -> None:
     ada, bob = (new_key(tmp_path, name) for name in ("ada", "bob"))
     signature = load_key(tmp_path / "ada.key").sign(b"data")
     assert verify(ada, b"data", signature)
@@ -205,16 +206,16 @@ def test_a_signature_is_of_one_key_on_one_text(tmp_path: Path):
 
 
 @given(st.binary(max_size=80))
-def test_a_signature_of_any_length_is_no_error(signature: bytes):
+def test_a_signature_of_any_length_is_no_error(signature: bytes) -> None:
     assert verify(ADA, b"data", signature) is False
 
 
 @pytest.mark.parametrize("public", ["", "a1", "zz" * 32, "a1" * 33, "ff" * 32, "é" * 64])
-def test_a_public_key_that_is_none_signs_nothing(public: str):
+def test_a_public_key_that_is_none_signs_nothing(public: str) -> None:
     assert verify(public, b"data", bytes(64)) is False
 
 
-def test_a_published_vector_of_ed25519():
+def test_a_published_vector_of_ed25519() -> None:
     """RFC 8032, section 7.1, test 3: our hex is the hex that everybody else writes."""
     key = ed25519.Ed25519PrivateKey.from_private_bytes(
         bytes.fromhex("c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7")
@@ -231,7 +232,7 @@ def test_a_published_vector_of_ed25519():
 # ---------------------------------------------------------------------------------------------- rosters
 
 
-def test_a_roster_of_public_files_reads_back(tmp_path: Path):
+def test_a_roster_of_public_files_reads_back(tmp_path: Path) -> None:
     publics = {name: new_key(tmp_path, name) for name in ("bob", "ada", "c.d-e_f")}
     roster = collect_roster(tmp_path / f"{name}.pub" for name in publics)
     assert roster == publics
@@ -240,7 +241,7 @@ def test_a_roster_of_public_files_reads_back(tmp_path: Path):
     assert read_roster(path) == publics
 
 
-def test_golden_roster():
+def test_golden_roster() -> None:
     assert roster_text({"bob": BOB, "a.d-a": ADA}) == (
         "# The public keys of a run's peers, the same file for each of them.\n"
         f'[peers]\n"a.d-a" = "{ADA}"\n"bob" = "{BOB}"\n'
@@ -255,7 +256,7 @@ def test_golden_roster():
     ).filter(lambda roster: len(set(roster.values())) == len(roster))
 )
 @SHARED_DIRECTORY
-def test_every_roster_makes_the_round_trip(tmp_path: Path, roster: dict[str, str]):
+def test_every_roster_makes_the_round_trip(tmp_path: Path, roster: dict[str, str]) -> None:
     path = tmp_path / "roster.toml"
     path.write_text(roster_text(roster), encoding="utf-8")
     assert read_roster(path) == roster
@@ -296,7 +297,7 @@ BAD_ROSTERS = {
 
 
 @pytest.mark.parametrize("case", BAD_ROSTERS)
-def test_a_bad_roster_is_refused_by_what_is_wrong(tmp_path: Path, case: str):
+def test_a_bad_roster_is_refused_by_what_is_wrong(tmp_path: Path, case: str) -> None:
     data, says = BAD_ROSTERS[case]
     path = tmp_path / "roster.toml"
     path.write_bytes(data)
@@ -309,7 +310,7 @@ def test_a_bad_roster_is_refused_by_what_is_wrong(tmp_path: Path, case: str):
     assert text.isprintable()
 
 
-def test_no_roster_and_a_directory_in_its_place(tmp_path: Path):
+def test_no_roster_and_a_directory_in_its_place(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="make one with ftis keys roster"):
         read_roster(tmp_path / "roster.toml")
     with pytest.raises(IdentityError, match="cannot be read"):
@@ -327,7 +328,7 @@ some_toml = st.lists(st.sampled_from(TOML_PIECES), max_size=30).map(lambda piece
 
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode), some_toml))
 @settings(SHARED_DIRECTORY, max_examples=1000)
-def test_any_bytes_are_a_roster_or_an_identity_error(tmp_path: Path, data: bytes):
+def test_any_bytes_are_a_roster_or_an_identity_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "roster.toml"
     path.write_bytes(data)
     try:
@@ -351,7 +352,7 @@ BAD_PUBLICS = {
 
 
 @pytest.mark.parametrize("case", BAD_PUBLICS)
-def test_a_bad_public_file_is_named(tmp_path: Path, case: str):
+def test_a_bad_public_file_is_named(tmp_path: Path, case: str) -> None:
     data, says = BAD_PUBLICS[case]
     good, bad = tmp_path / "ada.pub", tmp_path / "bad.pub"
     good.write_text(f"{ADA} ada\n")
@@ -386,12 +387,11 @@ def handshake(directory: Path, host: str, server: str = "ada", client: str = "bo
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    peer = ends[1].getpeercert()
-    assert peer is not None
-    return dict(pair for (pair,) in peer["subject"])["commonName"]
+    peer: Any = ends[1].getpeercert()
+    return str(dict(pair for (pair,) in peer["subject"])["commonName"])
 
 
-def test_certificates_are_of_the_authority_and_name_the_peer_and_its_hosts(tmp_path: Path):
+def test_certificates_are_of_the_authority_and_name_the_peer_and_its_hosts(tmp_path: Path) -> None:
     new_certificates(tmp_path, ["ada", "bob"], ["swarm.example.org", "10.1.2.3", "::1", "localhost"])
     authority = certificate(tmp_path / "ca.pem")
     authority.verify_directly_issued_by(authority)
@@ -424,7 +424,7 @@ def test_certificates_are_of_the_authority_and_name_the_peer_and_its_hosts(tmp_p
     assert mode(tmp_path / "ca.key") == 0o600
 
 
-def test_peers_shake_hands_by_any_of_their_hosts_and_no_other(tmp_path: Path):
+def test_peers_shake_hands_by_any_of_their_hosts_and_no_other(tmp_path: Path) -> None:
     new_certificates(tmp_path, ["ada", "bob"], ["swarm.example.org", "10.1.2.3"])
     for host in ("ada", "localhost", "127.0.0.1", "swarm.example.org", "10.1.2.3"):
         assert handshake(tmp_path, host) == "bob"
@@ -433,7 +433,7 @@ def test_peers_shake_hands_by_any_of_their_hosts_and_no_other(tmp_path: Path):
             handshake(tmp_path, host)
 
 
-def test_a_peer_of_another_authority_is_no_peer(tmp_path: Path):
+def test_a_peer_of_another_authority_is_no_peer(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     new_certificates(ours, ["ada", "bob"])
     new_certificates(theirs, ["eve"])
@@ -446,7 +446,7 @@ def test_a_peer_of_another_authority_is_no_peer(tmp_path: Path):
         certificate(ours / "eve.pem").verify_directly_issued_by(certificate(ours / "ca.pem"))
 
 
-def test_a_peers_certificate_signs_no_other(tmp_path: Path):
+def test_a_peers_certificate_signs_no_other(tmp_path: Path) -> None:
     """A peer that plays the authority is found out: its certificate says that it is none."""
     new_certificates(tmp_path, ["ada", "bob"])
     theirs = tmp_path / "theirs"
@@ -461,7 +461,7 @@ def test_a_peers_certificate_signs_no_other(tmp_path: Path):
         handshake(tmp_path, "ada", client="eve")
 
 
-def test_a_second_call_keeps_the_authority(tmp_path: Path):
+def test_a_second_call_keeps_the_authority(tmp_path: Path) -> None:
     new_certificates(tmp_path, ["ada"])
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     new_certificates(tmp_path, ["bob"])
@@ -486,7 +486,7 @@ def test_a_second_call_keeps_the_authority(tmp_path: Path):
 )
 def test_what_cannot_be_certified_leaves_everything_as_it_was(
     tmp_path: Path, names: list[str], hosts: list[str], says: str
-):
+) -> None:
     new_certificates(tmp_path, ["ada"])
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(IdentityError, match=says):
@@ -517,7 +517,7 @@ BROKEN_AUTHORITIES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN_AUTHORITIES)
-def test_an_authority_that_is_not_whole_is_neither_used_nor_replaced(tmp_path: Path, case: str):
+def test_an_authority_that_is_not_whole_is_neither_used_nor_replaced(tmp_path: Path, case: str) -> None:
     new_certificates(tmp_path, ["ada"])
     breaks, says = BROKEN_AUTHORITIES[case]
     breaks(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_light_peers import free_port
+from light_swarm import free_port
+from watched import Watched
 
 from ftis import checkpoint
 from ftis.cli import main
@@ -96,26 +96,22 @@ def ftis(*arguments: str) -> int:
     return 0
 
 
-def joined(place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+def joined(place: Path, name: str, *arguments: str) -> Watched:
     command = [sys.executable, "-c", "from ftis.cli import main; main()", "join", "recipe.toml", "--peer", name]
     command += ["--key", f"keys/{name}.key", "--roster", "roster.toml", *arguments]
-    with (place / f"{name}.log").open("a") as log:
-        return subprocess.Popen(
-            command, cwd=place, stdout=log, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+    return Watched(command, place / f"{name}.log", cwd=place, environment={"OMP_NUM_THREADS": "1"})
 
 
-def finish(place: Path, processes: dict[str, subprocess.Popen[str]], seconds: float = 150) -> dict[str, int]:
+def finish(place: Path, processes: dict[str, Watched], seconds: float = 150) -> dict[str, int]:
     give_up = time.monotonic() + seconds
     try:
-        return {name: p.wait(timeout=max(0.1, give_up - time.monotonic())) for name, p in processes.items()}
+        return {name: p.wait(give_up - time.monotonic()) for name, p in processes.items()}
     except subprocess.TimeoutExpired:
         logs = "\n".join(f"--- {n}\n{(place / f'{n}.log').read_text()[-2000:]}" for n in processes)
         raise AssertionError(logs) from None
     finally:
         for process in processes.values():
             process.kill()
-            process.wait()
 
 
 def metrics(run: Path, name: str) -> list[dict[str, Any]]:
@@ -160,10 +156,9 @@ def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Pa
         time.sleep(chance.uniform(0.5, 4))
         assert time.monotonic() < give_up
         name = chance.choice("abc")
-        if processes[name].poll() is not None:
+        if not processes[name].runs:
             break
         processes[name].kill()
-        processes[name].wait()
         processes[name] = joined(place, name, "--resume")
         kills += 1
     assert finish(place, processes, seconds=200) == {"a": 0, "b": 0, "c": 0}
@@ -196,11 +191,11 @@ def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> Non
     (place / "recipe.toml").write_text(recipe)
     processes = {name: joined(place, name) for name in "abc"}
     directory = place / "runs" / "three-seed0-c" / "F-TIS" / "c"
-    while not (directory / "metrics.jsonl").exists() or len(read_jsonl(directory / "metrics.jsonl")) < 3:
-        assert processes["c"].poll() is None, (place / "c.log").read_text()
-        time.sleep(0.05)
-    processes["c"].send_signal(signal.SIGINT)
-    assert processes["c"].wait(timeout=60) == 130
+    rows = directory / "metrics.jsonl"
+    begun = processes["c"].until(lambda: rows.exists() and len(read_jsonl(rows)) >= 3, seconds=120)
+    assert begun, (place / "c.log").read_text()
+    processes["c"].signal(signal.SIGINT)
+    assert processes["c"].wait(60) == 130
     left = len(read_jsonl(directory / "metrics.jsonl"))
     assert checkpoint.steps(directory)[-1] == left  # what was done was saved
     assert "with --resume goes on" in " ".join((place / "c.log").read_text().split())

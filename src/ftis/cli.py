@@ -229,7 +229,7 @@ def status(
     from rich.live import Live
 
     from ftis.lab.progress import status_table
-    from ftis.swarm import link as network
+    from ftis.swarm import session as network
 
     connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
     settings = network_settings(_network_settings(connect, None, tls) | {"mode": "client"})
@@ -253,7 +253,7 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
     import signal
     import threading
 
-    from ftis.swarm import link as network
+    from ftis.swarm import session as network
 
     if not listen:
         raise typer.BadParameter("--listen says where, as tcp/0.0.0.0:7447")

@@ -1,12 +1,11 @@
-"""How rounds' messages get from peer to peer: a small protocol, and two exchanges for one machine.
+"""How the messages of a round get from peer to peer: a small protocol, and two exchanges for one machine.
 
-``publish`` offers this peer's bytes for a round; ``collect`` returns the others' bytes for it once all of the
-roster have delivered. What the bytes mean is not the exchange's business.
+``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. What
+the bytes mean is not the exchange's business.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from ftis.admission import Rejection
 from ftis.config import FtisError
+from ftis.files import write_whole
 
 POLL_SECONDS = 0.005
 KEEP_ROUNDS = 2
@@ -32,13 +32,13 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 
 @dataclass(frozen=True)
 class Collected:
-    """What came of a round's exchange.
+    """What a round's exchange brought.
 
     Attributes:
         messages: the other peers' messages for the round, by sender.
-        missing: who did not deliver.
+        missing: peers that did not deliver.
         late: (sender, message) of earlier rounds that came only now.
-        unread: who delivered, but was not to be read.
+        offered_only: peers that delivered and whose messages were not fetched, as asked.
         rejections: what was refused before it was fetched.
     """
 
@@ -59,9 +59,11 @@ class Exchange(Protocol):
         """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        """Wait for the messages for ``round`` of all others but those ``without`` whom it goes.
+        """Wait for the messages of all other peers for ``round``, except those in ``skip``.
 
-        Those ``unread`` are waited for as well, and their messages are left where they are.
+        Args:
+            skip: peers that are neither waited for nor heard.
+            offers_only: peers that are waited for, but whose messages are left where they are.
 
         Raises:
             Stopped: asked to stop while waiting.
@@ -70,7 +72,7 @@ class Exchange(Protocol):
 
 
 class AloneExchange:
-    """The exchange of a peer that trains alone: nobody to hear from."""
+    """The exchange of a peer that trains alone."""
 
     def catch_up(self, round: int) -> int:
         return round
@@ -85,7 +87,7 @@ class AloneExchange:
 class Hub:
     """The in-process exchange. Peers run in threads and take turns: one computes while the others wait.
 
-    Taking turns keeps one peer's activations in memory at a time and leaves the machine's whole attention to it.
+    So only one peer's activations are in memory at a time, and that peer has all of the machine's cores.
     """
 
     def __init__(self, roster: tuple[str, ...], should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -97,7 +99,7 @@ class Hub:
         self._failed = False
 
     def fail(self) -> None:
-        """A peer cannot go on: wake the waiting ones, whose ``collect`` raises Stopped."""
+        """A peer cannot continue: wake the waiting ones, whose ``collect`` raises Stopped."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()
@@ -129,7 +131,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class HubEndpoint:
-    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``, which ``collect`` gives away and takes back."""
+    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``; ``collect`` releases it while it waits."""
 
     hub: Hub
     peer: str
@@ -147,7 +149,7 @@ class HubEndpoint:
 class DirectoryExchange:
     """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
 
-    A peer killed and resumed finds the messages of the round it was in, and replaces its own with the same bytes.
+    A killed peer that resumes finds the messages of the round it was in, and replaces its own with the same bytes.
     """
 
     def __init__(
@@ -166,10 +168,7 @@ class DirectoryExchange:
         return round
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        path = self._path(self.peer, round)
-        partial = path.with_suffix(f".partial-{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(self._path(self.peer, round), data, sync=False)
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
@@ -189,7 +188,7 @@ class DirectoryExchange:
             if time.monotonic() > give_up:
                 raise ExchangeError(
                     f"round {round}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
-                    f"see whether that peer still runs, then resume"
+                    f"see whether that peer still runs, then start again with --resume"
                 )
             time.sleep(POLL_SECONDS)
 

@@ -5,8 +5,8 @@
     roster.toml     [peers]  <name> = "<public key>"
     ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys certs``
 
-The signing key says whose rollouts these are; the certificate only who may connect. Losing the one does not give
-away the other.
+The signing key says whose rollouts these are, the certificate only who may connect. Whoever steals one of them does not
+have the other.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ Roster = Mapping[str, str]
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
-_UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)  # what reading a damaged or foreign PEM raises
+_UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
+"""What reading a damaged or foreign PEM raises."""
 CERTIFICATE_DAYS = 825
 
 
 class IdentityError(FtisError):
-    """A key, roster or certificate that cannot be read, written or trusted."""
+    """A key, roster or certificate cannot be read, written or trusted."""
 
 
 def public_hex(key: Ed25519PrivateKey) -> str:
+    """The public key of ``key``: 64 lower-case hex digits."""
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return raw.hex()
 
 
 def verify(public: str, data: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` is that of the key ``public`` (hex) on ``data``."""
+    """Whether the key ``public`` (hex) signed ``data`` with ``signature``."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -60,7 +62,7 @@ def new_key(directory: Path, name: str) -> str:
     """Write ``<name>.key`` and ``<name>.pub``; the public key as hex.
 
     Raises:
-        IdentityError: the name is no peer's name, or there is such a key already.
+        IdentityError: ``name`` is not a peer's name, or the key exists already.
     """
     _check_name(name)
     key = Ed25519PrivateKey.generate()
@@ -71,9 +73,10 @@ def new_key(directory: Path, name: str) -> str:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """
+    """The private key in ``path``.
+
     Raises:
-        IdentityError: there is none, or it is not an ed25519 key.
+        IdentityError: the file is missing, or does not hold an ed25519 key.
     """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
@@ -87,10 +90,10 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def collect_roster(public_files: Iterable[Path]) -> dict[str, str]:
-    """The roster of the peers whose ``.pub`` files these are.
+    """The roster of the peers whose ``.pub`` files are given.
 
     Raises:
-        IdentityError: a file that is no public key, or a name or key that occurs twice.
+        IdentityError: a file does not hold a public key, or a name or key occurs twice.
     """
     roster: dict[str, str] = {}
     for path in public_files:
@@ -113,9 +116,10 @@ def roster_text(roster: Roster) -> str:
 
 
 def read_roster(path: Path) -> dict[str, str]:
-    """
+    """The roster in ``path``.
+
     Raises:
-        IdentityError: there is none, or it is not a table of names and public keys.
+        IdentityError: the file is missing, or is not a table of names and public keys.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -138,14 +142,14 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
-    """Certificates for mutual TLS: an authority (made unless ``directory`` has one) and one certificate per peer.
+    """Make a certificate per peer for mutual TLS, and the authority that signs them unless ``directory`` has one.
 
     Args:
-        hosts: DNS names or addresses at which the peers may be reached, written into each certificate.
+        hosts: DNS names or addresses at which the peers may be reached; they go into each certificate.
 
     Raises:
-        IdentityError: a bad name or host, a peer has a certificate already, or the authority is damaged or not whole.
-            Nothing has been written then.
+        IdentityError: a name or host is bad, a peer has a certificate already, or the authority is damaged or
+            incomplete. Nothing has been written then.
     """
     for name in names:
         _check_name(name)

@@ -5,13 +5,15 @@
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
         outbox/                  own messages that others may still ask for
-        incarnation              how often this peer has been started
+
+<output_dir>/<name>-seed<seed>-<peer>.identity/
+    incarnation                  how often this peer has been started
+    <peer>.key                   in an open swarm: the key that it made for itself
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import threading
 import time
@@ -26,7 +28,8 @@ from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
-from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, locked, prepare_models, write_whole
+from ftis.files import append_jsonl, locked, write_whole
+from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, prepare_models
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
 from ftis.records import Records, open_trackers
@@ -35,21 +38,21 @@ from ftis.swarm.link import NetworkExchange
 
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:
-    """Where a joined peer's run goes: apart from the others', who may be on the same machine."""
+    """The run directory of one joined peer. Several peers of a recipe may be on the same machine, each with its own."""
     return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
 
 
 def identity_directory(recipe: Recipe, peer: str) -> Path:
-    """What makes a peer the same to the others when its run is started anew."""
+    """The directory of what outlives ``--overwrite``, so that the others still know the peer."""
     run = peer_directory(recipe, peer)
     return run.with_name(f"{run.name}.identity")
 
 
 def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe]:
-    """The arm to join, by name or because only one lets peers learn together, and this peer's swarm in it.
+    """The arm to join, and this peer's swarm in it. Without ``name``, the only arm whose peers learn together.
 
     Raises:
-        RecipeError: no such peer, or no such arm, or several to choose from.
+        RecipeError: no such peer, no such arm, or several arms to choose from.
     """
     recipe.peer(peer)
     arms = [arm for arm in arms_of(recipe, (name,) if name else ()) if len(arm.swarms[0].peers) > 1]
@@ -61,10 +64,10 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
 
 
 def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
-    """This peer's key and the run's roster; None in an open swarm.
+    """This peer's key and the run's roster. In an open swarm the roster is None, and a missing key is made.
 
     Raises:
-        IdentityError: one of them is missing, or they do not fit the recipe.
+        IdentityError: one of them is missing, or does not fit the recipe.
     """
     network = recipe.network
     if network.roster is None:
@@ -86,8 +89,8 @@ def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519Priv
         raise IdentityError(f"{network.roster} lacks {', '.join(absent)}: a roster names every peer of the recipe")
     if roster[peer] != public_hex(key):
         raise IdentityError(
-            f"{network.key} is not the key that {network.roster} has for {peer!r}: take that peer's own key, or make "
-            f"the roster anew"
+            f"{network.key} is not the key that {network.roster} has for {peer!r}: give that peer's own key, or make "
+            f"the roster again"
         )
     return key, roster
 
@@ -105,17 +108,19 @@ def join(
     """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
 
     Raises:
-        FtisError: the recipe, the model, the keys, the network or the run directory; nothing is lost.
+        FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory. What was
+            recorded before is kept.
     """
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
-    # Written into recipe.json, since sums over threads differ in their last bits: a replay takes as many.
+    # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
+    # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
     threads = swarm.threads or max(1, cores() // (swarm.swarm_size if on_one_machine else 1))
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
-    own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # the others' models are theirs
+    own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
     check([own])
     if overwrite and (directory / "recipe.json").exists():
         with locked(directory / ".lock", 0):
@@ -136,7 +141,7 @@ def join(
             swarm,
             name,
             place,
-            AloneExchange(),  # until the network is there: it needs to know what messages may be like
+            AloneExchange(),  # a placeholder: the network's limits follow from the loaded peer
             model_path=model,
             resume_step=step,
             should_stop=stop.is_set,
@@ -147,7 +152,7 @@ def join(
         with _network(peer, place, key, roster, incarnation, log) as exchange:
             peer.exchange = exchange
             log.exchange = exchange
-            if peer.cursor.step == swarm.training.rounds:  # others may have come back for what this one holds
+            if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 exchange.catch_up(peer.cursor.step)
             run_peer(peer, place, log)
         peer.close()
@@ -159,7 +164,7 @@ def _next_incarnation(counter: Path) -> int:
     try:
         number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
     except ValueError:
-        raise IdentityError(f"{counter} does not hold a number: write one into it that is larger than before") from None
+        raise IdentityError(f"{counter} does not hold a number: write a larger one into it than it held") from None
     write_whole(counter, f"{number}\n")
     return number
 
@@ -168,7 +173,7 @@ def _network(
     peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | None, incarnation: int, log: EventLog
 ) -> NetworkExchange:
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
-    # Peers with other keys are another swarm, and so is the same recipe run again with new ones.
+    # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
     limits = peer.admitter.terms.limits
     return NetworkExchange(
@@ -188,12 +193,12 @@ def _network(
 
 
 class EventLog:
-    """Passes a peer's events on, keeps them with the time as JSON lines, and tells the others who ask for it."""
+    """Passes a peer's events on, appends them with the time to ``path``, and keeps ``ftis status`` up to date."""
 
     def __init__(self, path: Path, say: Say, who: Mapping[str, str]) -> None:
         self.path, self._say, self._who = path, say, who
         self.exchange: NetworkExchange | None = None
-        self._lock = threading.Lock()  # the network speaks from threads of its own
+        self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -201,13 +206,11 @@ class EventLog:
             if event["kind"] == "round":
                 self._count(event)
             else:
-                line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **event}
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                append_jsonl(self.path, {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **event})
             self._say({**event, **self._who})
 
     def _count(self, metrics: Mapping[str, Any]) -> None:
-        """Totals per peer since this one was started, for ``ftis status``."""
+        """Add a round to the totals per peer, counted since this one was started."""
         for key, value in metrics.items():
             parts = key.split("/")
             if parts[0] == "peer" and len(parts) == 3 and parts[2] in ("admitted", "rejected", "late", "bytes"):

@@ -21,7 +21,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NAME_PATTERN, FtisError
-from ftis.swarm.identity import verify
+from ftis.swarm.identity import public_hex, verify
 
 VERSION = 1
 CHUNK_BYTES = 256 * 1024
@@ -33,7 +33,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 class ManifestError(FtisError):
-    """Bytes that are not a manifest."""
+    """The bytes are not a manifest."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +57,44 @@ class Manifest:
 
     @property
     def contents(self) -> tuple[int, tuple[str, ...]]:
-        """The same for the same bytes, whoever offers them and however often."""
+        """What identifies the bytes on offer: equal for equal bytes, whoever offers them."""
         return self.size, self.chunks
 
 
 def describe(run: str, peer: str, round: int, incarnation: int, data: bytes, items: tuple[int, ...]) -> Manifest:
+    """The manifest of the message ``data``, with groups for the prompts ``items``."""
     digests = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
     return Manifest(run, peer, round, incarnation, len(data), digests, tuple(sorted(items)))
 
 
 def digest(chunk: bytes) -> str:
+    """SHA-256 as 64 hex digits."""
     return hashlib.sha256(chunk).hexdigest()
 
 
 def chunk_size(manifest: Manifest, index: int) -> int:
+    """Bytes of chunk ``index``."""
     return min(CHUNK_BYTES, manifest.size - index * CHUNK_BYTES)
 
 
 def to_bytes(manifest: Manifest) -> bytes:
+    """The one way to write ``manifest``."""
     return json.dumps({**vars(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    """The signature of the manifest ``data``: 64 bytes."""
     return key.sign(_CONTEXT + data)
+
+
+def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    """What travels beside a manifest: the public key (32 bytes) and its signature of ``data`` (64 bytes)."""
+    return bytes.fromhex(public_hex(key)) + sign(key, data)
+
+
+def unseal(sealed: bytes) -> tuple[str, bytes]:
+    """Public key (hex) and signature of a :func:`seal`."""
+    return sealed[:32].hex(), sealed[32:]
 
 
 def signed_by(public: str, data: bytes, signature: bytes) -> bool:
@@ -91,7 +106,7 @@ def parse(data: bytes) -> Manifest:
     """The manifest in ``data``.
 
     Raises:
-        ManifestError: anything whatsoever is wrong with the bytes.
+        ManifestError: the bytes are not a manifest, or not written in the one way.
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"manifest of {len(data)} bytes exceeds {MAX_BYTES}")

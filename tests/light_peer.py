@@ -1,9 +1,10 @@
 """A peer without a model, for measuring and breaking the network: it makes up its rollouts and learns nothing.
 
 Everything else is what ``ftis join`` uses: keys, manifests, the exchange, the codec, admission. It appends one JSON
-line per finished round to ``--out`` and goes on after the last one there, as a peer that resumes.
+line per finished round to ``--out`` and continues after the last one there, as a peer that resumes. What happens is
+printed as JSON lines::
 
-    python benchmarks/light_peer.py --name a --peers a,b --rounds 5 --out /tmp/a.jsonl --open
+    python tests/light_peer.py --name a --peers a,b --rounds 5 --key a.key --out /tmp/a.jsonl
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ def play(
                 exchange.publish(round, message, [group.item for group in groups])
                 say({"kind": "published", "round": round})
                 turns = turns_of(recipe, name, round)
-                unread = [other for other in exchange.others if other not in turns]
-                collected = exchange.collect(round, admitter.set_aside(round), unread)
+                offers_only = [other for other in exchange.others if other not in turns]
+                collected = exchange.collect(round, admitter.set_aside(round), offers_only)
                 ended, worked = time.monotonic(), time.process_time() - worked
                 received = [*sorted(collected.messages.items()), *collected.late]
                 admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]
@@ -189,7 +190,7 @@ def play(
                 record = {
                     "round": round,
                     "delivered": sorted(collected.messages),
-                    "unread": list(collected.unread),
+                    "offered_only": list(collected.offered_only),
                     "missing": list(collected.missing),
                     "late": [sender for sender, _ in collected.late],
                     "admitted": admitted,
@@ -206,6 +207,7 @@ def play(
                 }
                 file.write(json.dumps(record) + "\n")
                 file.flush()
+                say({"kind": "recorded", "round": round})
                 round += 1
         except Stopped:
             return False

@@ -1,17 +1,19 @@
-"""Light peers (light_peer.py) as processes: for benchmarks, and for tests that break the network under them."""
+"""Light peers (light_peer.py) as processes, for tests that break the network under them, and for benchmarks."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from watched import Watched
 
 from ftis.swarm.identity import collect_roster, new_certificates, new_key, roster_text
 
@@ -27,7 +29,10 @@ def free_port() -> int:
 
 @dataclass
 class Swarm:
-    """Peers of one run in ``place``; each can be started, killed, frozen and started again."""
+    """Peers of one run in ``place``; each can be started, killed, frozen and started again.
+
+    What the peers print goes to ``<name>.log`` and wakes whoever waits in :meth:`until`.
+    """
 
     place: Path
     names: Sequence[str]
@@ -43,7 +48,9 @@ class Swarm:
 
     def __post_init__(self) -> None:
         self.network = {**QUICK, "port": free_port(), **self.network}
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, Watched] = {}
+        self._earlier: dict[str, list[str]] = {name: [] for name in self.names}
+        self._heard = threading.Condition()
         for name in self.names:
             new_key(self.place, name)
         public = [self.place / f"{name}.pub" for name in self.names]
@@ -64,9 +71,8 @@ class Swarm:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        for name in self.processes:
+            self.kill(name)
 
     def start(self, *names: str) -> None:
         for name in names or self.names:
@@ -75,11 +81,10 @@ class Swarm:
             command += ["--pause", str(self.pauses.get(name, 0.1)), "--key", str(self.place / f"{name}.key")]
             command += ["--roster", str(self.place / "roster.toml"), "--out", str(self.out(name))]
             command += ["--network", json.dumps({**self.network, **self.own_network.get(name, {})})]
-            log = (self.place / f"{name}.log").open("a")
-            self.processes[name] = subprocess.Popen(
-                [*command, *self.arguments], stdout=log, stderr=log, text=True, env={**os.environ, "RUST_LOG": "error"}
-            )
-            log.close()
+            if name in self.processes:
+                self._earlier[name] += self.processes[name].lines
+            log, quiet = self.place / f"{name}.log", {"RUST_LOG": "error"}
+            self.processes[name] = Watched([*command, *self.arguments], log, self._heard, environment=quiet)
 
     def out(self, name: str) -> Path:
         return self.place / f"{name}.jsonl"
@@ -89,39 +94,46 @@ class Swarm:
             return []
         return [json.loads(line) for line in self.out(name).read_text().splitlines()]
 
+    def lines(self, name: str) -> list[str]:
+        """What the peer has printed so far."""
+        with self._heard:
+            return [*self._earlier[name], *(self.processes[name].lines if name in self.processes else ())]
+
     def log(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.place / f"{name}.log").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        """The events among them."""
+        return [json.loads(line) for line in self.lines(name) if line.startswith("{") and line.endswith("}\n")]
+
+    def says(self, name: str, text: str) -> bool:
+        """Whether the peer has told of an event with ``text`` in it."""
+        return any(text in event.get("text", "") for event in self.log(name))
 
     def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        give_up = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < give_up, self.state()
-            time.sleep(0.01)
+        """Wait until what the peers print or record makes ``condition`` true."""
+        with self._heard:
+            if not self._heard.wait_for(condition, seconds):
+                raise AssertionError(self.state())
 
     def until_round(self, name: str, round: int) -> None:
         self.until(lambda: any(r["round"] >= round for r in self.records(name)))
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
-        self.processes[name].wait()
 
     def finish(self, *names: str, seconds: float = 90) -> None:
         """Wait until these peers end, and hold that each finished all rounds."""
         give_up = time.monotonic() + seconds
         for name in names or self.names:
             try:
-                code = self.processes[name].wait(timeout=max(0.1, give_up - time.monotonic()))
+                code = self.processes[name].wait(give_up - time.monotonic())
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.state()) from None
             assert code == 0, self.state()
             assert self.records(name)[-1]["round"] == self.rounds - 1, self.state()
 
     def state(self) -> str:
-        """All there is to know, for a failed assertion."""
+        """The rounds each peer has recorded and the end of its log, for a failed assertion."""
         parts = []
         for name in self.names:
-            log = self.place / f"{name}.log"
-            tail = log.read_text()[-1500:] if log.exists() else ""
+            tail = "".join(self.lines(name))[-1500:]
             parts.append(f"--- {name}: {[r['round'] for r in self.records(name)]}\n{tail}")
         return "\n".join(parts)

@@ -1,0 +1,13 @@
+"""The light peers of ``tests/``, for the benchmarks: the one place that puts that folder on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups, turns_of
+from light_swarm import Swarm
+
+__all__ = ["TOKENIZER", "Swarm", "light_admitter", "light_recipe", "made_up_groups", "turns_of"]

@@ -1,0 +1,80 @@
+"""Which offers count: those that a peer of the run signed itself, for this run, within the limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftis.admission import Reason
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import Roster
+from ftis.swarm.manifest import Manifest, ManifestError
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an offer does not count.
+
+    Attributes:
+        round: the round for which the peer can no longer deliver, where it signed the fault itself.
+    """
+
+    reason: Reason
+    detail: str
+    round: int | None = None
+
+
+@dataclass
+class OfferCheck:
+    """The test that every offer has to pass.
+
+    Attributes:
+        run: the run's digest.
+        rounds: how many rounds the run has.
+        roster: public keys by peer; None in an open swarm, where the first key to sign for a name keeps it.
+        max_bytes: the most bytes of one message.
+        max_items: the most groups of one message.
+        first_keys: in an open swarm, the key that each name belongs to by now.
+    """
+
+    run: str
+    rounds: int
+    roster: Roster | None
+    max_bytes: int
+    max_items: int
+    first_keys: dict[str, str] = field(default_factory=dict)
+
+    def read(self, peer: str, round: int, document: bytes, seal: bytes) -> Manifest | Refusal:
+        """The manifest in ``document``, or why it does not count.
+
+        The cheap tests come first: nothing is parsed that has not been signed by the peer's key.
+
+        Args:
+            peer: whose offer it is said to be, by the place where it was found.
+            round: for which round, by the same place.
+            seal: :func:`ftis.swarm.manifest.seal`'s.
+        """
+        if len(document) > manifests.MAX_BYTES:
+            return Refusal(Reason.OVER_BUDGET, f"a manifest of {len(document)} bytes, at most {manifests.MAX_BYTES}")
+        if not self._signed_by(peer, document, seal):
+            return Refusal(Reason.FORGED, f"a manifest that {peer!r} did not sign")
+        try:
+            offer = manifests.parse(document)
+        except ManifestError as error:
+            return Refusal(Reason.MALFORMED, str(error))
+        if (offer.peer, offer.round, offer.run) != (peer, round, self.run):
+            said = f"{offer.peer!r} for round {offer.round} of run {offer.run}"
+            return Refusal(Reason.WRONG_SENDER, f"a manifest of {said} in the place of {peer!r}, round {round}")
+        if offer.round >= self.rounds:
+            return Refusal(Reason.WRONG_ROUND, f"a manifest for round {offer.round}, the run has {self.rounds} rounds")
+        if offer.size > self.max_bytes or len(offer.items) > self.max_items:
+            detail = f"{offer.size} bytes and {len(offer.items)} groups, at most {self.max_bytes} and {self.max_items}"
+            return Refusal(Reason.OVER_BUDGET, detail, offer.round)
+        return offer
+
+    def _signed_by(self, peer: str, document: bytes, seal: bytes) -> bool:
+        public, signature = manifests.unseal(seal)
+        if not manifests.signed_by(public, document, signature):
+            return False
+        if self.roster is not None:
+            return self.roster.get(peer) == public
+        return self.first_keys.setdefault(peer, public) == public

@@ -1,0 +1,88 @@
+"""A peer's own messages, as files, so that a killed peer still offers what it offered before.
+
+``<directory>/<round>.ftis`` holds the message of a round. Writing is the caller's to schedule; nothing here locks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.files import write_whole
+from ftis.swarm import manifest as manifests
+
+
+@dataclass
+class Outbox:
+    """What one peer of one run has on offer.
+
+    Attributes:
+        keep: rounds for which a message stays on offer.
+        incarnation: how often the peer has been started.
+        signed: per round on offer, its manifest and the seal.
+    """
+
+    directory: Path
+    keep: int
+    run: str
+    peer: str
+    incarnation: int
+    key: Ed25519PrivateKey
+    signed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _newest: tuple[int, bytes] = (-1, b"")
+
+    def offer(self, round: int, data: bytes, items: tuple[int, ...] = ()) -> tuple[bytes, bytes]:
+        """Put ``data`` on offer, from memory until :meth:`write` was called; its manifest and the seal.
+
+        Every other peer asks for the newest message at once, so it stays in memory.
+        """
+        document = manifests.to_bytes(manifests.describe(self.run, self.peer, round, self.incarnation, data, items))
+        self._newest = round, data
+        self.signed[round] = document, manifests.seal(self.key, document)
+        self._forget_before(round - self.keep)
+        return self.signed[round]
+
+    def write(self, round: int, data: bytes) -> None:
+        """Keep a message for the next start of this peer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(round), data, sync=False)
+
+    def offer_again(self, round: int) -> None:
+        """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""
+        for old in self._rounds():
+            if old < round:
+                self.offer(old, self._path(old).read_bytes())
+            else:
+                self._path(old).unlink(missing_ok=True)
+
+    def chunk(self, round: int, index: int) -> bytes:
+        """Chunk ``index`` of a message on offer; empty where there is none."""
+        if round not in self.signed:
+            return b""
+        at = index * manifests.CHUNK_BYTES
+        newest, data = self._newest
+        if round == newest:
+            return data[at : at + manifests.CHUNK_BYTES]
+        try:
+            with self._path(round).open("rb") as file:
+                file.seek(at)
+                return file.read(manifests.CHUNK_BYTES)
+        except OSError:
+            return b""
+
+    def _forget_before(self, round: int) -> None:
+        for old in [r for r in self.signed if r < round]:
+            del self.signed[old]
+        for old in self._rounds():
+            if old < round:
+                self._path(old).unlink(missing_ok=True)
+        for partial in self.directory.glob(".*.partial-*"):  # of a process that was killed while it wrote
+            partial.unlink(missing_ok=True)
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.directory.glob("*.ftis") if path.stem.isdecimal())
+
+    def _path(self, round: int) -> Path:
+        return self.directory / f"{round:06d}.ftis"

@@ -1,0 +1,445 @@
+"""When a round closes, and with whose messages: the protocol between peers as plain values.
+
+No threads, no clock, no sockets. What a transport observes goes in as arguments, the time (seconds of any steady clock)
+included; every call returns the decisions that the transport then carries out::
+
+    enter, catch_up            this peer takes part    -> Announce, Notice
+    present, absent            another peer does       -> Notice, Ask
+    offered, answered          manifests came          -> Notice
+    collect, then poll         a round is awaited      -> Fetch, Ask, Notice and at last Closed, or ExchangeError
+    fetched, corrupt           contents came, or junk
+
+A round closes when every peer that takes part has delivered, when those that have not are gone, or at the deadline. It
+closes against the roster, never against who happens to be visible: below the quorum it does what the recipe's
+``below_quorum`` says, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ftis.admission import Reason, Rejection
+from ftis.config import NetworkConfig, Recipe
+from ftis.exchange import Collected, ExchangeError
+from ftis.swarm.chunks import Assembly
+from ftis.swarm.manifest import Manifest
+from ftis.swarm.offers import OfferCheck, Refusal
+from ftis.swarm.others import Other
+
+GRACE_SECONDS = 1.0
+"""How long a peer whose presence ended is still waited for: a link that broke may be back at once."""
+CATCH_UP_SECONDS = 2.0
+"""How often everybody is asked for manifests while a round is awaited."""
+NOTICE_SECONDS = 10.0
+"""How often a waiting peer says whom it waits for."""
+STRIKES = 2
+"""A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
+KEEP_ROUNDS = 8
+"""The fewest rounds for which a message stays on offer."""
+MAX_REJECTIONS = 1000
+"""Rejections kept per round; more are only a flood."""
+MAX_TOKENS = 64
+"""Signs of presence kept per peer. They are not signed, so anybody may declare more."""
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Declare that this peer takes part from ``round`` on, and withdraw what was declared before."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask ``peer`` (None: every peer) for the manifests it offers, and pass them to :meth:`Rounds.offered`."""
+
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`."""
+
+    offer: Manifest
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Tell people what happened.
+
+    Attributes:
+        what: the kind of event, one word.
+    """
+
+    what: str
+    text: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The round that was awaited is over."""
+
+    collected: Collected
+
+
+Decision = Announce | Ask | Fetch | Notice | Closed
+
+
+def kept_rounds(recipe: Recipe) -> int:
+    """Rounds for which a message stays on offer: longer than a peer that resumes from its checkpoint goes back."""
+    return max(KEEP_ROUNDS, recipe.training.save_every + 2)
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """The round that :meth:`Rounds.collect` was called for."""
+
+    round: int
+    since: float
+    wanted: tuple[str, ...]
+
+
+class Rounds:
+    """One peer's view of a run's rounds.
+
+    Args:
+        others: the names of all other peers.
+        rounds: of the run.
+        settings: quorum, deadline and the like.
+        check: what every offer has to pass.
+        keep: rounds for which peers keep their messages on offer; it bounds what is remembered of one that is ahead.
+    """
+
+    def __init__(
+        self, others: Collection[str], rounds: int, settings: NetworkConfig, check: OfferCheck, keep: int = KEEP_ROUNDS
+    ) -> None:
+        self.settings, self.check = settings, check
+        self._others = {name: Other() for name in others}
+        self._last_round = rounds - 1
+        self._max_offers = 4 * keep
+        self._awaited = _Awaited(0, 0.0, ())
+        self._first_round = 0
+        self._entered = float("inf")
+        self._announced = False
+        self._noticed = self._asked = 0.0
+        self._rejections: list[Rejection] = []
+        self._forged: set[str] = set()
+        self._mismatches: dict[str, str] = {}
+
+    # --- what the transport may ask ---------------------------------------------------------------
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(self._others)
+
+    @property
+    def live(self) -> list[str]:
+        """The other peers that are present."""
+        return [name for name, other in self._others.items() if other.live]
+
+    @property
+    def met_all(self) -> bool:
+        return all(other.met for other in self._others.values())
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """What was refused since the last round closed."""
+        return tuple(self._rejections)
+
+    @property
+    def lock_step(self) -> bool:
+        """Whether every round needs every peer, so that one that comes back continues where it was."""
+        return self.settings.quorum >= len(self._others) and self.settings.below_quorum != "alone"
+
+    def offers_of(self, peer: str) -> dict[int, Manifest]:
+        """The offers of ``peer`` that stand, by round."""
+        return dict(self._others[peer].offers)
+
+    def may_leave(self) -> bool:
+        """Whether nobody is left who may need this peer's messages, once it has finished."""
+        others = self._others.values()
+        if all(other.has_finished(self._last_round) for other in others):
+            return True
+        return not self.lock_step and not self.live
+
+    # --- taking part ------------------------------------------------------------------------------
+
+    def enter(self, round: int, now: float) -> None:
+        """This peer starts, or restarts, at ``round``. Before :meth:`catch_up`, ask everybody for manifests."""
+        self._first_round, self._entered = round, now
+
+    def catch_up(self, round: int) -> tuple[int, list[Decision]]:
+        """The round to train next: ``round``, or a later one if the swarm has gone on without this peer.
+
+        The swarm is where more than half of the other live peers are, so that one of them cannot carry it off.
+        """
+        target = max(round, min(self._swarm_round(round), self._last_round))
+        decisions: list[Decision] = []
+        if target != round:
+            text = f"the others are at round {target}: going on from there, not from {round}"
+            decisions.append(self._notice("behind", text))
+            self._first_round = target
+        if target != round or not self._announced:
+            decisions.append(Announce(target))
+        self._announced = True
+        return target, decisions
+
+    def _swarm_round(self, round: int) -> int:
+        """The round to continue at; ``round`` or an earlier one if nothing was missed."""
+        live = [other for other in self._others.values() if other.live and other.newest >= 0]
+        if not live:
+            return round
+        reached = sorted(other.newest for other in live)
+        there = reached[(len(reached) - 1) // 2]
+        if not self.lock_step:
+            return there + 1 if there - round > self.settings.max_staleness else round
+        # In lock-step the others wait at that round; this peer can join only if its own rounds are no longer needed.
+        on_offer = [min(other.offers) for other in live if other.offers]
+        lost = bool(on_offer) and min(on_offer) > round
+        return there if lost and not self._announced else round
+
+    # --- what is heard from the others ------------------------------------------------------------
+
+    def present(self, peer: str, token: str, round: int) -> list[Decision]:
+        """``peer`` declares, by the sign ``token``, that it takes part from ``round`` on."""
+        other = self._others.get(peer)
+        if other is None:
+            return []
+        came = not other.live
+        if len(other.presence) < MAX_TOKENS:
+            other.presence[token] = round
+        other.met, other.gone_since, other.strikes = True, None, 0
+        return [*([self._notice("joined", f"{peer} is there")] if came else []), Ask(peer)]
+
+    def absent(self, peer: str, token: str, now: float) -> list[Decision]:
+        """The sign ``token`` of ``peer`` is gone."""
+        other = self._others.get(peer)
+        if other is None:
+            return []
+        was_live = other.live
+        other.presence.pop(token, None)
+        if other.live:
+            return [Ask(peer)]
+        other.gone_since = now
+        return [self._notice("left", f"{peer} is gone")] if was_live else []
+
+    def offered(self, peer: str, round: int, document: bytes, seal: bytes) -> list[Decision]:
+        """A manifest was found in the place of ``peer`` and ``round``; ``seal`` came with it."""
+        if peer not in self._others:
+            return []
+        offer = self.check.read(peer, round, document, seal)
+        if isinstance(offer, Refusal):
+            return self._refuse(peer, offer)
+        other = self._others[peer]
+        known = other.offers.get(round)
+        same_life = known is not None and known.incarnation == offer.incarnation
+        if known is not None and same_life and known.contents != offer.contents:
+            del other.offers[round]
+            other.contents.pop(round, None)
+            return self._refuse(peer, Refusal(Reason.EQUIVOCATION, f"two different offers for round {round}", round))
+        if self._is_news(other, offer, known):
+            other.offers[round] = offer
+            other.newest = max(other.newest, round)
+            other.strikes = 0
+        return []
+
+    def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
+        if offer.round < self._oldest or offer.round in other.taken | other.refused:
+            other.newest = max(other.newest, offer.round)
+            return False
+        if known is not None:
+            return offer.incarnation > known.incarnation and offer.contents != known.contents
+        if len(other.offers) >= self._max_offers:  # of a peer far ahead, keep what is needed next
+            furthest = max(other.offers)
+            if offer.round > furthest:
+                return False
+            del other.offers[furthest]
+        return True
+
+    def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
+        if refusal.round is not None:
+            self._others[peer].refused.add(refusal.round)
+        self._reject(peer, refusal.reason, refusal.detail)
+        if refusal.reason is not Reason.FORGED or peer in self._forged:
+            return []
+        self._forged.add(peer)
+        return [self._notice("forged", f"an offer in the name of {peer} was not signed by its key and is refused")]
+
+    def _reject(self, peer: str, reason: Reason, detail: str) -> None:
+        if len(self._rejections) < MAX_REJECTIONS:
+            self._rejections.append(Rejection(peer, reason, None, detail))
+
+    def answered(self, peer: str, rounds: Collection[int]) -> None:
+        """``peer``, when it was asked, had offers for ``rounds``."""
+        if peer in self._others:
+            self._others[peer].answered = frozenset(rounds)
+
+    def mismatched(self, peer: str, text: str) -> list[Decision]:
+        """``peer`` means another run by the recipe; ``text`` says what differs."""
+        if peer not in self._others or peer in self._mismatches:
+            return []
+        self._mismatches[peer] = text
+        return [self._notice("mismatch", text)]
+
+    # --- contents ---------------------------------------------------------------------------------
+
+    def wants(self, offer: Manifest) -> bool:
+        """Whether ``offer`` still stands and is not too old."""
+        return self._others[offer.peer].offers.get(offer.round) == offer and offer.round >= self._oldest
+
+    def corrupt(self, offer: Manifest) -> None:
+        """Other contents than those signed for came: stop waiting for them."""
+        other = self._others[offer.peer]
+        if offer.round not in other.corrupt:
+            other.corrupt.add(offer.round)
+            detail = f"round {offer.round}: contents that came are not what was signed"
+            self._reject(offer.peer, Reason.CORRUPT, detail)
+
+    def fetched(self, assembly: Assembly) -> None:
+        """A fetch has ended, with all chunks or without."""
+        offer, contents = assembly.offer, assembly.contents()
+        other = self._others[offer.peer]
+        other.fetching = None
+        if contents is not None and other.offers.get(offer.round) == offer:
+            other.contents[offer.round] = contents
+            other.strikes = 0
+
+    # --- closing a round --------------------------------------------------------------------------
+
+    def collect(self, round: int, now: float, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> None:
+        """Await ``round`` from now on; :meth:`ftis.exchange.Exchange.collect` has the arguments."""
+        self._awaited = _Awaited(round, now, tuple(name for name in self._others if name not in skip))
+        self._noticed = self._asked = now
+        for name in offers_only:
+            if name in self._others:
+                self._others[name].offers_only.add(round)
+
+    def poll(self, now: float) -> list[Decision]:
+        """What to do about the awaited round. It is over once :class:`Closed` is among the decisions.
+
+        Call it again after anything was heard, and now and then without: deadlines pass silently.
+
+        Raises:
+            ExchangeError: below the quorum, and the recipe says stop; or nobody came because all mean another run.
+        """
+        round = self._awaited.round
+        decisions: list[Decision] = self._fetches()
+        waiting = self._waiting_for(now, decisions)
+        if not waiting:
+            return [*decisions, Closed(self._take())]
+        if now - self._noticed > NOTICE_SECONDS:
+            self._noticed = now
+            decisions.append(self._notice("waiting", f"round {round}: waiting for {self._in_words(waiting)}"))
+        if now - self._asked > CATCH_UP_SECONDS:
+            self._asked = now
+            decisions.append(Ask())
+        return decisions
+
+    @property
+    def _oldest(self) -> int:
+        """The earliest round of which messages may still be learned from."""
+        return self._awaited.round - self.settings.max_staleness
+
+    def _fetches(self) -> list[Decision]:
+        """One fetch at a time per peer, this round's before late ones."""
+        oldest = max(self._oldest, self._first_round)
+        fetches: list[Decision] = []
+        for name in self._awaited.wanted:
+            other = self._others[name]
+            done = other.contents.keys() | other.taken | other.refused | other.offers_only
+            due = [of for of in other.offers if oldest <= of <= self._awaited.round and of not in done]
+            if due and other.fetching is None:
+                other.fetching = max(due)
+                fetches.append(Fetch(other.offers[max(due)]))
+        return fetches
+
+    def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:
+        """The peers still waited for; none when the round closes, and ``decisions`` then says without whom."""
+        round, wanted = self._awaited.round, self._awaited.wanted
+        delivered = [name for name in wanted if self._others[name].has_delivered(round)]
+        if len(delivered) == len(self._others):
+            return []
+        undelivered = [name for name in wanted if name not in delivered]
+        missing = [name for name in undelivered if round not in self._others[name].refused]
+        past = [name for name in missing if self._others[name].is_past(round)]
+        expected = [name for name in missing if name not in past and self._is_expected(self._others[name], now)]
+        if expected and now - self._awaited.since <= self.settings.deadline:
+            return expected
+        through = [name for name in missing if name in past or self._others[name].has_finished(self._last_round)]
+        # Whoever was refused still counts: nobody brings a peer to train alone by spoiling the others' offers.
+        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
+            if self._waits_below_quorum(len(delivered), undelivered, now):
+                return undelivered
+            text = f"round {round}: going on alone, missing: {self._in_words(undelivered)}"
+            decisions.append(self._notice("alone", text))
+        if through:
+            text = f"round {round}: without {', '.join(through)}, who finished it before"
+            decisions.append(self._notice("finished", text))
+        aside = [name for name in self._others if name not in wanted]
+        if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
+            text = f"round {round}: below the quorum without {', '.join(aside)}, set aside for rejections"
+            decisions.append(self._notice("aside", text))
+        for name in expected:
+            self._others[name].strikes += 1
+        if expected:
+            text = f"round {round}: closed at its deadline without {', '.join(expected)}"
+            decisions.append(self._notice("deadline", text))
+        return []
+
+    def _waits_below_quorum(self, delivered: int, undelivered: list[str], now: float) -> bool:
+        """Whether the round stays open below the quorum, or goes on without the others."""
+        if self.settings.below_quorum == "stop":
+            raise ExchangeError(
+                f"round {self._awaited.round}: {delivered} of {self.settings.quorum} peers needed delivered (missing: "
+                f'{self._in_words(undelivered)}), and network.below_quorum = "stop": see whether they run, then start '
+                f"again with --resume"
+            )
+        met_nobody = not any(other.met for other in self._others.values())
+        if met_nobody and self._mismatches and not self._is_starting(now):
+            raise ExchangeError("; ".join(self._mismatches.values()))
+        return self.settings.below_quorum == "wait"
+
+    def _is_starting(self, now: float) -> bool:
+        return now - self._entered < self.settings.start_seconds
+
+    def _is_expected(self, other: Other, now: float) -> bool:
+        """Whether a peer that has not delivered is worth waiting for."""
+        round = self._awaited.round
+        if not other.met:
+            return self._is_starting(now)
+        if other.strikes >= STRIKES or round in other.corrupt:
+            return False
+        if other.live:
+            return min(other.presence.values()) <= round
+        return other.gone_since is not None and now - other.gone_since < GRACE_SECONDS
+
+    def _take(self) -> Collected:
+        round, wanted = self._awaited.round, self._awaited.wanted
+        messages: dict[str, bytes] = {}
+        late: list[tuple[str, bytes]] = []
+        missing: list[str] = []
+        offered_only: list[str] = []
+        for name, other in self._others.items():
+            has_delivered = other.has_delivered(round)
+            for of in sorted(of for of in other.contents if of <= round):
+                data = other.contents.pop(of)
+                other.taken.add(of)
+                if name in wanted and of == round:
+                    messages[name] = data
+                elif name in wanted and of >= max(self._oldest, self._first_round):
+                    late.append((name, data))
+            if name in wanted and round in other.offers_only and has_delivered:
+                offered_only.append(name)
+            elif name not in messages:
+                missing.append(name)
+            other.forget_before(self._oldest)
+        rejections, self._rejections = tuple(self._rejections), []
+        return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections)
+
+    def _in_words(self, names: Collection[str]) -> str:
+        return ", ".join(f"{name} ({self._others[name].state(self._awaited.round)})" for name in names)
+
+    def _notice(self, what: str, text: str) -> Notice:
+        return Notice(what, text, self._awaited.round)

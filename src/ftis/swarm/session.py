@@ -1,0 +1,99 @@
+"""The engine under the network exchange: its settings, opening a session, and asking everybody a question."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import zenoh
+
+from ftis.config import NetworkConfig
+from ftis.exchange import ExchangeError
+from ftis.swarm.facts import read_facts
+
+BLOCK = zenoh.CongestionControl.BLOCK
+"""The default drops what does not fit a queue, which on a busy link is most of a large message."""
+
+
+def engine_config(settings: NetworkConfig) -> zenoh.Config:
+    """The engine's settings; docs/wire.md has the reasons."""
+    config = zenoh.Config()
+    local = [f"tcp/127.0.0.1:{settings.port}"]
+    on_one_machine = not settings.listen and not settings.connect
+    # The first peer of a machine gets the port that the others look for. Each has a port of its own as well, so that
+    # the others stay linked when the first one dies.
+    listen = [f"{local[0]}#exit_on_failure=false", "tcp/127.0.0.1:0"] if on_one_machine else list(settings.listen)
+    values: dict[str, Any] = {
+        "mode": settings.mode,
+        "listen/endpoints": listen if settings.mode != "client" else [],
+        "listen/exit_on_failure": not on_one_machine,
+        "connect/endpoints": local if on_one_machine else list(settings.connect),
+        "connect/timeout_ms": 15_000 if settings.mode == "client" else -1,
+        "connect/exit_on_failure": settings.mode == "client",
+        # A peer that comes back is met within a second, not within the default's four.
+        "connect/retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2},
+        "scouting/multicast/enabled": False,
+        "transport/shared_memory/enabled": False,
+        "timestamping/enabled": True,
+        "transport/link/rx/max_message_size": 8 * 1024 * 1024,
+        "transport/link/tx/lease": 10_000,
+        # Microseconds for which a full queue blocks before the link is closed.
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": 30_000_000,
+    }
+    if settings.tls_certificate is not None:
+        values |= {
+            "transport/link/tls/root_ca_certificate": settings.tls_authority,
+            "transport/link/tls/listen_certificate": settings.tls_certificate,
+            "transport/link/tls/listen_private_key": settings.tls_key,
+            "transport/link/tls/connect_certificate": settings.tls_certificate,
+            "transport/link/tls/connect_private_key": settings.tls_key,
+            "transport/link/tls/enable_mtls": True,
+            # The authority is the swarm's own and members' addresses change: membership is what counts.
+            "transport/link/tls/verify_name_on_connect": False,
+        }
+    for key, value in values.items():
+        config.insert_json5(key, json.dumps(value))
+    return config
+
+
+def open_session(settings: NetworkConfig) -> zenoh.Session:
+    """
+    Raises:
+        ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
+    """
+    for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
+        if file is not None and not Path(file).is_file():
+            raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys certs")
+    try:
+        return zenoh.open(engine_config(settings))
+    except zenoh.ZError as error:
+        where = ", ".join((*settings.listen, *settings.connect)) or f"tcp/127.0.0.1:{settings.port}"
+        reason = re.sub(r"\s+at /\S+", "", str(error).splitlines()[0]).rstrip(". ")  # places in the engine's source
+        raise ExchangeError(
+            f"no network at {where} ({reason}): check the addresses (tcp/host:port), certificates and who listens"
+        ) from None
+
+
+def ask_everybody(
+    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY
+) -> Iterable[zenoh.Reply]:
+    """Every answer, several to the same key included: one that lies must not take the place of one that does not."""
+    return session.get(
+        key,
+        target=zenoh.QueryTarget.ALL,
+        consolidation=zenoh.ConsolidationMode.NONE,
+        congestion_control=BLOCK,
+        timeout=seconds,
+        allowed_destination=where,
+    )
+
+
+def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
+    """What each reachable peer, of whatever run, says it is doing."""
+    replies = ask_everybody(session, "ftis/status/*/*", seconds)
+    found = [read_facts(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
+    statuses = [status for status in found if status is not None]
+    return sorted(statuses, key=lambda status: (str(status.get("name")), str(status.get("peer"))))

@@ -1,0 +1,87 @@
+"""A peer's own messages: on offer while others may need them, also after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import public_hex
+from ftis.swarm.manifest import CHUNK_BYTES, Manifest
+from ftis.swarm.outbox import Outbox
+
+RUN = "0" * 32
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def outbox(place: Path, incarnation: int = 1, keep: int = 3) -> Outbox:
+    return Outbox(place / "outbox", keep, RUN, "a", incarnation, KEY)
+
+
+def publish(box: Outbox, round: int, data: bytes) -> None:
+    box.offer(round, data)
+    box.write(round, data)
+
+
+def test_a_manifest_reads_back_what_is_offered(tmp_path: Path) -> None:
+    document, seal = outbox(tmp_path).offer(3, b"contents", (7, 5))
+    assert manifests.parse(document) == Manifest(RUN, "a", 3, 1, 8, (manifests.digest(b"contents"),), (5, 7))
+    public, signature = manifests.unseal(seal)
+    assert public == public_hex(KEY)
+    assert manifests.signed_by(public, document, signature)
+
+
+def test_chunks_come_from_memory_before_the_disk_has_them_and_from_the_disk_later(tmp_path: Path) -> None:
+    box = outbox(tmp_path)
+    data = bytes(range(256)) * 1500
+    box.offer(0, data)
+    assert not list(tmp_path.iterdir())
+    for _ in range(2):
+        assert [box.chunk(0, index) for index in range(3)] == [data[:CHUNK_BYTES], data[CHUNK_BYTES:], b""]
+        box.write(0, data)
+        publish(box, 1, b"next")
+    assert box.chunk(7, 0) == b""
+
+
+def test_a_message_offered_again_replaces_the_first(tmp_path: Path) -> None:
+    box = outbox(tmp_path)
+    publish(box, 0, b"first")
+    publish(box, 0, b"second")
+    assert box.chunk(0, 0) == b"second"
+    again = outbox(tmp_path, incarnation=2)
+    again.offer_again(1)
+    assert again.chunk(0, 0) == b"second"
+
+
+def test_a_second_life_offers_what_the_first_did_up_to_where_it_continues(tmp_path: Path) -> None:
+    first = outbox(tmp_path)
+    for round in range(3):
+        publish(first, round, f"round {round}".encode())
+    second = outbox(tmp_path, incarnation=2)
+    second.offer_again(2)  # what it does again may come out otherwise
+    assert sorted(second.signed) == [0, 1]
+    assert [second.chunk(round, 0) for round in range(3)] == [b"round 0", b"round 1", b""]
+    for round in (0, 1):
+        old, new = (manifests.parse(box.signed[round][0]) for box in (first, second))
+        assert new.contents == old.contents
+        assert (old.incarnation, new.incarnation) == (1, 2)
+
+
+def test_old_messages_are_forgotten(tmp_path: Path) -> None:
+    box = outbox(tmp_path, keep=3)
+    for round in range(10):
+        publish(box, round, b"x")
+    assert sorted(box.signed) == [6, 7, 8, 9]
+    assert sorted(path.name for path in (tmp_path / "outbox").iterdir()) == [f"00000{r}.ftis" for r in range(6, 10)]
+    assert box.chunk(5, 0) == b""
+
+
+def test_what_a_kill_left_half_written_is_removed_and_never_offered(tmp_path: Path) -> None:
+    publish(outbox(tmp_path), 0, b"whole")
+    (tmp_path / "outbox" / ".000001.ftis.partial-77").write_bytes(b"ha")
+    (tmp_path / "outbox" / "notes.ftis").write_bytes(b"somebody's")
+    again = outbox(tmp_path, incarnation=2)
+    again.offer_again(5)
+    assert sorted(again.signed) == [0]
+    assert sorted(path.name for path in (tmp_path / "outbox").iterdir()) == ["000000.ftis", "notes.ftis"]

@@ -1,0 +1,999 @@
+"""When a round closes and with whose messages: tables of what is heard and when, on a clock that the tests turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.config import NetworkConfig
+from ftis.exchange import Collected, ExchangeError
+from ftis.swarm import manifest as manifests
+from ftis.swarm.chunks import BAD_ANSWERS, Assembly
+from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, read_facts
+from ftis.swarm.identity import public_hex
+from ftis.swarm.manifest import CHUNK_BYTES, Manifest
+from ftis.swarm.offers import OfferCheck
+from ftis.swarm.rounds import (
+    CATCH_UP_SECONDS,
+    GRACE_SECONDS,
+    KEEP_ROUNDS,
+    MAX_REJECTIONS,
+    MAX_TOKENS,
+    NOTICE_SECONDS,
+    STRIKES,
+    Announce,
+    Ask,
+    Closed,
+    Decision,
+    Fetch,
+    Notice,
+    Rounds,
+)
+
+RUN = "0" * 32
+ROUNDS = 20
+TICK = 0.5
+NEVER = 1000.0
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "abcdx"}
+MAX_BYTES, MAX_ITEMS = 600_000, 4
+
+
+def contents_of(peer: str, round: int) -> bytes:
+    return f"{peer} in round {round}".encode()
+
+
+@dataclass
+class Table:
+    """Peer ``a``'s rounds with ``b``, ``c`` and ``d``; who sits there does what a test says."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    names: str = "bcd"
+    is_open: bool = False
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        network = NetworkConfig.model_validate({"deadline": 20.0, "start_seconds": 10.0, **self.settings})
+        roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
+        check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
+        self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
+        self.said: list[Notice] = []
+        self.asked: list[str | None] = []
+        self.to_fetch: list[Manifest] = []
+        self.announced: list[int] = []
+        self.closed: Collected | None = None
+
+    def heed(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Notice():
+                    self.said.append(decision)
+                case Ask(peer):
+                    self.asked.append(peer)
+                case Fetch(offer):
+                    self.to_fetch.append(offer)
+                case Announce(round):
+                    self.announced.append(round)
+                case Closed(collected):
+                    self.closed = collected
+
+    def enter(self, round: int = 0) -> int:
+        self.rounds.enter(round, self.now)
+        return self.catch_up(round)
+
+    def catch_up(self, round: int) -> int:
+        target, decisions = self.rounds.catch_up(round)
+        self.heed(decisions)
+        return target
+
+    def comes(self, *names: str, since: int = 0, token: str = "1") -> None:
+        for name in names:
+            self.heed(self.rounds.present(name, f"{name}/{token}/{since}", since))
+
+    def leaves(self, name: str, since: int = 0, token: str = "1") -> None:
+        self.heed(self.rounds.absent(name, f"{name}/{token}/{since}", self.now))
+
+    def offers(self, name: str, round: int, data: bytes | None = None, life: int = 1, **other: Any) -> None:
+        """``other``: where it is found (``place``), who signs it, or fields that say something else."""
+        found_peer, found_round = other.pop("place", (name, round))
+        signer = other.pop("signer", name)
+        data = contents_of(name, round) if data is None else data
+        document = manifests.to_bytes(replace(manifests.describe(RUN, name, round, life, data, ()), **other))
+        self.heed(self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document)))
+
+    def collect(self, round: int, skip: str = "", offers_only: str = "") -> None:
+        self.closed = None
+        self.rounds.collect(round, self.now, skip, offers_only)
+
+    def poll(self) -> Collected | None:
+        self.heed(self.rounds.poll(self.now))
+        return self.closed
+
+    def serve(self, name: str, data: bytes | None = None) -> None:
+        """``name`` sends what is being fetched of it, or other bytes."""
+        for offer in [o for o in self.to_fetch if o.peer == name]:
+            self.to_fetch.remove(offer)
+            assembly = Assembly(offer)
+            full = contents_of(name, offer.round) if data is None else data
+            for index in range(len(offer.chunks)):
+                assembly.take(index, [full[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]])
+            self.rounds.fetched(assembly)
+
+    def delivers(self, name: str, round: int) -> None:
+        self.offers(name, round)
+        self.heed(self.rounds.poll(self.now))
+        self.serve(name)
+
+    def run(self, until: float = NEVER) -> Collected | None:
+        """Poll each half second until the round closes."""
+        end = self.now + until
+        while self.poll() is None and self.now < end:
+            self.now += TICK
+        return self.closed
+
+    def round_of(self, round: int, *names: str) -> Collected:
+        """A round in which these deliver at once."""
+        self.collect(round)
+        for name in names:
+            self.delivers(name, round)
+        collected = self.run()
+        assert collected is not None
+        return collected
+
+    def kinds(self) -> list[str]:
+        return [notice.what for notice in self.said]
+
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(r.peer, str(r.reason)) for r in self.rounds.rejections]
+
+
+# --- when a round closes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """``events``: (seconds after the round is awaited, a peer, what it does). ``closes``: seconds after, or never."""
+
+    events: tuple[tuple[float, str, str], ...]
+    closes: float | None
+    missing: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    skip: str = ""
+    offers_only: str = ""
+    round: int = 0
+    says: str | None = None
+    fails: str | None = None
+
+
+def there(*names: str) -> tuple[tuple[float, str, str], ...]:
+    return tuple((0, name, "comes") for name in names)
+
+
+B_AND_C = ((1, "b", "delivers"), (2, "c", "delivers"))
+D_IS_GONE = (*there("b", "c", "d"), *B_AND_C, (5, "d", "leaves"))
+ALONE_THERE = (*there("b"), (1, "b", "offers"), (2, "b", "spoils"))
+
+CASES = {
+    "everyone has delivered": Case((*there("b", "c", "d"), *B_AND_C, (3, "d", "delivers")), closes=3),
+    "everyone has delivered, though nobody looks alive": Case((*B_AND_C, (3, "d", "delivers")), closes=3),
+    # start_seconds
+    "not seen yet: waited for at the start": Case((*there("b", "c"), *B_AND_C), closes=10, missing="d"),
+    "seen at the start: waited for": Case((*there("b", "c"), *B_AND_C, (9, "d", "comes"), (15, "d", "delivers")), 15),
+    "takes part from a later round on": Case(
+        (*there("b", "c"), *B_AND_C, (0, "d", "comes for round 3")), closes=2, missing="d"
+    ),
+    # deadline
+    "slow: waited for until the deadline": Case(
+        (*there("b", "c", "d"), *B_AND_C), closes=20.5, missing="d", says="closed at its deadline without d"
+    ),
+    "an offer without contents": Case(
+        (*there("b", "c", "d"), *B_AND_C, (4, "d", "offers")), closes=20.5, missing="d", says="without d"
+    ),
+    "just in time": Case((*there("b", "c", "d"), *B_AND_C, (20, "d", "delivers")), closes=20),
+    # grace
+    "gone: waited for through the grace": Case(D_IS_GONE, closes=5 + GRACE_SECONDS, missing="d", says="d is gone"),
+    "gone and back within the grace": Case((*D_IS_GONE, (5.5, "d", "comes"), (9, "d", "delivers")), closes=9),
+    "gone, its message still arrives": Case((*D_IS_GONE, (5.5, "d", "delivers")), closes=5.5),
+    "one of two links gone": Case((*D_IS_GONE, (4, "d", "comes again"), (9, "d", "delivers")), closes=9),
+    # quorum
+    "below the quorum: wait": Case(D_IS_GONE, None, settings={"quorum": 3}, says="waiting for d (gone)"),
+    "below the quorum: until it is back": Case(
+        (*D_IS_GONE, (300, "d", "comes"), (310, "d", "delivers")), closes=310, settings={"quorum": 3}
+    ),
+    "below the quorum at the deadline: wait": Case(
+        (*there("b", "c", "d"), *B_AND_C), None, settings={"quorum": 3}, says="waiting for d (sampling)"
+    ),
+    "below the quorum: alone": Case(
+        D_IS_GONE,
+        closes=6,
+        missing="d",
+        settings={"quorum": 3, "below_quorum": "alone"},
+        says="round 0: going on alone, missing: d (gone)",
+    ),
+    "below the quorum: stop": Case(
+        D_IS_GONE,
+        closes=6,
+        settings={"quorum": 3, "below_quorum": "stop"},
+        fails=r'round 0: 2 of 3 peers needed delivered \(missing: d \(gone\)\), and network.below_quorum = "stop"',
+    ),
+    "nobody comes: wait": Case((), None, settings={"quorum": 1}, says="b (not seen yet), c (not seen yet)"),
+    "nobody comes: alone": Case((), 10, "bcd", {"below_quorum": "alone"}, says="going on alone"),
+    "quorum of one": Case(
+        (*there("b", "c", "d"), (1, "b", "delivers"), (2, "c", "leaves"), (2, "d", "leaves")), 3, "cd"
+    ),
+    # set aside
+    "set aside: neither waited for nor heard": Case(
+        (*there("b", "c", "d"), *B_AND_C, (1, "d", "delivers")), closes=2, missing="d", skip="d"
+    ),
+    "set aside: the quorum is of the rest, and that is said": Case(
+        (*there("b", "c", "d"), *B_AND_C),
+        closes=2,
+        missing="d",
+        settings={"quorum": 3},
+        skip="d",
+        says="below the quorum without d, set aside for rejections",
+    ),
+    "all set aside": Case(there("b", "c", "d"), closes=0, missing="bcd", skip="bcd"),
+    # refused and corrupt
+    "an offer that contradicts another: not waited for": Case(
+        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers"), (4, "d", "equivocates")), closes=4, missing="d"
+    ),
+    "contents that are not what was signed: not waited for": Case(
+        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers"), (4, "d", "spoils")), closes=4, missing="d"
+    ),
+    "spoiled and made good": Case(
+        (
+            *there("b", "c", "d"),
+            (1, "b", "delivers"),
+            (3, "d", "offers"),
+            (4, "d", "spoils"),
+            (5, "d", "delivers"),
+            (6, "c", "delivers"),
+        ),
+        closes=6,
+    ),
+    "whoever is refused counts for the quorum": Case(
+        (*there("b", "c", "d"), *B_AND_C, (4, "d", "offers"), (5, "d", "equivocates")),
+        None,
+        settings={"quorum": 3},
+        says="waiting for d (refused)",
+    ),
+    "spoiling brings nobody to train alone": Case(
+        ALONE_THERE,
+        closes=10,
+        settings={"quorum": 1, "below_quorum": "stop"},
+        fails=r"missing: b \(refused\), c \(not seen yet\)",
+    ),
+    # those who finished before
+    "finished and left": Case(
+        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"), (4, "d", "leaves")),
+        closes=5,
+        missing="d",
+        settings={"quorum": 3},
+        says="round 0: without d, who finished it before",
+    ),
+    "beyond the round, which it no longer offers": Case(
+        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"), (4, "d", "answers without this round")),
+        closes=4,
+        missing="d",
+        settings={"quorum": 3},
+        says="without d, who finished it before",
+    ),
+    "beyond the round, and not asked yet": Case(
+        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round")), None, settings={"quorum": 3}
+    ),
+    "beyond the round, which it still offers": Case(
+        (
+            *there("b", "c", "d"),
+            *B_AND_C,
+            (3, "d", "offers the last round"),
+            (4, "d", "answers with this round"),
+            (9, "d", "delivers"),
+        ),
+        closes=9,
+        settings={"quorum": 3},
+    ),
+    # offers only
+    "of whom the offer suffices: waited for": Case(
+        (*there("b", "c", "d"), *B_AND_C, (7, "d", "offers")), closes=7, offers_only="d"
+    ),
+    "of whom the offer suffices: missing": Case(
+        (*there("b", "c", "d"), *B_AND_C), closes=20.5, missing="d", offers_only="d"
+    ),
+    "of whom the offer suffices: counts for the quorum": Case(
+        (*there("b", "c", "d"), *B_AND_C, (7, "d", "offers")), closes=7, settings={"quorum": 3}, offers_only="bcd"
+    ),
+    "no deadline in sight": Case(
+        (*there("b", "c", "d"), *B_AND_C, (900, "d", "delivers")), closes=900, settings={"deadline": 1e6}
+    ),
+}
+
+DEEDS: dict[str, Callable[[Table, str, int], None]] = {
+    "comes": lambda table, name, round: table.comes(name),
+    "comes again": lambda table, name, round: table.comes(name, token="2"),
+    "comes for round 3": lambda table, name, round: table.comes(name, since=3),
+    "leaves": lambda table, name, round: table.leaves(name),
+    "offers": lambda table, name, round: table.offers(name, round),
+    "offers the last round": lambda table, name, round: table.offers(name, ROUNDS - 1),
+    "equivocates": lambda table, name, round: table.offers(name, round, b"another"),
+    "delivers": lambda table, name, round: table.delivers(name, round),
+    "spoils": lambda table, name, round: table.rounds.corrupt(manifests.describe(RUN, name, round, 1, b"", ())),
+    "answers without this round": lambda table, name, round: table.rounds.answered(name, {round + 1}),
+    "answers with this round": lambda table, name, round: table.rounds.answered(name, {round, round + 1}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_closes(name: str) -> None:
+    case = CASES[name]
+    table = Table(case.settings)
+    table.enter(case.round)
+    table.collect(case.round, case.skip, case.offers_only)
+    began, events = table.now, sorted(case.events, key=lambda event: event[0])
+
+    def play() -> float | None:
+        while table.now - began < NEVER:
+            while events and events[0][0] <= table.now - began:
+                _, peer, deed = events.pop(0)
+                DEEDS[deed](table, peer, case.round)
+                if table.closed or table.poll():
+                    return table.now - began
+            if table.poll():
+                return table.now - began
+            table.now += TICK
+        return None
+
+    if case.fails is not None:
+        with pytest.raises(ExchangeError, match=case.fails):
+            play()
+        assert table.now - began == case.closes
+        return
+    assert play() == case.closes
+    if case.says is not None:
+        assert any(case.says in notice.text for notice in table.said), table.said
+    if table.closed is not None:
+        delivered = [n for n in "bcd" if n not in case.missing]
+        assert table.closed.missing == tuple(case.missing)
+        assert table.closed.offered_only == tuple(n for n in delivered if n in case.offers_only)
+        read = {n: contents_of(n, case.round) for n in delivered if n not in case.offers_only}
+        assert table.closed.messages == read
+        assert not {offer.peer for offer in table.to_fetch} & set(case.offers_only)
+
+
+def test_closing_says_nothing_when_everybody_delivered() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    assert table.round_of(0, *"bcd") == Collected({name: contents_of(name, 0) for name in "bcd"})
+    assert table.kinds() == ["joined"] * 3
+
+
+def test_a_waiting_peer_says_so_now_and_then_and_asks_everybody() -> None:
+    table = Table({"quorum": 3})
+    table.enter()
+    table.asked.clear()
+    table.collect(0)
+    table.run(until=10 * NOTICE_SECONDS)
+    waiting = [notice for notice in table.said if notice.what == "waiting"]
+    assert 8 <= len(waiting) <= 10
+    assert {notice.round for notice in waiting} == {0}
+    assert len(table.asked) >= 10 * NOTICE_SECONDS / (CATCH_UP_SECONDS + TICK) - 1
+    assert set(table.asked) == {None}
+
+
+def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nobody() -> None:
+    text = mismatch("b", "demo", {"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 1})
+    assert text == "b means another run by 'demo' and is not heard (temperature: 1.0 here, 0.7 there)"
+    for someone_came in (False, True):
+        table = Table()
+        table.enter()
+        table.collect(0)
+        for _ in range(3):
+            table.heed(table.rounds.mismatched("b", text))
+            table.heed(table.rounds.mismatched("mallory", text))
+        assert [notice.text for notice in table.said] == [text]
+        if someone_came:
+            table.comes("c")
+            assert table.run() is None
+        else:
+            with pytest.raises(ExchangeError, match=r"temperature: 1\.0 here, 0\.7 there"):
+                table.run()
+            assert table.now == 110.0
+
+
+# --- late, stale, twice ---------------------------------------------------------------------------------------------
+
+
+def test_a_late_message_is_handed_on_once() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.delivers("b", 0)
+    table.delivers("c", 0)
+    closed = table.run()
+    assert closed is not None
+    assert closed.missing == ("d",)
+    table.collect(1)
+    table.delivers("d", 0)
+    for name in "bcd":
+        table.delivers(name, 1)
+    closed = table.run()
+    assert closed is not None
+    assert closed.late == (("d", contents_of("d", 0)),)
+    assert set(closed.messages) == set("bcd")
+    table.offers("d", 0)
+    assert table.round_of(2, *"bcd").late == ()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_a_message_may_be_so_many_rounds_late_and_no_more(staleness: int) -> None:
+    for behind in range(5):
+        table = Table({"max_staleness": staleness, "deadline": 1.0})
+        table.enter()
+        table.comes(*"bcd")
+        for round in range(4):
+            table.round_of(round, *"bc")
+        table.collect(4)
+        table.offers("d", 4 - behind)
+        table.poll()
+        assert [offer.round for offer in table.to_fetch] == ([4 - behind] if behind <= staleness else [])
+        table.serve("d")
+        table.delivers("b", 4)
+        table.delivers("c", 4)
+        closed = table.run()
+        assert closed is not None
+        late = (("d", contents_of("d", 4 - behind)),)
+        assert closed.late == (late if 0 < behind <= staleness else ())
+
+
+def test_the_round_at_hand_is_fetched_before_a_late_one_and_one_at_a_time() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.round_of(0, *"bc")
+    table.collect(1)
+    table.offers("d", 0)
+    table.offers("d", 1)
+    table.offers("d", 2)
+    table.poll()
+    table.poll()
+    assert [offer.round for offer in table.to_fetch] == [1]
+    table.serve("d")
+    table.poll()
+    assert [offer.round for offer in table.to_fetch] == [0]
+    table.serve("d")
+    table.poll()
+    assert table.to_fetch == []
+
+
+def test_rounds_from_before_this_peer_joined_are_not_fetched() -> None:
+    table = Table({"max_staleness": 5})
+    table.comes(*"bcd", since=7)
+    for round in (7, 8, 9):
+        table.offers("b", round)
+    table.enter(8)
+    table.collect(9)
+    table.poll()
+    table.serve("b")
+    table.poll()
+    table.serve("b")
+    table.poll()
+    assert table.to_fetch == []
+    table.delivers("c", 9)
+    table.delivers("d", 9)
+    closed = table.run()
+    assert closed is not None
+    assert closed.late == (("b", contents_of("b", 8)),)
+
+
+def test_what_came_early_is_kept_for_its_round() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("b", 1)
+    table.poll()
+    assert table.to_fetch == []
+    table.delivers("b", 0)
+    table.delivers("c", 0)
+    table.delivers("d", 0)
+    assert table.run() is not None
+    table.collect(1)
+    table.poll()
+    assert [offer.round for offer in table.to_fetch] == [1]
+
+
+def test_contents_of_an_offer_that_fell_meanwhile_do_not_count() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("b", 0)
+    table.poll()
+    (offer,) = table.to_fetch
+    assert table.rounds.wants(offer)
+    table.offers("b", 0, b"another")
+    assert not table.rounds.wants(offer)
+    table.serve("b")
+    closed = table.run()
+    assert closed is None or "b" not in closed.messages
+
+
+def test_an_offer_is_no_longer_wanted_once_it_is_too_old() -> None:
+    table = Table({"max_staleness": 1, "deadline": 1.0})
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("d", 0)
+    table.poll()
+    (offer,) = table.to_fetch
+    for round, wanted in ((1, True), (2, False)):
+        table.collect(round)
+        assert table.rounds.wants(offer) == wanted
+
+
+def test_a_fetch_that_was_given_up_is_tried_again() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("b", 0)
+    table.poll()
+    table.serve("b", data=b"junk")
+    assert table.to_fetch == []
+    table.poll()
+    assert [offer.peer for offer in table.to_fetch] == ["b"]
+
+
+def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the_first_never_late() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0, offers_only="b")
+    table.delivers("c", 0)
+    table.delivers("d", 0)
+    table.offers("b", 0)
+    assert table.run() == Collected({n: contents_of(n, 0) for n in "cd"}, offered_only=("b",))
+    table.collect(1)
+    table.offers("b", 1)
+    table.poll()
+    assert [offer.round for offer in table.to_fetch] == [1]
+    table.serve("b")
+    table.poll()
+    assert table.to_fetch == []
+
+
+# --- strikes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", ["delivers", "offers", "comes", None])
+def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_is_heard_again(again: str | None) -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+
+    def seconds(round: int) -> float:
+        began = table.now
+        table.round_of(round, *"bc")
+        return table.now - began
+
+    assert [seconds(round) for round in range(5)] == [20.5] * STRIKES + [0.0] * (5 - STRIKES)
+    if again is not None:
+        DEEDS[again](table, "d", 4)
+    assert [seconds(round) for round in (5, 6, 7)] == ([20.5, 20.5, 0.0] if again else [0.0, 0.0, 0.0])
+
+
+def test_only_deadlines_in_a_row_count() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(0, 8, 2):
+        began = table.now
+        table.round_of(round, *"bc")
+        assert table.now - began == 20.5
+        table.round_of(round + 1, *"bcd")
+    assert table.kinds().count("deadline") == 4
+
+
+# --- presence -------------------------------------------------------------------------------------------------------
+
+
+def test_who_comes_is_asked_what_it_offers() -> None:
+    table = Table()
+    table.comes("b")
+    assert table.asked == ["b"]
+    table.comes("b", token="2")
+    table.leaves("b")
+    assert table.rounds.live == ["b"]
+    table.leaves("b", token="2")
+    table.leaves("b", token="2")
+    assert table.rounds.live == []
+    assert [notice.text for notice in table.said] == ["b is there", "b is gone"]
+    assert not table.rounds.met_all
+    table.comes("c", "d")
+    assert table.rounds.met_all
+
+
+def test_presence_in_unknown_names_or_a_thousand_times_over_takes_no_room() -> None:
+    table = Table()
+    table.comes("mallory")
+    table.leaves("mallory")
+    table.offers("x", 0)
+    table.rounds.answered("mallory", {1})
+    for token in range(1000):
+        table.comes("b", token=str(token))
+    for token in range(MAX_TOKENS):
+        assert table.rounds.live == ["b"]
+        table.leaves("b", token=str(token))
+    assert table.rounds.live == []
+    assert [notice.text for notice in table.said] == ["b is there", "b is gone"]
+    assert table.rounds.rejections == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "finished", "present", "leaves"),
+    [
+        ({}, "bcd", "", True),
+        ({}, "bc", "d", False),
+        ({}, "bc", "", True),  # elastic: whoever comes back goes on from where the others are
+        ({"quorum": 3}, "bc", "", False),  # in lock-step it may come back for what this one holds
+        ({"quorum": 3}, "bcd", "", True),
+        ({"quorum": 3, "below_quorum": "alone"}, "", "", True),
+    ],
+)
+def test_a_finished_peer_stays_while_it_may_be_needed(
+    settings: dict[str, Any], finished: str, present: str, leaves: bool
+) -> None:
+    table = Table(settings)
+    table.comes(*finished, *present)
+    for name in finished:
+        table.offers(name, ROUNDS - 1)
+        table.leaves(name)
+    assert table.rounds.may_leave() == leaves
+
+
+# --- catching up ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """``newest``: by live peer, the latest round that it offers. ``goes``: where a peer at ``round`` continues."""
+
+    newest: dict[str, int]
+    round: int
+    goes: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    dead: str = ""
+    offered: int = 1
+    """How many of its latest rounds each offers."""
+
+
+CATCHING_UP = {
+    "nobody there": CatchUp({}, 3, 3),
+    "at the same round": CatchUp({"b": 3, "c": 3, "d": 3}, 3, 3),
+    "within the staleness": CatchUp({"b": 4, "c": 4, "d": 4}, 3, 3),
+    "elastic: after the others' round": CatchUp({"b": 9, "c": 9, "d": 9}, 3, 10),
+    "elastic: more staleness": CatchUp({"b": 9, "c": 9, "d": 9}, 3, 3, {"max_staleness": 6}),
+    "one of three ahead carries nobody off": CatchUp({"b": 3, "c": 3, "d": 15}, 3, 3),
+    "two of three ahead do": CatchUp({"b": 3, "c": 15, "d": 15}, 3, 16),
+    "one of two ahead carries nobody off": CatchUp({"b": 3, "c": 15}, 3, 3),
+    "the only one decides": CatchUp({"b": 15}, 3, 16),
+    "whoever is gone does not count": CatchUp({"b": 3, "c": 15, "d": 15}, 3, 3, dead="cd"),
+    "never behind where it is": CatchUp({"b": 1, "c": 1, "d": 1}, 9, 9),
+    "never beyond the last round": CatchUp({"b": ROUNDS - 1, "c": ROUNDS - 1, "d": ROUNDS - 1}, 3, ROUNDS - 1),
+    "lock-step: what the others still offer is made up for": CatchUp(
+        {"b": 9, "c": 9, "d": 9}, 3, 3, {"quorum": 3}, offered=8
+    ),
+    "lock-step: what nobody offers any more is lost": CatchUp({"b": 9, "c": 9, "d": 9}, 0, 9, {"quorum": 3}, offered=8),
+    "lock-step: at their round, not after it": CatchUp({"b": 9, "c": 9, "d": 9}, 3, 9, {"quorum": 3}),
+    "alone below the quorum is never lock-step": CatchUp(
+        {"b": 9, "c": 9, "d": 9}, 3, 10, {"quorum": 3, "below_quorum": "alone"}, offered=8
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CATCHING_UP)
+def test_a_peer_catches_up(name: str) -> None:
+    case = CATCHING_UP[name]
+    table = Table(case.settings)
+    for peer, newest in case.newest.items():
+        table.comes(peer)
+        for round in range(max(0, newest - case.offered + 1), newest + 1):
+            table.offers(peer, round)
+    for peer in case.dead:
+        table.leaves(peer)
+    table.said.clear()
+    assert table.enter(case.round) == case.goes
+    assert table.announced == [case.goes]
+    behind = [f"the others are at round {case.goes}: going on from there, not from {case.round}"]
+    assert [notice.text for notice in table.said] == (behind if case.goes != case.round else [])
+    assert table.catch_up(case.goes) == case.goes
+    assert table.announced == [case.goes]  # once is enough
+
+
+def test_in_lock_step_nothing_is_skipped_once_this_peer_is_present() -> None:
+    for quorum, goes in ((3, 1), (1, 16)):
+        table = Table({"quorum": quorum})
+        table.enter()
+        table.comes(*"bcd")
+        for name in "bcd":
+            table.offers(name, 15)
+        assert table.catch_up(1) == goes
+        assert table.announced == ([0] if goes == 1 else [0, goes])
+
+
+# --- offers ---------------------------------------------------------------------------------------------------------
+
+BIG = {"size": MAX_BYTES + 1, "chunks": ("0" * 64,) * 3}
+GIGABYTES = {"size": 3 * 2**30, "chunks": ("0" * 64,) * (3 * 2**30 // CHUNK_BYTES)}
+
+OFFERS: dict[str, tuple[str, int, dict[str, Any], str]] = {
+    "signed by a stranger": ("b", 0, {"signer": "x"}, "forged"),
+    "signed by another member": ("b", 0, {"signer": "c"}, "forged"),
+    "in the place of another round": ("b", 0, {"place": ("b", 1)}, "wrong_sender"),
+    "in the place of another peer": ("b", 0, {"place": ("c", 0), "signer": "c"}, "wrong_sender"),
+    "in no round's place": ("b", 0, {"place": ("b", -1)}, "wrong_sender"),
+    "of another run": ("b", 0, {"run": "1" * 32}, "wrong_sender"),
+    "for a round that never comes": ("b", ROUNDS, {}, "wrong_round"),
+    "of more bytes than a message may have": ("b", 0, BIG, "over_budget"),
+    "of gigabytes, with all their digests": ("b", 0, GIGABYTES, "over_budget"),
+    "of more groups than a share": ("b", 0, {"items": tuple(range(MAX_ITEMS + 1))}, "over_budget"),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_an_offer_that_does_not_count(name: str) -> None:
+    peer, round, other, reason = OFFERS[name]
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers(peer, round, **other)
+    table.poll()
+    found = other.get("place", (peer, round))[0]
+    assert table.reasons() == [(found, reason)]
+    assert table.to_fetch == []
+    assert table.rounds.offers_of(found) == {}
+    assert ("forged" in table.kinds()) == (reason == "forged")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"{" * (manifests.MAX_BYTES + 1), "over_budget"),
+        (b"\x80\x04K\x01.", "malformed"),
+        (b"[" * 100_000, "malformed"),
+        (b"", "malformed"),
+    ],
+)
+def test_bytes_that_are_no_manifest(document: bytes, reason: str) -> None:
+    table = Table()
+    table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document)))
+    assert table.reasons() == [("b", reason)]
+
+
+@pytest.mark.parametrize("seal", [b"", b"x", bytes(32), b"\1" * 96, bytes(5000)])
+def test_a_seal_that_is_none_is_a_forgery(seal: bytes) -> None:
+    for is_open in (False, True):
+        table = Table(is_open=is_open)
+        document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
+        table.heed(table.rounds.offered("b", 0, document, seal))
+        assert table.reasons() == [("b", "forged")]
+        table.offers("b", 0)  # in an open swarm the name is still free
+        assert list(table.rounds.offers_of("b")) == [0]
+
+
+def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.delivers("b", 0)
+    table.offers("b", 0, b"another")
+    assert table.reasons() == [("b", "equivocation")]
+    assert table.rounds.offers_of("b") == {}
+    table.offers("b", 0)
+    table.offers("b", 0, b"a third", life=2)
+    assert table.rounds.offers_of("b") == {}  # neither is taken, nor any after
+    for data, life in ((b"one thing", 1), (b"one thing", 1), (b"another", 2), (b"one thing", 1)):
+        table.offers("c", 0, data, life)
+    assert table.rounds.offers_of("c")[0].incarnation == 2
+    assert len(table.rounds.rejections) == 1
+    table.delivers("d", 0)
+    table.serve("c", b"another")
+    closed = table.run()
+    assert closed is not None
+    assert closed.messages == {"c": b"another", "d": contents_of("d", 0)}
+    assert closed.missing == ("b",)
+    assert [str(r.reason) for r in closed.rejections] == ["equivocation"]
+
+
+def test_the_same_offer_again_is_no_second_one() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for _ in range(3):
+        table.offers("b", 0)
+    assert table.round_of(0, *"bcd").rejections == ()
+    table.offers("b", 0)
+    assert table.round_of(1, *"bcd") == Collected({name: contents_of(name, 1) for name in "bcd"})
+
+
+def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("b", 0)
+    table.poll()
+    table.offers("b", 0, b"new life", life=2)
+    table.serve("b")
+    table.poll()
+    assert [offer.incarnation for offer in table.to_fetch] == [2]
+    table.serve("b", b"new life")
+    table.delivers("c", 0)
+    table.delivers("d", 0)
+    closed = table.run()
+    assert closed is not None
+    assert closed.messages["b"] == b"new life"
+
+
+def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for _ in range(MAX_REJECTIONS + 50):
+        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
+    assert len(table.rounds.rejections) == MAX_REJECTIONS
+    assert table.kinds().count("forged") == 1
+    assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
+    assert table.round_of(1, *"bcd").rejections == ()
+
+
+def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
+    table = Table()
+    table.rounds.check.rounds = 500
+    for round in reversed(range(500)):
+        table.offers("b", round)
+    assert sorted(table.rounds.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
+
+
+def test_offers_of_rounds_long_over_are_forgotten() -> None:
+    table = Table({"max_staleness": 1})
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(6):
+        table.round_of(round, *"bcd")
+    assert {name: sorted(table.rounds.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
+    table.offers("b", 0)
+    assert sorted(table.rounds.offers_of("b")) == [4, 5]
+
+
+def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
+    table = Table(is_open=True)
+    table.offers("b", 0)
+    table.offers("b", 1, signer="x")
+    table.offers("c", 0, signer="x")  # whoever comes first
+    table.offers("c", 1, signer="c")
+    assert list(table.rounds.offers_of("b")) == list(table.rounds.offers_of("c")) == [0]
+    assert table.reasons() == [("b", "forged"), ("c", "forged")]
+
+
+def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> None:
+    table = Table({"deadline": 1.0})
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(3):
+        table.collect(round)
+        table.offers("d", round)
+        table.poll()
+        (offer,) = table.to_fetch
+        for _ in range(4):
+            table.rounds.corrupt(offer)
+        table.serve("d", b"junk")
+        for name in "bc":
+            table.delivers(name, round)
+        closed = table.run()
+        assert closed is not None
+        assert [(r.peer, str(r.reason)) for r in closed.rejections] == [("d", "corrupt")]
+        table.serve("d", b"junk")
+    assert "deadline" not in table.kinds()
+
+
+# --- chunks ---------------------------------------------------------------------------------------------------------
+
+DATA = b"".join(number.to_bytes(4) for number in range(150_000))
+OFFER = manifests.describe(RUN, "b", 0, 1, DATA, ())
+PARTS = [DATA[at : at + CHUNK_BYTES] for at in range(0, len(DATA), CHUNK_BYTES)]
+
+
+def test_a_message_is_put_together_in_any_order_and_past_any_junk() -> None:
+    assembly = Assembly(OFFER)
+    assert assembly.missing() == [0, 1, 2]
+    for index in (2, 0, 1):
+        assert assembly.contents() is None
+        assert not assembly.take(index, [])
+        assert not assembly.take(index, [b"", b"junk", PARTS[index][:-1], PARTS[index] + b"x", PARTS[index - 1]])
+        assert assembly.take(index, [b"junk", PARTS[index]])
+    assert assembly.contents() == DATA
+    assert not assembly.spoiled
+
+
+def test_answers_behind_the_right_one_are_not_waited_for() -> None:
+    def answers() -> Iterable[bytes]:
+        yield PARTS[0]
+        raise AssertionError("waited on")
+
+    assert Assembly(OFFER).take(0, answers())
+
+
+def test_an_offer_is_spoiled_by_junk_alone_to_one_chunk_again_and_again() -> None:
+    assembly = Assembly(OFFER)
+    for _ in range(BAD_ANSWERS):
+        assert not assembly.spoiled
+        assembly.take(0, [])  # silence is no junk
+        assembly.take(1, [bytes(len(PARTS[1])), b""])
+    assert assembly.spoiled
+    for index, part in enumerate(PARTS):
+        assert assembly.take(index, [part])
+    assert assembly.contents() == DATA
+
+
+def test_an_empty_message_needs_no_chunk() -> None:
+    assert Assembly(manifests.describe(RUN, "b", 0, 1, b"", ())).contents() == b""
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"])
+def test_facts_are_a_json_object_of_a_size_to_be_read(data: bytes) -> None:
+    assert read_facts(data) is None
+
+
+def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:
+    assert mismatch("b", "demo", {"seed": 1}, {"seed": 1}) is None
+    text = mismatch("b", "demo", {}, {f"\x1b{number}": "\x1b[2J" + "y" * 1000 for number in range(50)})
+    assert text is not None
+    assert text.isprintable()
+    assert len(text) < 1200
+
+
+# --- another transport ----------------------------------------------------------------------------------------------
+
+
+def test_two_peers_train_over_a_transport_of_ten_lines() -> None:
+    """What a transport has to do, with two dictionaries for a wire."""
+    wire: dict[tuple[str, int], tuple[bytes, bytes, bytes]] = {}
+    tables = {"a": Table(names="b"), "b": Table(names="a")}
+
+    def carry(name: str, other: str) -> None:
+        table = tables[name]
+        for (peer, round), (document, seal, _) in sorted(wire.items()):
+            if peer == other:
+                table.heed(table.rounds.offered(peer, round, document, seal))
+        table.poll()
+        for offer in table.to_fetch:
+            assembly = Assembly(offer)
+            for index in assembly.missing():
+                assembly.take(index, [wire[offer.peer, offer.round][2][index * CHUNK_BYTES :][:CHUNK_BYTES]])
+            table.rounds.fetched(assembly)
+        table.to_fetch.clear()
+        table.poll()
+
+    for name, other in (("a", "b"), ("b", "a")):
+        assert tables[name].enter() == 0
+        tables[name].comes(other)
+    for round in range(ROUNDS):
+        for name in "ab":
+            data = contents_of(name, round) * 20_000
+            document = manifests.to_bytes(manifests.describe(RUN, name, round, 1, data, ()))
+            wire[name, round] = document, manifests.seal(KEYS[name], document), data
+            tables[name].collect(round)
+        for name, other in (("a", "b"), ("b", "a")):
+            carry(name, other)
+            assert tables[name].closed == Collected({other: contents_of(other, round) * 20_000})
