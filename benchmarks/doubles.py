@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups, turns_of
+from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from light_swarm import Swarm
 
-__all__ = ["TOKENIZER", "Swarm", "light_admitter", "light_recipe", "made_up_groups", "turns_of"]
+__all__ = ["TOKENIZER", "Swarm", "light_admitter", "light_recipe", "made_up_groups"]

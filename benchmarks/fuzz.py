@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import resource
 import struct
@@ -42,6 +41,7 @@ from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOK
 from ftis.admission import Admission, Admitter, Reason, Terms
 from ftis.codec import CodecError, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Prompt
+from ftis.selection import Penalties
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
@@ -71,7 +71,7 @@ TERMS = Terms(
     group_size=G,
     max_completion_length=LONGEST,
     prompts=PROMPTS,
-    share=share,
+    assigned=share,
     roster=frozenset(PEERS),
     max_staleness=1,
 )
@@ -138,7 +138,7 @@ class Oracle:
     """The most of its memory bound that a traced case took, as a fraction."""
 
     def __post_init__(self) -> None:
-        self._lasting = Admitter(dataclasses.replace(TERMS, max_rejections=8), score, detokenize)
+        self._lasting, self._penalties = Admitter(TERMS, score, detokenize), Penalties(8, 1)
         self._round = ROUND
         self._taken: set[tuple[str, int, int]] = set()
 
@@ -259,12 +259,15 @@ class Oracle:
             told = struct.unpack_from("<I", data, 60)[0] + self._round - ROUND
             data = signed(data[:60] + struct.pack("<I", told & 0xFFFF_FFFF) + data[64:-4])
         sender = "bob" if data[68:71] == b"bob" else "ada"
+        if sender in self._penalties.skipped(self._round):
+            self.outcomes["not heard, being set aside"] += 1
+            return
         admission = self._lasting.admit(sender, data, self._round)
+        self._penalties.heard(admission, self._round)
         taken = {(sender, scored.group.round, scored.group.item) for scored in admission.admitted}
         hold(len(taken) == len(admission.admitted) and not taken & self._taken, "a group was taken twice")
         self._taken |= taken
         self.outcomes["groups admitted by the lasting admitter"] += len(taken)
-        self.outcomes["not heard, being set aside"] += any(r.reason == Reason.SET_ASIDE for r in admission.rejections)
         remembered = sum(len(keys) for keys in self._lasting._admitted.values())
         hold(remembered <= 2 * len(PEERS) * 2, f"{remembered} groups of two rounds are remembered")
 

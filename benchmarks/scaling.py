@@ -41,9 +41,10 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from doubles import TOKENIZER, Swarm, light_admitter, light_recipe, made_up_groups, turns_of
+from doubles import TOKENIZER, Swarm, light_admitter, light_recipe, made_up_groups
 
 from ftis.codec import Header, Message, encode
+from ftis.schedule import groups_per_peer
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 
@@ -110,7 +111,7 @@ def admission(peers: int, limit: int) -> dict[str, float]:
         data = encode(Message(Header(run, 0, name, TOKENIZER, 1.0, 0, 1.0), tuple(groups)))
         document = manifests.to_bytes(manifests.describe(run, name, 0, 1, data, tuple(g.item for g in groups)))
         signed.append((document, manifests.sign(key, document)))
-        if name in turns_of(recipe, own, 0):
+        if name in groups_per_peer(recipe, own, 0):
             messages[name] = data
 
     admitters = [light_admitter(recipe, run, own) for _ in range(REPEAT + 2)]

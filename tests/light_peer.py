@@ -27,7 +27,8 @@ from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe, agreement, parse, run_id
 from ftis.exchange import Stopped
-from ftis.rollouts import Group, Prompt, Rollout, draw_items, share_of, take_turns
+from ftis.rollouts import Group, Prompt, Rollout
+from ftis.schedule import assigned, groups_per_peer, wanted
 from ftis.swarm.identity import load_key, read_roster
 from ftis.swarm.link import NetworkExchange
 
@@ -62,21 +63,6 @@ def light_recipe(
     )
 
 
-def share(recipe: Recipe, peer: str, round: int) -> list[int]:
-    names = [p.name for p in recipe.peers]
-    items = draw_items(PROBLEMS, recipe.training.prompts_per_round, round, recipe.seed)
-    return share_of(items, names.index(peer), len(names))
-
-
-def turns_of(recipe: Recipe, own: str, round: int) -> dict[str, int]:
-    """As ftis.peer's, which loads torch."""
-    others = [p.name for p in recipe.peers if p.name != own]
-    limit = recipe.training.max_foreign_rollouts
-    if not limit:
-        return dict.fromkeys(others, recipe.training.prompts_per_round)
-    return take_turns(others, limit // recipe.rollouts_per_group, round, number_of(own))
-
-
 def number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
@@ -86,7 +72,7 @@ def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
     rng = np.random.default_rng(number_of(f"{peer}/{round}"))
     tokens = recipe.sampling.max_completion_length
     groups = []
-    for item in sorted(share(recipe, peer, round)):
+    for item in sorted(assigned(recipe, PROBLEMS, peer, round)):
         rollouts = []
         for _ in range(recipe.sampling.num_generations):
             ids = rng.integers(0, END, tokens, dtype=np.int32)
@@ -96,11 +82,6 @@ def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
 
 
 def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
-    network = recipe.network
-
-    def chosen(peer: str, round: int) -> list[int]:
-        return share(recipe, peer, round)[: turns_of(recipe, own, round).get(peer, 0)]
-
     terms = Terms(
         run=run,
         tokenizer=TOKENIZER,
@@ -110,12 +91,10 @@ def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
         group_size=recipe.sampling.num_generations,
         max_completion_length=recipe.sampling.max_completion_length,
         prompts=[Prompt(item, "", "") for item in range(PROBLEMS)],
-        share=lambda peer, round: share(recipe, peer, round),
+        assigned=lambda peer, round: assigned(recipe, PROBLEMS, peer, round),
         roster=frozenset(p.name for p in recipe.peers),
-        chosen=chosen if recipe.training.max_foreign_rollouts else None,
-        max_staleness=network.max_staleness,
-        max_rejections=network.max_rejections,
-        set_aside_rounds=network.set_aside_rounds,
+        wanted=(lambda peer, round: wanted(recipe, PROBLEMS, own, peer, round)) if own else None,
+        max_staleness=recipe.network.max_staleness,
     )
     return Admitter(terms, lambda prompt, texts, ids: tuple(float(row[0] % 2) for row in ids), lambda ids: "")
 
@@ -176,9 +155,9 @@ def play(
                 began, worked = time.monotonic(), time.process_time()
                 exchange.publish(round, message, [group.item for group in groups])
                 say({"kind": "published", "round": round})
-                turns = turns_of(recipe, name, round)
-                offers_only = [other for other in exchange.others if other not in turns]
-                collected = exchange.collect(round, admitter.set_aside(round), offers_only)
+                read = groups_per_peer(recipe, name, round)
+                offers_only = [other for other in exchange.others if other not in read]
+                collected = exchange.collect(round, (), offers_only)
                 ended, worked = time.monotonic(), time.process_time() - worked
                 received = [*sorted(collected.messages.items()), *collected.late]
                 admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]

@@ -126,13 +126,13 @@ def without(check: str) -> Callable[[Any], None]:
 
 
 def forgetful(patch: Any) -> None:
-    judge = Admitter._judge
+    judge = Admitter.admit
 
     def judge_and_forget(self: Admitter, sender: str, data: bytes, round: int) -> Admission:
         self._admitted.clear()
         return judge(self, sender, data, round)
 
-    patch.setattr(Admitter, "_judge", judge_and_forget)
+    patch.setattr(Admitter, "admit", judge_and_forget)
 
 
 def hoarding(patch: Any) -> None:
@@ -140,13 +140,13 @@ def hoarding(patch: Any) -> None:
 
 
 def losing(patch: Any) -> None:
-    judge = Admitter._judge
+    judge = Admitter.admit
 
     def judge_some(self: Admitter, sender: str, data: bytes, round: int) -> Admission:
         whole = judge(self, sender, data, round)
-        return Admission(whole.admitted[:1], whole.rejections)
+        return Admission(sender, whole.admitted[:1], whole.rejections)
 
-    patch.setattr(Admitter, "_judge", judge_some)
+    patch.setattr(Admitter, "admit", judge_some)
 
 
 def generous(patch: Any) -> None:

@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftis import peer as peer_module
 from ftis.codec import Header, Limits, decode, weight_error
 from ftis.config import WireConfig
 from ftis.exchange import Collected
-from ftis.peer import train_round
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup
+from ftis.peer import Peer
+from ftis.rollouts import Group, Rollout
 
 EXACT = np.array([-0.3, -0.0123, -2.7], np.float32)
 OWN = Group("ada", 4, 0, (Rollout(np.array([5, 6, 2], np.int32), EXACT),))
-
-
-class Reached(Exception):  # noqa: N818 - the round got to what is tested
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
 
 
 class Exchange:
@@ -39,34 +33,25 @@ class Exchange:
     [WireConfig(), WireConfig(format=2), WireConfig(format=2, logp="fixed9"), WireConfig(format=2, logp="fixed6")],
 )
 def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
-    monkeypatch: pytest.MonkeyPatch, wire: WireConfig
+    wire: WireConfig,
 ) -> None:
-    def stop(peer: Any, batch: Batch, advantage_N: Any) -> Any:
-        raise Reached(batch)
-
-    monkeypatch.setattr(peer_module, "at_round_start", stop)
     exchange = Exchange()
     stub: Any = SimpleNamespace(
-        recipe=SimpleNamespace(wire=wire),
+        name="ada",
+        recipe=SimpleNamespace(wire=wire, peers=[SimpleNamespace(name="ada")]),
         header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
         exchange=exchange,
-        admitter=SimpleNamespace(
-            score_group=lambda g: ScoredGroup(g, ("6",), (1.0,)), set_aside=lambda round: frozenset()
-        ),
-        prompt_ids={0: np.array([1], np.int32)},
-        sample=lambda round: [OWN],
-        unread=lambda round: frozenset(),
-        within_limit=lambda admissions: admissions,
+        attack=None,
         should_stop=lambda: False,
-        advantages=lambda batch: None,
+        skipped=lambda round: frozenset(),
     )
-    with pytest.raises(Reached) as reached:
-        train_round(stub, 4)
+    _, sent_bytes = Peer.trade(stub, 4, [OWN])
 
+    assert len(exchange.data) == sent_bytes
     assert exchange.data[4] == wire.format
     message = decode(exchange.data, Limits(1000, 1, 1, 3))
     assert message.header.round == 4
     sent = message.groups[0].rollouts[0].gen_logp
     assert (sent.tobytes() == EXACT.tobytes()) == (wire.logp == "float32")
     assert np.abs(np.expm1(EXACT.astype(np.float64) - sent)).max() <= weight_error(wire.logp)
-    assert reached.value.batch.rollouts[0].gen_logp.tobytes() == EXACT.tobytes()
+    assert OWN.rollouts[0].gen_logp.tobytes() == EXACT.tobytes()
