@@ -20,8 +20,15 @@ import pytest
 from rich.console import Console
 
 from ftis.config import Recipe, parse
-from ftis.lab import figures, page
+from ftis.lab import drawing, exchange_figures, figures, page
 from ftis.lab import results as report
+from ftis.lab.corrections import correction_of
+from ftis.lab.drawing import arm_styles, spread_out
+from ftis.lab.reading import EvaluationRow, PeerRun, ReportError, arm_configs, final_accuracy, read_run
+from ftis.lab.samples import Tokens, choose_samples
+from ftis.lab.summary import summarise
+from ftis.lab.tables import print_comparison
+from ftis.metric_keys import peer_key
 from ftis.records import Records
 
 ROUNDS = 4
@@ -76,8 +83,8 @@ class Scene:
     def write_run(self, run: Path, recipe: Recipe, seed: int) -> Path:
         run.mkdir(parents=True)
         (run / "recipe.json").write_text(recipe.model_copy(update={"seed": seed}).model_dump_json())
-        (run / "manifest.json").write_text(json.dumps(FACTS))
-        for arm in recipe.arms or (report.ArmConfig(name=recipe.objective.name),):
+        (run / "provenance.json").write_text(json.dumps(FACTS))
+        for arm in arm_configs(recipe):
             for peer in self.peers:
                 self.write_peer(run / arm.name / peer, arm, seed, recipe.arm(arm).training.rounds)
         return run
@@ -128,23 +135,23 @@ def metrics(step: int, peer: str, sources: Sequence[str], share: int, alone: int
         "sampling/sampling_logp_difference/max": 1e-6,
     }
     for source in sources if len(sources) > 1 else ():
-        ratio = f"peer/{source}/sampling/importance_sampling_ratio"
-        weight = f"peer/{source}/sampling/importance_sampling_weight"
+        ratio = "sampling/importance_sampling_ratio"
+        weight = "sampling/importance_sampling_weight"
         quantiles = {"min": 0.01, "p10": 0.5, "p50": 1.0, "p90": 1.8, "max": 8.0, "mean": 1.1}
-        row |= {f"{ratio}/{key}": value for key, value in quantiles.items()}
-        row |= {f"{weight}/{key}": min(value, 2.0) for key, value in quantiles.items()}
+        row |= {peer_key(source, f"{ratio}/{key}"): value for key, value in quantiles.items()}
+        row |= {peer_key(source, f"{weight}/{key}"): min(value, 2.0) for key, value in quantiles.items()}
         row |= {
-            f"peer/{source}/delivered": True,
-            f"peer/{source}/admitted": share,
-            f"peer/{source}/rejected": 0,
-            f"peer/{source}/zero_advantage": 1,
-            f"peer/{source}/kept": share - 3,
-            f"peer/{source}/dropped": 2,
-            f"peer/{source}/bytes": 1000,
-            f"peer/{source}/kl/k1": 0.4 * step,
-            f"peer/{source}/kl/k3": 0.5 * step,
-            f"peer/{source}/sampling/truncated_fraction": 0.05,
-            f"peer/{source}/sampling/effective_sample_size": 0.8,
+            peer_key(source, "delivered"): True,
+            peer_key(source, "admitted"): share,
+            peer_key(source, "rejected"): 0,
+            peer_key(source, "zero_advantage"): 1,
+            peer_key(source, "kept"): share - 3,
+            peer_key(source, "dropped"): 2,
+            peer_key(source, "bytes"): 1000,
+            peer_key(source, "kl/k1"): 0.4 * step,
+            peer_key(source, "kl/k3"): 0.5 * step,
+            peer_key(source, "sampling/truncated_fraction"): 0.05,
+            peer_key(source, "sampling/effective_sample_size"): 0.8,
         }
         row["foreign_used"] = (len(sources) - 1) * (share - 2)
     return row
@@ -195,8 +202,8 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def final_of(arm: str, peer: str, seed: int, split: str) -> float:
-    of_arm = SMALL_FINAL if peer == "small" else LARGE_FINAL
-    return of_arm[arm][seed] - (0.2 if split != "validation" else 0.0)
+    finals = SMALL_FINAL if peer == "small" else LARGE_FINAL
+    return finals[arm][seed] - (0.2 if split != "validation" else 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -223,11 +230,12 @@ def no_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def panel(
         directory: Path, name: str, title: str, subtitle: str, alt: str, *rest: Any, **more: Any
-    ) -> figures.Panel:
+    ) -> drawing.Panel:
         asked.append(name)
-        return figures.Panel(name, "<svg></svg>", alt)
+        return drawing.Panel(name, "<svg></svg>", alt)
 
-    monkeypatch.setattr(figures, "_panel", panel)
+    for module in (figures, exchange_figures):
+        monkeypatch.setattr(module, "save_panel", panel)
     return asked
 
 
@@ -240,10 +248,11 @@ def of(results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "
 
 
 def test_a_final_accuracy_is_the_mean_of_the_last_three_without_the_untrained_model() -> None:
-    rows = [{"step": step, "accuracy": accuracy} for step, accuracy in ((0, 0.1), (5, 0.2), (10, 0.3), (15, 0.7))]
-    assert report.final_accuracy(rows) == pytest.approx(0.4)
-    assert report.final_accuracy(rows[:2]) == 0.2
-    assert report.final_accuracy(rows[:1]) == 0.1
+    measured = ((0, 0.1), (5, 0.2), (10, 0.3), (15, 0.7))
+    rows = [EvaluationRow(step, "validation", accuracy, 20) for step, accuracy in measured]
+    assert final_accuracy(rows) == pytest.approx(0.4)
+    assert final_accuracy(rows[:2]) == 0.2
+    assert final_accuracy(rows[:1]) == 0.1
 
 
 def test_means_and_intervals_over_seeds(results: dict[str, Any]) -> None:
@@ -462,20 +471,20 @@ def test_peers_that_start_from_different_models_are_reported(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_reported_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(report.ReportError, match="give the directory that ftis train"):
+    with pytest.raises(ReportError, match="give the directory that ftis train"):
         report.compare(tmp_path)
     scene = Scene(tmp_path / "x", seeds=(0,))
     scene.write()
     path = tmp_path / "x" / "scene-seed0" / "F-TIS" / "small" / "rollouts" / "round-000001.parquet"
     path.write_bytes(b"PAR1 no")
-    with pytest.raises(report.ReportError, match=r"round-000001\.parquet cannot be read"):
+    with pytest.raises(ReportError, match=r"round-000001\.parquet cannot be read"):
         report.compare(tmp_path / "x")
     for arm in ("alone", "F-TIS"):
         shutil.rmtree(tmp_path / "x" / "scene-seed0" / arm)
-    with pytest.raises(report.ReportError, match="nothing was recorded yet"):
+    with pytest.raises(ReportError, match="nothing was recorded yet"):
         report.compare(tmp_path / "x")
     (tmp_path / "x" / "experiment.json").write_text("{")
-    with pytest.raises(report.ReportError, match="is damaged"):
+    with pytest.raises(ReportError, match="is damaged"):
         report.compare(tmp_path / "x")
 
 
@@ -490,7 +499,7 @@ def printed(results: Mapping[str, Any], width: int = 400) -> str:
 
 def raw(results: Mapping[str, Any], width: int) -> str:
     out = StringIO()
-    report.print_comparison(results, Console(file=out, width=width, soft_wrap=True))
+    print_comparison(results, Console(file=out, width=width, soft_wrap=True))
     return out.getvalue()
 
 
@@ -631,7 +640,7 @@ def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing:
 
 def test_samples_are_the_best_the_worst_a_filtered_and_a_truncated_one(study: Path) -> None:
     directory = study / "scene-seed0" / "F-TIS" / "small"
-    samples = {sample.kind: sample.row for sample in page.choose_samples(directory, "small", cap=2.0)}
+    samples = {sample.kind: sample.row for sample in choose_samples(PeerRun.read(directory), cap=2.0)}
     assert list(samples) == ["best", "worst", "filtered", "truncated"]
     assert {row["source"] for row in samples.values()} == {"large"}
     assert {kind: row["round"] for kind, row in samples.items()} == {
@@ -644,9 +653,9 @@ def test_samples_are_the_best_the_worst_a_filtered_and_a_truncated_one(study: Pa
     assert samples["worst"]["advantage"] == -1
     assert samples["filtered"]["kept"] is False
     assert samples["truncated"]["advantage"] == 0.5
-    alone = page.choose_samples(study / "scene-seed0" / "alone" / "small", "small", cap=2.0)
+    alone = choose_samples(PeerRun.read(study / "scene-seed0" / "alone" / "small"), cap=2.0)
     assert {sample.row["source"] for sample in alone} == {"small"}
-    assert page.choose_samples(study / "nowhere", "small", cap=2.0) == []
+    assert choose_samples(PeerRun.read(study / "nowhere"), cap=2.0) == []
 
 
 def test_tokens_are_coloured_by_their_weight(written: Path) -> None:
@@ -662,7 +671,7 @@ def test_tokens_are_coloured_by_their_weight(written: Path) -> None:
 def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    assert page.Tokens(tmp_path).pieces([5, 17]) == ["5 ", "17 "]
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5, 17]) == ["5 ", "17 "]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -670,12 +679,12 @@ def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Pat
     (tmp_path / "checkpoint-10").mkdir()
     (tmp_path / "checkpoint-9" / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoint-10" / "tokenizer.json").write_text("no JSON")
-    assert page.Tokens(tmp_path).pieces([5]) == ["5 "]
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5]) == ["5 "]
     tokenizer.save(str(tmp_path / "checkpoint-10" / "tokenizer.json"))
     ids = tokenizer.encode("a π b").ids
-    pieces = page.Tokens(tmp_path).pieces(ids)
+    pieces = Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces(ids)
     assert pieces == ["a", " ", "", "π", " ", "b"]  # π takes two tokens of a byte each
-    assert page.Tokens(tmp_path).pieces([]) == []
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([]) == []
 
 
 def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[str]) -> None:
@@ -703,6 +712,91 @@ def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[s
     assert "TIS−0.2501.000" in reader.text
 
 
+def joined(directory: Path, scene: Scene) -> Path:
+    """What ``ftis join`` leaves on the machine of one peer: its own records, and the events it met."""
+    run = scene.write_run(directory / "scene-seed0-small", scene.recipe(), 0)
+    shutil.rmtree(run / "F-TIS" / "large")
+    (run / "F-TIS" / "small" / "events.jsonl").write_text("")
+    return run
+
+
+def test_one_peer_of_a_joined_run_is_reported_by_itself(tmp_path: Path, no_drawing: list[str]) -> None:
+    run = joined(tmp_path, Scene(tmp_path, arms=({"name": "F-TIS"},), ood=False))
+    results = report.compare(run)
+    assert (results["peers"], results["elsewhere"], results["seeds"]) == (["small"], ["large"], [0])
+    assert (results["comparisons"], results["left_out"]) == ([], {})
+    assert "A comparison needs the records of all peers." in printed(results)
+    reader = check(page.write_page(run).read_text(encoding="utf-8"))
+    text = re.sub(r"\s+", " ", reader.text)
+    assert "small, one of 2 peers" in text
+    assert "one seed" in text
+    assert "0 seeds" not in text
+    assert "these are the records of small alone, from a run that large joined too" in text
+    assert "0.100 at the start, 0.530 after 4 rounds" in text
+    exchanged = [name for name in no_drawing if name.startswith("participation")]
+    assert exchanged == ["participation-F-TIS-small-from-large"]
+    assert "is not among the arms" not in text
+
+
+def test_an_unfinished_run_on_one_machine_is_no_joined_one(tmp_path: Path) -> None:
+    run = joined(tmp_path, Scene(tmp_path, arms=({"name": "F-TIS"},), ood=False))
+    (run / "F-TIS" / "small" / "events.jsonl").unlink()
+    assert report.compare(run)["left_out"] == {"0": "F-TIS, large: not started"}
+
+
+def test_a_summary_is_about_the_peers_that_are_here(tmp_path: Path) -> None:
+    run = joined(tmp_path, Scene(tmp_path, arms=({"name": "F-TIS"},)))
+    summary = summarise(run)
+    assert json.loads((run / "summary.json").read_text()) == summary
+    assert (summary["name"], summary["seed"], list(summary["arms"]["F-TIS"])) == ("scene", 0, ["small"])
+    small = summary["arms"]["F-TIS"]["small"]
+    assert (small["start"], small["last"], small["problems"]) == (0.1, 0.53, 20)
+    assert (small["rounds"], small["bytes_sent"], small["bytes_received"]) == (ROUNDS, 1000 * ROUNDS, 1000 * ROUNDS)
+    assert small["ood"]["ood-clock"]["final"] == pytest.approx(0.5)
+
+
+def test_an_objective_that_cannot_be_loaded_here_still_gives_a_page(
+    tmp_path: Path, no_drawing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
+    monkeypatch.setattr("ftis.lab.corrections._objective", lambda recipe: None)
+    correction = correction_of(scene.recipe())
+    assert (correction.weighted, correction.filtered, correction.threshold) == (None, None, None)
+    text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
+    assert "F-TIS is not importable here, so the page cannot say whether it uses the weights" in text
+    assert "F-TIS is not importable here, so the page cannot say whether it filters" in text
+
+
+def test_what_an_objective_does_with_weights_is_asked_of_the_objective() -> None:
+    recipe = Scene(Path()).recipe()
+    said = {}
+    for name in ("NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"):
+        objective = recipe.objective.model_copy(update={"name": name})
+        correction = correction_of(recipe.model_copy(update={"objective": objective}))
+        said[name] = (correction.weighted, correction.filtered)
+    assert said == {
+        "NoIS": (False, False),
+        "VIS": (False, False),
+        "TIS": (True, False),
+        "F-NoIS": (False, True),
+        "F-VIS": (False, True),
+        "F-TIS": (True, True),
+    }
+
+
+def test_provenance_is_read_under_its_old_name_too(tmp_path: Path, no_drawing: list[str]) -> None:
+    scene = Scene(tmp_path, ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
+    (run / "provenance.json").rename(run / "manifest.json")
+    assert "0123456789abcdef" in page.write_page(run).read_text(encoding="utf-8")
+
+
+def test_a_directory_without_a_run_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"holds no run \(no recipe\.json\): give the directory"):
+        read_run(tmp_path)
+
+
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -718,11 +812,11 @@ def luminance(colour: str) -> float:
 
 def test_arms_can_be_told_apart_and_their_names_read_on_white() -> None:
     names = [f"arm{i}" for i in range(20)]
-    looks = figures.styles([*names, "alone"], "alone")
-    assert list(looks) == [*names, "alone"]
-    assert looks["alone"].colour == figures.BASELINE_COLOUR
-    assert len({(look.colour, str(look.line)) for look in looks.values()}) == 21
-    for colour in (*figures.COLOURS, figures.BASELINE_COLOUR, figures.SOFT, figures.THRESHOLD):
+    styles = arm_styles([*names, "alone"], "alone")
+    assert list(styles) == [*names, "alone"]
+    assert styles["alone"].colour == drawing.BASELINE_COLOUR
+    assert len({(style.colour, str(style.line)) for style in styles.values()}) == 21
+    for colour in (*drawing.COLOURS, drawing.BASELINE_COLOUR, drawing.SOFT, drawing.THRESHOLD):
         assert 1.05 / (luminance(colour) + 0.05) >= 4.5, colour
 
 
@@ -743,22 +837,22 @@ def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
     }
     for matrix in seen_by.values():
         seen = []
-        for colour in (*figures.COLOURS[:4], figures.BASELINE_COLOUR):
+        for colour in (*drawing.COLOURS[:4], drawing.BASELINE_COLOUR):
             seen.append(lab([sum(w * p for w, p in zip(row, linear(colour), strict=True)) for row in matrix]))
         assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 25
 
 
 def test_labels_are_pushed_apart_within_the_axes() -> None:
-    assert figures.spread_out([], 0.1) == []
-    assert figures.spread_out([0.5], 0.1) == [0.5]
-    assert figures.spread_out([2.0, -1.0], 0.1) == [1.0, 0.0]
+    assert spread_out([], 0.1) == []
+    assert spread_out([0.5], 0.1) == [0.5]
+    assert spread_out([2.0, -1.0], 0.1) == [1.0, 0.0]
     for heights in ([0.5, 0.5, 0.5], [0.95, 1.0, 0.99, 0.2], [0.0, 0.01, 0.0]):
-        placed = figures.spread_out(heights, 0.1)
+        placed = spread_out(heights, 0.1)
         ordered = sorted(placed)
         assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(ordered))
         assert ordered[0] >= -1e-9
         assert ordered[-1] <= 1 + 1e-9
-    assert figures.spread_out([0.3, 0.32], 0.1)[0] < figures.spread_out([0.3, 0.32], 0.1)[1]
+    assert spread_out([0.3, 0.32], 0.1)[0] < spread_out([0.3, 0.32], 0.1)[1]
 
 
 # --- in a browser ---------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ftis.config import FtisError as FtisError
     from ftis.config import Recipe as Recipe
     from ftis.config import load as load
-    from ftis.lab.results import summarise as summarise
     from ftis.lab.runs import run as run
+    from ftis.lab.summary import summarise as summarise
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
@@ -34,7 +34,7 @@ _HOME = {
     "Peer": "peer",
     "train_round": "peer",
     "Policy": "policy",
-    "summarise": "lab.results",
+    "summarise": "lab.summary",
 }
 
 __all__ = sorted(_HOME)
