@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
+from ftis.lab import stats
 from ftis.lab.stats import (
     RESAMPLES,
     Interval,
@@ -109,8 +110,8 @@ def test_the_t_test_is_scipys(pairs: list[tuple[float, float]], confidence: floa
         assert (difference.low <= 0 <= difference.high) == (difference.p_value >= 1 - confidence)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8, 12])
-def test_up_to_twelve_seeds_every_sign_flip_is_tried(n: int) -> None:
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 13])
+def test_up_to_thirteen_seeds_every_sign_flip_is_tried(n: int) -> None:
     rng = np.random.default_rng(n)
     treatment, baseline = rng.integers(0, 9, (2, n)) / 9  # a coarse grid, so that flips tie
     by_hand = [
@@ -127,11 +128,11 @@ def test_up_to_twelve_seeds_every_sign_flip_is_tried(n: int) -> None:
         assert expected == pytest.approx(permuted.pvalue)
 
 
-def test_beyond_twelve_seeds_sign_flips_are_drawn() -> None:
-    rng = np.random.default_rng(4)
-    baseline = rng.random(13)
-    treatment = baseline + rng.normal(0.02, 0.05, 13)
-    signs = 1 - 2 * ((np.arange(2**13)[:, None] >> np.arange(13)) & 1)
+def test_beyond_thirteen_seeds_sign_flips_are_drawn() -> None:
+    rng = np.random.default_rng(6)
+    baseline = rng.random(14)
+    treatment = baseline + rng.normal(0.02, 0.05, 14)
+    signs = 1 - 2 * ((np.arange(2**14)[:, None] >> np.arange(14)) & 1)
     d = treatment - baseline
     exact = np.mean(np.abs(signs @ d) >= abs(d.sum()) - 1e-12)
     drawn = paired_difference(treatment, baseline).bootstrap_p
@@ -489,7 +490,7 @@ def test_a_verdict_follows_from_p_and_sign_and_mirrors(pairs: list[tuple[float, 
         (lambda: smallest_detectable(math.nan, 5), r"spread = nan: give the standard deviation"),
         (lambda: smallest_detectable(-0.1, 5), r"spread = -0.1: give the standard deviation"),
         (lambda: smallest_detectable(0.1, 5, alpha=1.0), r"alpha = 1.0 does not lie"),
-        (lambda: smallest_detectable(0.1, 5, power=0.02), r"power = 0.02 is had without any difference"),
+        (lambda: smallest_detectable(0.1, 5, power=0.02), r"power = 0.02 is there without any difference"),
         (lambda: mcnemar([True], [True, False]), r"1 problems and second_right 2: give both the same problems"),
         (lambda: mcnemar([True, False], [1.0, math.nan]), r"second_right\[1\] is nan, not true or false: say which"),
         (lambda: mcnemar([0.5], [1]), r"first_right\[0\] is 0.5, not true or false"),
@@ -530,24 +531,26 @@ def accuracies(rng: np.random.Generator, experiments: int, runs: int, seeds: int
 
 
 def test_the_interval_of_a_mean_covers_it() -> None:
-    draws = np.random.default_rng(11).normal(0.5, 0.02, (4000, SEEDS))
+    draws = np.random.default_rng(11).normal(0.5, 0.02, (2000, SEEDS))
     intervals = [mean_interval(values) for values in draws]
     assert np.mean([i.low <= 0.5 <= i.high for i in intervals]) == pytest.approx(0.95, abs=0.02)
 
 
 def test_the_interval_of_a_paired_difference_covers_it() -> None:
-    runs = accuracies(np.random.default_rng(12), 2000, runs=2)
+    runs = accuracies(np.random.default_rng(12), 800, runs=2)
     differences = [paired_difference(treatment + 0.04, baseline) for treatment, baseline in runs]
-    assert np.mean([d.low <= 0.04 <= d.high for d in differences]) == pytest.approx(0.95, abs=0.02)
+    assert np.mean([d.low <= 0.04 <= d.high for d in differences]) == pytest.approx(0.95, abs=0.025)
     # As the docstring warns: percentiles of five differences are too narrow.
     covered = np.mean([d.bootstrap_low <= 0.04 <= d.bootstrap_high for d in differences])
-    assert covered == pytest.approx(0.83, abs=0.03)
+    assert covered == pytest.approx(0.83, abs=0.045)
 
 
 @pytest.fixture
-def short_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No verdict looks at the bootstrap: the time goes into experiments instead."""
-    monkeypatch.setattr("ftis.lab.stats.RESAMPLES", 10)
+def only_what_verdicts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No verdict looks at the bootstrap, nor at sign flips where there is a spread: time goes into experiments."""
+    flip = stats._sign_flip_p
+    monkeypatch.setattr(stats, "_sign_flip_p", lambda d, *rest: math.nan if np.ptp(d) else flip(d, *rest))
+    monkeypatch.setattr(stats, "_bootstrap_interval", lambda d, *rest: (math.nan, math.nan))
 
 
 def verdicts_of_two_peers(runs: NDArray[np.float64]) -> list[str]:
@@ -557,15 +560,15 @@ def verdicts_of_two_peers(runs: NDArray[np.float64]) -> list[str]:
     return [verdict(d, p, baseline="alone").label for d, p in zip(differences, adjusted, strict=True)]
 
 
-@pytest.mark.usefixtures("short_bootstrap")
+@pytest.mark.usefixtures("only_what_verdicts_need")
 def test_arms_that_are_the_same_are_seldom_told_apart() -> None:
-    # The true rate is 4.9 %. Of only 1,000 experiments more than 6 % would be wrong with one generator out of 19.
-    experiments = accuracies(np.random.default_rng(13), 5000, runs=4)
+    # The true rate is 4.9 %, and that of 2,000 experiments has a standard deviation of 0.5 %.
+    experiments = accuracies(np.random.default_rng(13), 2000, runs=4)
     wrong = [set(verdicts_of_two_peers(runs)) != {"no difference shown"} for runs in experiments]
-    assert 0.04 <= np.mean(wrong) <= 0.06
+    assert 0.035 <= np.mean(wrong) <= 0.065
 
 
-@pytest.mark.usefixtures("short_bootstrap")
+@pytest.mark.usefixtures("only_what_verdicts_need")
 def test_two_seeds_that_agree_by_chance_are_no_finding() -> None:
     runs = accuracies(np.random.default_rng(14), 2000, runs=2, seeds=2)
     differences = [paired_difference(treatment, baseline) for treatment, baseline in runs]
@@ -573,7 +576,7 @@ def test_two_seeds_that_agree_by_chance_are_no_finding() -> None:
     assert np.mean([d.p_value < 0.05 for d in differences]) < 0.05
 
 
-@pytest.mark.usefixtures("short_bootstrap")
+@pytest.mark.usefixtures("only_what_verdicts_need")
 @pytest.mark.parametrize(("times", "at_least", "at_most"), [(1, 0.76, 0.84), (2, 0.9, 1)])
 def test_a_detectable_difference_is_found(times: int, at_least: float, at_most: float) -> None:
     sd = 0.02
@@ -586,7 +589,7 @@ def test_a_detectable_difference_is_found(times: int, at_least: float, at_most: 
     assert "worse" not in labels
 
 
-@pytest.mark.usefixtures("short_bootstrap")
+@pytest.mark.usefixtures("only_what_verdicts_need")
 def test_a_difference_of_two_peers_is_found_in_counts_of_problems() -> None:
     gain = 2 * smallest_detectable(math.sqrt(2 * (RUN_SD**2 + 0.25 / PROBLEMS)), SEEDS)
     experiments = accuracies(np.random.default_rng(16), 500, runs=4)
