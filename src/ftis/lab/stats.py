@@ -40,6 +40,8 @@ ROUNDING = 256 * float(np.finfo(np.float64).eps)
 """Differences that are equal on paper, 0.3 − 0.2 and 0.4 − 0.3, may differ by so much times the largest accuracy."""
 
 Floats = NDArray[np.float64]
+Values = Sequence[float] | Floats
+Answers = Sequence[bool] | Sequence[int] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Verdict:
     """The same as part of a sentence, with the numbers behind it."""
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
     """The mean and its Student t interval, x̄ ± t(n−1) · s/√n with s the sample standard deviation.
 
     One value has no known spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0: they are
@@ -117,8 +119,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def paired_difference(
-    treatment: Sequence[float],
-    baseline: Sequence[float],
+    treatment: Values,
+    baseline: Values,
     confidence: float = 0.95,
     generator: np.random.Generator | None = None,
 ) -> PairedDifference:
@@ -187,7 +189,7 @@ def smallest_detectable(spread: float, n: int, alpha: float = ALPHA, power: floa
     return _noncentrality(n, alpha, power) * spread / math.sqrt(n)
 
 
-def mcnemar(first_right: Sequence[bool], second_right: Sequence[bool]) -> McNemar:
+def mcnemar(first_right: Answers, second_right: Answers) -> McNemar:
     """Whether two models differ on the very same problems: McNemar's test, exact.
 
     Under the null each model has half of the b + c problems that only one of the two got right:
@@ -273,7 +275,7 @@ def verdict(
     return Verdict("no difference shown", text)
 
 
-def _sample(name: str, values: Sequence[float]) -> Floats:
+def _sample(name: str, values: Values) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample):
         raise ValueError(f"{name} must be a list with a number per seed, got the shape {list(sample.shape)}")
@@ -283,7 +285,7 @@ def _sample(name: str, values: Sequence[float]) -> Floats:
     return sample
 
 
-def _right(name: str, values: Sequence[bool]) -> NDArray[np.bool_]:
+def _right(name: str, values: Answers) -> NDArray[np.bool_]:
     answers: NDArray[Any] = np.asarray(values)
     if answers.ndim != 1 or not len(answers):
         raise ValueError(f"{name} must be a list with true or false per problem, got the shape {list(answers.shape)}")
