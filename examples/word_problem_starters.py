@@ -24,8 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig, Recipe, RewardConfig, load
 from ftis.evaluate import evaluate
-from ftis.lab import page
-from ftis.lab import results as report
+from ftis.lab import page, results, tables
 from ftis.lab import runs as experiment
 from ftis.lab.progress import Display
 from ftis.lab.starters import supervised_step
@@ -261,7 +260,7 @@ def main() -> None:
         finished = experiment.run_experiment(recipe, range(arguments.seeds), arguments.jobs, display)
     if finished:
         directory = experiment.experiment_directory(recipe)
-        report.print_comparison(report.compare(directory), console)
+        tables.print_comparison(results.compare(directory), console)
         console.print(f"report: {page.write_page(directory)}")
 
 

@@ -22,8 +22,9 @@ class SplitAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A table per split; ``seeds`` has every seed's numbers."""
+    """A table per split; ``compared`` says whether they have tests, ``seeds`` has every seed's numbers."""
 
+    compared: bool
     splits: Sequence[SplitAccuracy]
     seeds: Table
 
@@ -46,7 +47,7 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accurac
     if not results["seeds"]:
         return None
     splits = [SplitAccuracy(split_heading(s), _accuracy_table(results, s, styles)) for s in results["splits"]]
-    return Accuracy(splits, _seeds_table(results, styles))
+    return Accuracy(bool(results["comparisons"]), splits, _seeds_table(results, styles))
 
 
 def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table:
