@@ -205,7 +205,7 @@ def divergence(directory: Path, heard: Heard, reduction: str, threshold: tuple[s
 
     unit = "nats per completion" if reduction == "sum" else "nats per token"
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
-    alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else "; no filter in this arm"
+    alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else "; no threshold in this arm"
     return save_panel(directory, heard.name("kl"), heard.title, f"KL, {unit}", alt, draw)
 
 
