@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ftis.lab.page import write_page as write_page
     from ftis.lab.progress import Display as Display
     from ftis.lab.results import compare as compare
-    from ftis.lab.results import print_comparison as print_comparison
-    from ftis.lab.results import summarise as summarise
     from ftis.lab.runs import experiment_directory as experiment_directory
     from ftis.lab.runs import run as run
     from ftis.lab.runs import run_experiment as run_experiment
     from ftis.lab.starters import supervised_step as supervised_step
+    from ftis.lab.summary import summarise as summarise
+    from ftis.lab.tables import print_comparison as print_comparison
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
@@ -53,8 +53,8 @@ _HOME = {
     "experiment_directory": "lab.runs",
     "supervised_step": "lab.starters",
     "compare": "lab.results",
-    "print_comparison": "lab.results",
-    "summarise": "lab.results",
+    "print_comparison": "lab.tables",
+    "summarise": "lab.summary",
     "write_page": "lab.page",
     "Display": "lab.progress",
 }

@@ -128,8 +128,7 @@ def experiment(
     """Train every arm under several seeds and say what differs. Run it again to go on with it."""
     import os
 
-    from ftis.lab import page
-    from ftis.lab import results as report
+    from ftis.lab import page, results, tables
     from ftis.lab import runs as experiments
     from ftis.lab.progress import Display
 
@@ -144,8 +143,7 @@ def experiment(
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
         raise typer.Exit(130)
-    results = report.compare(directory)
-    report.print_comparison(results, console)
+    tables.print_comparison(results.compare(directory), console)
     console.print(f"report: {page.write_page(directory)}")
 
 
@@ -491,15 +489,16 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 def _conclude(directory: Path) -> None:
     """What came of a run, and where it is; exit code 3 if nobody who was to collaborate did."""
-    from ftis.lab import results as report
+    from ftis.lab import figures, tables
+    from ftis.lab import summary as summaries
 
-    summary = report.summarise(directory)
-    console.print(report.closing_table(summary))
-    for warning in report.warnings(summary):
+    summary = summaries.summarise(directory)
+    console.print(tables.closing_table(summary))
+    for warning in summaries.warnings(summary):
         console.print(f"note: {warning}")
     console.print(f"records, summary.json and learning_curves.png in {directory}")
-    report.plot_learning_curves(directory, summary)
-    if report.nobody_collaborated(summary):
+    figures.plot_learning_curves(directory)
+    if summaries.nobody_collaborated(summary):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)
 

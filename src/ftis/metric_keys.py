@@ -1,21 +1,35 @@
-"""The keys ``peer/<name>/<measure>`` of a round's metrics, written and read here and nowhere else."""
+"""Keys of metrics about one peer, ``peer/<name>/<measure>``: written and read here and nowhere else.
+
+A peer's name may hold dots but no slash; a measure may hold slashes, as ``rejected/bad_logp`` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
+
+PREFIX = "peer/"
+
+Value = TypeVar("Value")
 
 
 def peer_key(name: str, measure: str) -> str:
-    """The key of one measure of one peer; names hold no slash."""
-    return f"peer/{name}/{measure}"
+    """The key of ``measure`` of peer ``name``.
+
+    Raises:
+        ValueError: a name that is empty or holds a slash, or an empty measure: :func:`by_peer` could not split the key.
+    """
+    if not name or "/" in name or not measure:
+        raise ValueError(f"peer {name!r}, measure {measure!r}: a name has letters and no slash, a measure has letters")
+    return f"{PREFIX}{name}/{measure}"
 
 
-def by_peer(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The measures of each peer that a row of metrics holds."""
-    peers: dict[str, dict[str, Any]] = {}
+def by_peer(row: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """A row's values about peers, by the peer's name and the measure, in the row's order; other keys are left out."""
+    found: dict[str, dict[str, Value]] = {}
     for key, value in row.items():
-        if key.startswith("peer/"):
-            _, name, measure = key.split("/", 2)
-            peers.setdefault(name, {})[measure] = value
-    return peers
+        if key.startswith(PREFIX):
+            name, _, measure = key.removeprefix(PREFIX).partition("/")
+            if name and measure:
+                found.setdefault(name, {})[measure] = value
+    return found

@@ -22,7 +22,7 @@ true on-policy direction μ. So the corrected cosine is that of this foreign bat
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from scipy import stats
 from torch import Tensor
 
 from ftis.config import RecipeError, nearest
+from ftis.files import write_json
 from ftis.lab.replay import recordings, with_threads
 from ftis.lab.runs import RunError
 from ftis.learning import StepLoss, judge
@@ -343,38 +344,45 @@ def _filtered(judged: Judged, chosen: Chosen, foreign_N: npt.NDArray[np.bool_]) 
     }
 
 
+FILTER_MEASURES = ("kept_share", "advantage_sign_preserved", "advantage_rank_preserved")
+
+
 def table(result: Mapping[str, Any]) -> Table:
-    """A probe's result for people, the best cosine first."""
+    """A probe's result for a terminal: the ceiling, then the objectives, the highest cosine first."""
     foreign = result["foreign"]
     title = (
         f"{result['arm']}/{result['peer']} after {result['step']} rounds: {foreign['rollouts']} rollouts of "
         f"{', '.join(foreign['sources'])} against {result['fresh']} fresh batches of its own"
     )
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
-    shown.add_column("objective", no_wrap=True)
+    printed = Table(title=title, title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    printed.add_column("objective", no_wrap=True)
     for heading in STATISTICS:
-        shown.add_column(heading.replace("_", " "), justify="right")
-    shown.add_row("own (ceiling)", *(_shown(result["ceiling"][key]) for key in STATISTICS))
-    shown.add_section()
-    ranked = sorted(result["objectives"].items(), key=lambda named: -(named[1]["cosine"]["value"] or -2))
+        printed.add_column(heading.replace("_", " "), justify="right")
+    printed.add_row("own (ceiling)", *(_estimate_text(result["ceiling"][key]) for key in STATISTICS))
+    printed.add_section()
+    ranked = sorted(result["objectives"].items(), key=lambda named: _cosine(named[1]), reverse=True)
     for name, values in ranked:
-        shown.add_row(name, *(_shown(values[key]) for key in STATISTICS))
+        printed.add_row(name, *(_estimate_text(values[key]) for key in STATISTICS))
     lines = [
-        "below each value: 95 % interval; the ceiling's is where one more own batch would lie",
+        "below each value: its 95 % interval; the ceiling's is where one more batch of its own would lie",
         f"foreign: effective sample size {foreign['effective_sample_size']:.2f}, truncated "
         f"{foreign['truncated_fraction']:.2f}, KL {foreign['kl/k1']:.2f} (k1) {foreign['kl/k3']:.2f} (k3)",
     ]
-    for _, values in [named for named in ranked if OBJECTIVES[named[0]].filtered][:1]:  # one filter for all F-
-        kept, sign, rank = (
-            "–" if share is None else f"{share:.2f}"
-            for share in (values[k] for k in ("kept_share", "advantage_sign_preserved", "advantage_rank_preserved"))
-        )
+    filtered = next((values for name, values in ranked if OBJECTIVES[name].filtered), None)
+    if filtered is not None:  # one filter serves all F- variants
+        kept, sign, rank = ("–" if filtered[key] is None else f"{filtered[key]:.2f}" for key in FILTER_MEASURES)
         lines.append(f"filter: keeps {kept} of the rollouts with Â ≠ 0, signs {sign} and ranks {rank} of the pairs")
-    shown.caption = "\n".join(lines)
-    return shown
+    printed.caption = "\n".join(lines)
+    return printed
 
 
-def _shown(estimate: Mapping[str, float | None]) -> str:
+def _cosine(values: Mapping[str, Any]) -> float:
+    """The cosine to rank by; an undefined one comes last."""
+    cosine = values["cosine"]["value"]
+    return -math.inf if cosine is None else float(cosine)
+
+
+def _estimate_text(estimate: Mapping[str, float | None]) -> str:
     if estimate["value"] is None:
         return "–"
     if estimate["low"] is None:
@@ -383,7 +391,6 @@ def _shown(estimate: Mapping[str, float | None]) -> str:
 
 
 def write(result: Mapping[str, Any], path: Path) -> None:
+    """Write a probe's result as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_json(path, result)

@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ftis.metric_keys import by_peer
+
 
 class Display:
     """Turns a run's events into bars (interactive) or lines (a log file, a pipe)."""
@@ -104,15 +106,15 @@ class Display:
 
 def _why(event: Mapping[str, Any]) -> str:
     """The foreign peers' rejections and drops of a round, for the line that says nothing of theirs was used."""
-    own, parts = event["peer"], []
-    for key, value in event.items():
-        if not key.startswith("peer/") or key.startswith(f"peer/{own}/"):
+    parts = []
+    for name, measures in by_peer(event).items():
+        if name == event["peer"]:
             continue
-        _, name, measure = key.split("/", 2)
-        if (measure.startswith("rejected/") or measure == "dropped") and value:
-            parts.append(f"{name}: {value:g} {measure.replace('rejected/', 'rejected for ')}")
-        elif measure == "delivered" and not value:
-            parts.append(f"{name}: nothing came")
+        for measure, value in measures.items():
+            if (measure.startswith("rejected/") or measure == "dropped") and value:
+                parts.append(f"{name}: {value:g} {measure.replace('rejected/', 'rejected for ')}")
+            elif measure == "delivered" and not value:
+                parts.append(f"{name}: nothing came")
     return f" ({', '.join(parts)})" if parts else ""
 
 

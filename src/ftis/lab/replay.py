@@ -29,6 +29,7 @@ from ftis.files import read_jsonl
 from ftis.lab import starters
 from ftis.lab.runs import RunError, Say, arms_of, manifest
 from ftis.measures import Heard
+from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Event, Peer, Stopwatch, learn_from, load_peer
 from ftis.records import Records, RoundRecord, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
@@ -253,8 +254,12 @@ def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
 
 
 def _of_the_exchange(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {key: key.split("/") for key in metrics}
-    return {k: metrics[k] for k, p in parts.items() if p[0] == "peer" and len(p) > 2 and p[2] in OF_THE_EXCHANGE}
+    return {
+        peer_key(name, measure): value
+        for name, measures in by_peer(metrics).items()
+        for measure, value in measures.items()
+        if measure.partition("/")[0] in OF_THE_EXCHANGE
+    }
 
 
 def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -1,12 +1,15 @@
 """What a comparison over seeds can say: means with intervals, paired differences, corrected p-values, verdicts.
 
 A seed is one observation. Arms share their seeds (the same splits, prompts and first weights), so they are compared
-by their differences seed for seed, which takes out what a seed does to every arm alike. Values are accuracies, shares
-in 0 … 1; tests are two-sided; every argument that cannot be used is a ``ValueError`` that says what to do about it.
+by their differences seed for seed: what a seed does to every arm alike cancels out. Values are accuracies, shares
+in 0 … 1; tests are two-sided; an argument that cannot be used is a ``ValueError`` that says what to do about it.
 
-From few seeds nothing can be said but through an assumption: here, that differences are spread normally (Student's
-t). The bootstrap and the sign flips stand beside it as a check that does without, and weigh more the more seeds
-there are: flipping signs cannot give less than p = 2/2ⁿ, which is 0.06 for five seeds.
+Few seeds say nothing without an assumption: here, that differences are spread normally (Student's t). The bootstrap
+and the sign flips stand beside it as a check without that assumption. They weigh more the more seeds there are:
+flipping signs cannot give less than p = 2/2ⁿ, which is 0.06 for five seeds.
+
+The tests are scipy's. Ours are the smallest detectable difference, Holm's correction over a family of comparisons,
+the cases in which a test has nothing to go by, and the verdict in words.
 """
 
 from __future__ import annotations
@@ -19,21 +22,26 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize, stats
 
 ALPHA = 0.05
 """Level of a test: the chance of seeing a difference where there is none."""
 
 POWER = 0.8
-"""Chance that a difference of the smallest detectable size is seen: four times in five, as is usual (Cohen 1988)."""
+"""Chance of seeing a difference of the smallest detectable size: four times in five, as is usual (Cohen 1988)."""
 
 RESAMPLES = 10_000
-"""Of the bootstrap, and of the sign flips where not all are tried. The noise of a p of 0.05 is then ± 0.002."""
+"""Of the bootstrap, and of the sign flips beyond ``EXACT_SEEDS``. The noise of a p of 0.05 is then ± 0.002."""
 
-EXACT_SEEDS = 12
-"""Up to so many seeds all 2ⁿ sign flips are tried, 4096 of them."""
+EXACT_SEEDS = 13
+"""Up to so many seeds all 2ⁿ sign flips are tried: 8192 of them, fewer than ``RESAMPLES``."""
+
+ROUNDING = 256 * float(np.finfo(np.float64).eps)
+"""Differences that are equal on paper, 0.3 − 0.2 and 0.4 − 0.3, may differ by so much times the largest accuracy."""
 
 Floats = NDArray[np.float64]
+Values = Sequence[float] | Floats
+Answers = Sequence[bool] | Sequence[int] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class PairedDifference:
         low, high: Student's t interval of the mean.
         p_value: of the paired t-test that the mean is 0.
         n: number of seeds.
-        bootstrap_low, bootstrap_high: percentile interval from resampled seeds. It is too narrow for few seeds: a
-            "95 %" one holds the true mean in about 83 % of cases at 5 seeds, 90 % at 10, 93 % at 20.
+        bootstrap_low, bootstrap_high: percentile interval from resampled seeds. It is too narrow for few seeds: at
+            95 % it holds the true mean in about 83 % of cases with 5 seeds, 90 % with 10, 93 % with 20.
         bootstrap_p: by flipping the signs of differences; needs no normality, but is at least 2/2ⁿ.
         smallest_detectable: see :func:`smallest_detectable`, at the spread these differences have.
         confidence: of both intervals.
@@ -79,7 +87,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Problems only the first got right, problems only the second got right, and the exact p-value."""
+    """Problems that only the first got right, problems that only the second got right, and the exact p-value."""
 
     only_first: int
     only_second: int
@@ -93,11 +101,11 @@ class Verdict:
     """The same as part of a sentence, with the numbers behind it."""
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
     """The mean and its Student t interval, x̄ ± t(n−1) · s/√n with s the sample standard deviation.
 
-    One value has no known spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0, which says
-    that they are equal and not that the mean is known.
+    One value has no known spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0: they are
+    equal, which does not mean that the true mean is known.
     """
     _check_share("confidence", confidence)
     sample = _sample("values", values)
@@ -106,28 +114,27 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
         return Interval(mean, math.nan, math.nan, n)
     if not np.ptp(sample):  # the mean of equal numbers may be off by a rounding, which would give them a spread
         return Interval(float(sample[0]), float(sample[0]), float(sample[0]), n)
-    half_width = _t_quantile(n, confidence) * float(sample.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half_width, mean + half_width, n)
+    low, high = stats.t.interval(confidence, n - 1, loc=mean, scale=stats.sem(sample))
+    return Interval(mean, float(low), float(high), n)
 
 
 def paired_difference(
-    treatment: Sequence[float],
-    baseline: Sequence[float],
+    treatment: Values,
+    baseline: Values,
     confidence: float = 0.95,
     generator: np.random.Generator | None = None,
 ) -> PairedDifference:
     """Compare two arms over the same seeds: d_s = treatment_s − baseline_s.
 
-    Interval and p-value are those of the paired t-test on d. If all d are equal it has t = ±∞ and p = 0, however few
+    Interval and p-value are those of the paired t-test on d. If all d are equal, it has t = ±∞ and p = 0 however few
     seeds there are. But accuracies are counts and agree by chance (two seeds of 300 problems in some 2 of 100
-    comparisons), and runs that are copies of one another agree always. So p is then that of the sign flips, which
-    needs no spread: 1 where all d are 0, else 2/2ⁿ, and no interval is given. Differences that only rounding sets
+    comparisons), and runs that are copies of one another always agree. Then p is that of the sign flips, which
+    needs no spread: 1 where all d are 0, else 2/2ⁿ; and there is no interval. Differences that only rounding sets
     apart count as equal.
 
     Args:
         treatment, baseline: an accuracy per seed, in the same order of seeds.
-        generator: draws the resamples; the same one for every call unless given, so that a comparison can be told
-            again.
+        generator: draws the resamples. By default a new one with seed 0, so that a comparison can be repeated.
     """
     _check_share("confidence", confidence)
     first, second = _sample("treatment", treatment), _sample("baseline", baseline)
@@ -139,8 +146,7 @@ def paired_difference(
     if generator is None:
         generator = np.random.default_rng(0)
 
-    # Differences that are equal on paper, 0.3 − 0.2 and 0.4 − 0.3, may differ by so much.
-    rounding = 16 * float(np.finfo(np.float64).eps) * max(1.0, float(np.abs(first).max()), float(np.abs(second).max()))
+    rounding = ROUNDING * max(1.0, float(np.abs(first).max()), float(np.abs(second).max()))
     d = first - second
     n, mean = len(d), float(d.mean())
     if np.ptp(d) <= rounding:
@@ -152,12 +158,10 @@ def paired_difference(
     low = high = detectable = math.nan
     p_value = flipped_p
     if np.ptp(d):
-        spread = float(d.std(ddof=1))
-        error = spread / math.sqrt(n)
-        half_width = _t_quantile(n, confidence) * error
-        low, high = mean - half_width, mean + half_width
-        p_value = float(2 * special.stdtr(n - 1, -abs(mean) / error))
-        detectable = smallest_detectable(spread, n)
+        test = stats.ttest_1samp(d, 0.0)
+        interval = test.confidence_interval(confidence)
+        low, high, p_value = float(interval.low), float(interval.high), float(test.pvalue)
+        detectable = smallest_detectable(float(d.std(ddof=1)), n)
     return PairedDifference(
         mean, low, high, p_value, n, bootstrap_low, bootstrap_high, flipped_p, detectable, confidence
     )
@@ -167,8 +171,8 @@ def smallest_detectable(spread: float, n: int, alpha: float = ALPHA, power: floa
     """The smallest true difference that n seeds show with the chance ``power``: δ = λ · spread/√n.
 
     λ solves P(T > t(n−1, 1−α/2)) = power for T of the noncentral t distribution with n − 1 degrees of freedom and
-    noncentrality λ. A rejection on the wrong side finds nothing and isn't counted. With several comparisons
-    corrected for, somewhat more is needed.
+    noncentrality λ. A rejection on the wrong side finds nothing and is not counted. A correction for several
+    comparisons needs somewhat more.
 
     Args:
         spread: standard deviation of the differences over seeds.
@@ -181,16 +185,16 @@ def smallest_detectable(spread: float, n: int, alpha: float = ALPHA, power: floa
     _check_share("alpha", alpha)
     _check_share("power", power)
     if power <= alpha / 2:
-        raise ValueError(f"power = {power} is had without any difference at alpha = {alpha}: ask for more")
+        raise ValueError(f"power = {power} is there without any difference at alpha = {alpha}: ask for more")
     return _noncentrality(n, alpha, power) * spread / math.sqrt(n)
 
 
-def mcnemar(first_right: Sequence[bool], second_right: Sequence[bool]) -> McNemar:
+def mcnemar(first_right: Answers, second_right: Answers) -> McNemar:
     """Whether two models differ on the very same problems: McNemar's test, exact.
 
-    Of the b + c problems that only one of the two got right, each model has half under the null:
-    p = min(1, 2 · P(X ≤ min(b, c))), X ~ Binomial(b + c, ½); 1 where no problem sets them apart. The test speaks of
-    these two models and other problems like these, never of other seeds.
+    Under the null each model has half of the b + c problems that only one of the two got right:
+    p = min(1, 2 · P(X ≤ min(b, c))), X ~ Binomial(b + c, ½); 1 where no problem sets them apart. The test is about
+    these two models and other problems like these, never about other seeds.
 
     Args:
         first_right, second_right: true or false (or 1 or 0) per problem, in the same order of problems.
@@ -202,18 +206,19 @@ def mcnemar(first_right: Sequence[bool], second_right: Sequence[bool]) -> McNema
             f"give both the same problems in the same order"
         )
     only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
-    tail = float(special.bdtr(min(only_first, only_second), only_first + only_second, 0.5))
-    return McNemar(only_first, only_second, min(1.0, 2 * tail))
+    discordant = only_first + only_second
+    p_value = float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+    return McNemar(only_first, only_second, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for there being several (Holm 1979), in the order given.
+    """P-values of a family of tests, adjusted for their number (Holm 1979), in the order given.
 
     With p_(1) ≤ … ≤ p_(m): p̃_(i) = max over j ≤ i of min(1, (m − j + 1) · p_(j)). Rejecting where p̃ < α keeps the
     chance of *any* false rejection below α, however the tests depend on each other.
 
-    A nan is an error: whether a test that could not be made counts among the m is for the caller to say, by giving
-    1 for it or by leaving it out. No p-values give none.
+    A nan is an error: the caller says whether a test that could not be made counts among the m, by giving 1 for it or
+    leaving it out. An empty family gives an empty list.
     """
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1:
@@ -235,8 +240,8 @@ def verdict(
 ) -> Verdict:
     """What a comparison came to, in plain words: better or worse where p < α, else no difference *shown*.
 
-    The interval and the smallest difference in the text are those of this comparison by itself, not corrected for
-    there being others; where only the correction takes a difference away, the text says so.
+    The interval and the smallest difference in the text are those of this comparison by itself, without correction
+    for others; where only the correction takes a difference away, the text says so.
 
     Args:
         p_adjusted: from :func:`holm`, where this is one of several comparisons; else ``difference.p_value`` counts.
@@ -270,7 +275,7 @@ def verdict(
     return Verdict("no difference shown", text)
 
 
-def _sample(name: str, values: Sequence[float]) -> Floats:
+def _sample(name: str, values: Values) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample):
         raise ValueError(f"{name} must be a list with a number per seed, got the shape {list(sample.shape)}")
@@ -280,7 +285,7 @@ def _sample(name: str, values: Sequence[float]) -> Floats:
     return sample
 
 
-def _right(name: str, values: Sequence[bool]) -> NDArray[np.bool_]:
+def _right(name: str, values: Answers) -> NDArray[np.bool_]:
     answers: NDArray[Any] = np.asarray(values)
     if answers.ndim != 1 or not len(answers):
         raise ValueError(f"{name} must be a list with true or false per problem, got the shape {list(answers.shape)}")
@@ -295,46 +300,54 @@ def _check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value} does not lie between 0 and 1: give a share such as 0.95, not per cent")
 
 
-def _t_quantile(n: int, confidence: float) -> float:
-    """How many standard errors a two-sided interval from n values reaches to either side."""
-    return float(special.stdtrit(n - 1, (1 + confidence) / 2))
-
-
 @functools.lru_cache(maxsize=256)
 def _noncentrality(n: int, alpha: float, power: float) -> float:
-    critical = _t_quantile(n, 1 - alpha)
+    critical = float(stats.t.isf(alpha / 2, n - 1))
 
-    def missing(noncentrality: float) -> float:
-        return power - 1 + float(special.nctdtr(n - 1, noncentrality, critical))
+    def lacking(noncentrality: float) -> float:
+        return power - float(stats.nct.sf(critical, n - 1, noncentrality))
 
     high = critical + 1
-    while missing(high) > 0:
+    while lacking(high) > 0:
         high *= 2
-    return float(optimize.brentq(missing, 0.0, high))
+    return float(optimize.brentq(lacking, 0.0, high))
 
 
 def _sign_flip_p(d: Floats, rounding: float, generator: np.random.Generator) -> float:
-    """Share of sign flips ±d_1 … ±d_n whose mean is at least as far from 0 as the mean of d.
+    """Share of sign flips ±d_1 … ±d_n whose sum is at least as far from 0 as the sum of d.
 
-    Under the null treatment and baseline could be exchanged within any seed, so all 2ⁿ are equally likely (Fisher
-    1935). Up to ``EXACT_SEEDS`` all are tried; beyond, ``RESAMPLES`` at random and d itself, so that p is never 0.
+    Under the null, treatment and baseline could be exchanged within any seed, so all 2ⁿ flips are equally likely
+    (Fisher 1935). Up to ``EXACT_SEEDS`` all are tried; beyond, ``RESAMPLES`` at random and d itself, so that p is
+    never 0.
     """
     n = len(d)
+    if n == 1:
+        return 1.0
     exact = n <= EXACT_SEEDS
-    if exact:
-        flip = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-    else:
-        flip = generator.integers(0, 2, (RESAMPLES, n))
-    # n roundings of slack: a flip that ties with d on paper counts as a tie.
-    hits = int((np.abs((1 - 2 * flip) @ d) >= abs(float(d.sum())) - n * rounding).sum())
+    flips = stats.permutation_test(
+        (d,),
+        np.sum,
+        permutation_type="samples",
+        n_resamples=2**n if exact else RESAMPLES,
+        vectorized=True,
+        rng=generator,
+    )
+    # scipy's own p counts ties to a relative tolerance, which is none where the sum is 0; n roundings are.
+    hits = int((np.abs(flips.null_distribution) >= abs(flips.statistic) - n * rounding).sum())
     return hits / 2**n if exact else (1 + hits) / (1 + RESAMPLES)
 
 
 def _bootstrap_interval(d: Floats, confidence: float, generator: np.random.Generator) -> tuple[float, float]:
     """Percentiles of the mean of n differences drawn from d with replacement; nan for n = 1."""
-    n = len(d)
-    if n == 1:
+    if len(d) == 1:
         return math.nan, math.nan
-    means = d[generator.integers(0, n, (n, RESAMPLES))].mean(axis=0)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    resampled = stats.bootstrap(
+        (d,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=confidence,
+        method="percentile",
+        vectorized=True,
+        rng=generator,
+    )
+    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)

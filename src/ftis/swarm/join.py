@@ -30,6 +30,7 @@ from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.exchange import AloneExchange
 from ftis.files import append_jsonl, locked, write_whole
 from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, prepare_models
+from ftis.metric_keys import by_peer
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
 from ftis.records import Records, open_trackers
@@ -211,10 +212,9 @@ class EventLog:
 
     def _count(self, metrics: Mapping[str, Any]) -> None:
         """Add a round to the totals per peer, counted since this one was started."""
-        for key, value in metrics.items():
-            parts = key.split("/")
-            if parts[0] == "peer" and len(parts) == 3 and parts[2] in ("admitted", "rejected", "late", "bytes"):
-                totals = self._totals.setdefault(parts[1], {})
-                totals[parts[2]] = totals.get(parts[2], 0) + int(value)
+        for name, measures in by_peer(metrics).items():
+            totals = self._totals.setdefault(name, {})
+            for measure in ("admitted", "rejected", "late", "bytes"):
+                totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
         if self.exchange is not None:
             self.exchange.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}

@@ -1,0 +1,146 @@
+"""The page's section on what the peers of each collaborative arm took from each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftis.config import ArmConfig
+from ftis.lab import exchange_figures
+from ftis.lab.budgets import plan
+from ftis.lab.corrections import Correction, correction_of
+from ftis.lab.exchange_figures import Heard
+from ftis.lab.reading import Study
+from ftis.lab.views import Cell, PanelRow, RowGroup, Table
+
+LONGEST_REASON = 300
+"""Letters of a first rejection that are shown."""
+
+GAP = "sampling/sampling_logp_difference/max"
+
+
+@dataclass(frozen=True)
+class ArmExchange:
+    """One arm's figures and what stands between them.
+
+    Attributes:
+        expected: rollouts that a peer offers in a round.
+        refusals: what was refused and why; None if nothing was.
+        use: what the objective does with the importance weights, in words.
+        filter: what its filter does, in words.
+        sampler_gap: by how many nats sampler and learner disagree on own tokens, at most; "" if it was not measured.
+    """
+
+    name: str
+    expected: int
+    participation: PanelRow
+    refusals: Table | None
+    use: str
+    weights: PanelRow
+    shares: PanelRow
+    filter: str
+    divergence: PanelRow
+    sampler_gap: str
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    arms: Sequence[ArmExchange]
+
+
+def exchanges(study: Study) -> Exchanges | None:
+    """None where no peers learned together."""
+    together = [arm for arm in study.arms if arm.collaborate and len(study.recipe.peers) > 1]
+    return Exchanges([_arm_exchange(study, arm) for arm in together]) if together else None
+
+
+def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
+    correction = correction_of(study.recipe.arm(arm))
+    expected = plan(study.recipe, arm).generated
+    directory, columns = study.directory / "figures", len(study.recipe.peers) - bool(study.elsewhere)
+    heard = [
+        Heard.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
+        for peer, source in _pairs(study)
+    ]
+    return ArmExchange(
+        name=arm.name,
+        expected=expected,
+        participation=PanelRow.of([exchange_figures.participation(directory, h, expected) for h in heard], columns),
+        refusals=_refusals(study, arm),
+        use=_use_in_words(correction),
+        weights=PanelRow.of([exchange_figures.weights(directory, h, correction.cap) for h in heard], columns),
+        shares=PanelRow.of([exchange_figures.shares(directory, h) for h in heard], columns),
+        filter=_filter_in_words(correction),
+        divergence=PanelRow.of(
+            [exchange_figures.divergence(directory, h, correction.kl_reduction, correction.threshold) for h in heard],
+            columns,
+        ),
+        sampler_gap=_sampler_gap(study, arm),
+    )
+
+
+def _pairs(study: Study) -> list[tuple[str, str]]:
+    """Learner and source, such that a line of panels has each learner once, in the peers' order."""
+    names = [peer.name for peer in study.recipe.peers]
+    place = {name: i for i, name in enumerate(names)}
+    pairs = [(peer, source) for peer in study.peer_names for source in names if source != peer]
+    return sorted(pairs, key=lambda pair: (place[pair[1]] - place[pair[0]]) % len(names))
+
+
+def _use_in_words(correction: Correction) -> str:
+    cut = f"what C = {correction.cap:g} would cut is shown for comparison"
+    if correction.weighted is None:
+        return f"{correction.name} is not importable here, so the page cannot say whether it uses the weights: {cut}"
+    if correction.weighted:
+        return f"It multiplies the gradient, cut at C = {correction.cap:g}"
+    return f"{correction.name} does not use it: {cut}"
+
+
+def _filter_in_words(correction: Correction) -> str:
+    if correction.filtered is None:
+        return f"{correction.name} is not importable here, so the page cannot say whether it filters"
+    if correction.filtered:
+        return (
+            f"The filter drops a rollout with Â ≤ 0 whose {correction.kl_estimator} reaches "
+            f"g = {correction.kl_threshold:g}"
+        )
+    return f"{correction.name} has no filter"
+
+
+def _refusals(study: Study, arm: ArmConfig) -> Table | None:
+    """What each learner refused of each source and why, over all rounds and seeds."""
+    rows = []
+    for peer in study.peer_names:
+        for source in (other.name for other in study.recipe.peers if other.name != peer):
+            reasons: Counter[str] = Counter()
+            first, absent = "", 0
+            for seed in study.seeds_shown:
+                for row in study.peer(seed, arm.name, peer).rounds:
+                    measures = row.by_peer.get(source, {})
+                    absent += not measures.get("delivered", True)
+                    first = first or str(measures.get("first_rejection", ""))
+                    for measure, count in measures.items():
+                        kind, _, reason = measure.partition("/")
+                        if kind == "rejected" and reason:
+                            reasons[reason] += int(count)
+            if absent:
+                reasons["nothing came"] = absent
+            why = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+            if why:
+                rows.append([Cell(peer), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
+    if not rows:
+        return None
+    head = ["Learner", "Source", "Reasons, times", "The first, in words"]
+    return Table("Refused or missing", head, [RowGroup(None, rows)])
+
+
+def _sampler_gap(study: Study, arm: ArmConfig) -> str:
+    gaps = [
+        row.measures[GAP]
+        for seed in study.seeds_shown
+        for peer in study.peer_names
+        for row in study.peer(seed, arm.name, peer).rounds
+        if GAP in row.measures
+    ]
+    return f"{max(gaps):.1e}" if gaps else ""

@@ -1,0 +1,55 @@
+"""Numbers and names as text, the same on a terminal and on the page."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """An accuracy, or a difference of two with ``sign="+"``."""
+    return "–" if value is None else f"{value:{sign}z.3f}"
+
+
+def interval_text(interval: Mapping[str, Any], sign: str = "", between: str = " … ") -> str:
+    """The interval's ends; ``low`` is None where there is no interval."""
+    if interval["low"] is None:
+        return "–"
+    return f"{number(interval['low'], sign)}{between}{number(interval['high'], sign)}"
+
+
+def p_text(p: float | None) -> str:
+    return "–" if p is None else ("<0.001" if p < 0.001 else f"{p:.3f}")
+
+
+def amount(value: float | None, per: float = 1) -> str:
+    """A count or a duration, or so much of it per round."""
+    return "–" if value is None else f"{value / per:,.0f}"
+
+
+def counted(n: int, noun: str) -> str:
+    """``one seed``, ``3 seeds``."""
+    return f"one {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def true_minus(text: str) -> str:
+    """A true minus sign before digits."""
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
+
+
+def visible(text: object) -> str:
+    """Text whose invisible characters are spelled out, so that it cannot look like what it is not."""
+    return "".join(_visible(character) for character in str(text))
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t":
+        return character
+    category = unicodedata.category(character)
+    if category == "Cc" and ord(character) < 32:
+        return chr(0x2400 + ord(character))
+    if category[0] == "C" or category in ("Zl", "Zp"):  # no right-to-left overrides, no zero width, no surrogates
+        return f"⟨U+{ord(character):04X}⟩"
+    return character

@@ -1,0 +1,380 @@
+"""The one reader of what runs leave behind: an experiment's or a run's directory, as typed values.
+
+Reading loads no model and changes nothing. Whatever the summary, the comparison and the page show comes through here.
+
+    ReportError: a directory that holds no run or experiment, or records that are damaged
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ftis.config import ArmConfig, FtisError, Recipe, parse
+from ftis.files import read_jsonl
+from ftis.metric_keys import by_peer
+from ftis.records import read_rollouts, rollouts_path
+
+VALIDATION = "validation"
+
+LAST_EVALUATIONS = 3
+"""A final accuracy is the mean of so many last evaluations: a single one of a few hundred problems swings."""
+
+PROVENANCE = ("provenance.json", "manifest.json")
+"""What describes a run. The second name is that of older runs."""
+
+
+class ReportError(FtisError):
+    """Nothing can be reported from a directory."""
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """A line of ``evaluations.jsonl``: greedy pass@1 on one split after ``step`` rounds, a share in 0 … 1."""
+
+    step: int
+    split: str
+    accuracy: float
+    problems: int
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """A line of ``metrics.jsonl``; docs/metrics.md lists the keys.
+
+    Attributes:
+        step: rounds that were finished then.
+        measures: the whole line.
+        by_peer: what the line says about each peer, by name and measure.
+    """
+
+    step: int
+    measures: Mapping[str, Any]
+    by_peer: Mapping[str, Mapping[str, Any]]
+
+    @staticmethod
+    def of(line: Mapping[str, Any]) -> RoundRow:
+        return RoundRow(line["step"], line, by_peer(line))
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """The records of one peer in one arm under one seed; a peer that was not started has none."""
+
+    directory: Path
+    evaluations: tuple[EvaluationRow, ...]
+    rounds: tuple[RoundRow, ...]
+
+    @staticmethod
+    def read(directory: Path) -> PeerRun:
+        evaluations, rounds = (
+            read_jsonl(path) if (path := directory / name).exists() else []
+            for name in ("evaluations.jsonl", "metrics.jsonl")
+        )
+        rows = (EvaluationRow(e["step"], e["split"], e["accuracy"], e["problems"]) for e in evaluations)
+        return PeerRun(directory, tuple(rows), tuple(map(RoundRow.of, rounds)))
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.split for row in self.evaluations))
+
+    def on(self, split: str) -> tuple[EvaluationRow, ...]:
+        """The evaluations on one split, the untrained model's first."""
+        return tuple(row for row in self.evaluations if row.split == split)
+
+    def total(self, measure: str) -> float:
+        """The sum of a measure over all rounds; rounds without it count 0."""
+        total: float = sum(row.measures.get(measure, 0) for row in self.rounds)
+        return total
+
+    @property
+    def bytes_sent(self) -> int:
+        """What the peer offered to each of the others, over all rounds."""
+        return sum(row.by_peer.get(self.name, {}).get("bytes", 0) for row in self.rounds)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(
+            of_peer.get("bytes", 0) for row in self.rounds for name, of_peer in row.by_peer.items() if name != self.name
+        )
+
+    def last_answers(self, split: str) -> list[dict[str, Any]]:
+        """The last evaluation's answers, problem by problem; none if they were deleted."""
+        file = self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl"
+        return read_jsonl(file) if file.exists() else []
+
+    @property
+    def recorded_rounds(self) -> list[int]:
+        """The rounds whose rollouts were recorded, in order."""
+        return sorted(
+            int(path.stem.rpartition("-")[2]) for path in (self.directory / "rollouts").glob("round-*.parquet")
+        )
+
+    def rollouts(self, round: int) -> list[dict[str, Any]]:
+        """A round's rollouts, a row each."""
+        return read_rollouts(self.directory, round)
+
+    def rollouts_kept_and_tokens(self) -> tuple[int, int] | None:
+        """Rollouts that carried gradient and tokens of all rollouts, over all rounds; None unless all are recorded."""
+        recorded = self.recorded_rounds
+        if len(recorded) != len(self.rounds):
+            return None
+        kept = tokens = 0
+        for round in recorded:
+            file = rollouts_path(self.directory, round)
+            try:
+                table = pq.read_table(file, columns=["kept", "completion_ids"])
+            except (OSError, ValueError) as error:
+                raise ReportError(f"{file} cannot be read ({error}): delete the directory it is in") from error
+            kept += pc.sum(table["kept"]).as_py() or 0
+            tokens += pc.sum(pc.list_value_length(table["completion_ids"])).as_py() or 0
+        return kept, tokens
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer in the newest checkpoint; None without a checkpoint."""
+        checkpoints = sorted(self.directory.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        return checkpoints[-1] / "tokenizer.json" if checkpoints else None
+
+    def missing(self, rounds: int) -> str | None:
+        """What a run of ``rounds`` rounds still lacks, in words; None if it is complete."""
+        if not self.evaluations:
+            return "not started"
+        if len(self.rounds) < rounds:
+            return f"{len(self.rounds)} of {rounds} rounds"
+        if any(self.on(split)[-1].step < rounds for split in self.splits):
+            return "not evaluated after its last round"
+        return None
+
+
+def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
+    """The mean of the last three evaluations; the untrained model's counts only where there is no other."""
+    trained = [row for row in evaluations if row.step] or evaluations
+    return fmean(row.accuracy for row in trained[-LAST_EVALUATIONS:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory: a recipe under one seed, and the records by arm and peer."""
+
+    directory: Path
+    recipe: Recipe
+    peers: dict[tuple[str, str], PeerRun]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a directory holds: one run, or the runs of an experiment, one per seed.
+
+    Attributes:
+        runs: by seed.
+        arms: those that were started under some seed.
+        not_run: names of those that were not.
+        seeds: the complete ones, where every arm and peer was trained and evaluated to its last round. Only they are
+            compared.
+        left_out: why each other seed is not complete.
+        peer_names: the peers whose records are here.
+        elsewhere: the other peers of a joined run, whose records are on their own machines.
+        provenance: versions, commit, machine.
+    """
+
+    directory: Path
+    recipe: Recipe
+    runs: dict[int, Run]
+    arms: tuple[ArmConfig, ...]
+    not_run: tuple[str, ...]
+    seeds: tuple[int, ...]
+    left_out: dict[int, str]
+    peer_names: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    provenance: dict[str, Any]
+
+    def peer(self, seed: int, arm: str, peer: str) -> PeerRun:
+        return self.runs[seed].peers[arm, peer]
+
+    @property
+    def seeds_shown(self) -> tuple[int, ...]:
+        """The complete seeds; while there is none, those that were started."""
+        return self.seeds or tuple(self.runs)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        found = dict.fromkeys(s for run in self.runs.values() for peer in run.peers.values() for s in peer.splits)
+        return (VALIDATION, *(split for split in found if split != VALIDATION))
+
+    @property
+    def baseline(self) -> str | None:
+        """The arm that the others are compared with; None if it was not run."""
+        name = self.recipe.experiment.baseline
+        return name if name in {arm.name for arm in self.arms} else None
+
+
+def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
+    """The recipe's arms; without any, the recipe itself is one that bears its objective's name."""
+    return recipe.arms or (ArmConfig(name=recipe.objective.name),)
+
+
+def read_run(directory: Path) -> Run:
+    """Read the records of one run.
+
+    Raises:
+        ReportError: no run is there, or its recipe is damaged.
+        RecipeError: its recipe is of another version of ftis.
+    """
+    if not (directory / "recipe.json").exists():
+        raise ReportError(f"{directory} holds no run (no recipe.json): give the directory that ftis train named")
+    recipe = parse(_json(directory / "recipe.json"), where=str(directory / "recipe.json"))
+    return _run(directory, recipe)
+
+
+def read_study(directory: Path) -> Study:
+    """Read the records of an experiment or of one run.
+
+    Raises:
+        ReportError: neither is there, nothing was recorded yet, or a file is damaged.
+        RecipeError: its recipe is of another version of ftis.
+    """
+    experiment = directory / "experiment.json"
+    if experiment.exists():
+        provenance = _json(experiment)
+        try:
+            document, seeds = provenance.pop("recipe"), provenance.pop("seeds")
+        except KeyError as error:
+            raise _damaged(experiment, error) from None
+        recipe = parse(document, where=str(experiment))
+        runs = {
+            seed: _run(directory / f"{recipe.name}-seed{seed}", recipe.model_copy(update={"seed": seed}))
+            for seed in seeds
+        }
+    elif (directory / "recipe.json").exists():
+        run = read_run(directory)
+        recipe, runs = run.recipe, {run.recipe.seed: run}
+        provenance = next((_json(directory / name) for name in PROVENANCE if (directory / name).exists()), {})
+    else:
+        raise ReportError(
+            f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
+            f"directory that ftis train or ftis experiment named"
+        )
+    started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
+    if not started:
+        raise ReportError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
+    arms = tuple(arm for arm in arm_configs(recipe) if arm.name in started)
+    elsewhere = _elsewhere(recipe, runs)
+    names = tuple(peer.name for peer in recipe.peers if peer.name not in elsewhere)
+    left_out = {seed: why for seed, run in runs.items() if (why := _unfinished(run, recipe, arms, names)) is not None}
+    return Study(
+        directory=directory,
+        recipe=recipe,
+        runs=runs,
+        arms=arms,
+        not_run=tuple(arm.name for arm in arm_configs(recipe) if arm.name not in started),
+        seeds=tuple(seed for seed in runs if seed not in left_out),
+        left_out=left_out,
+        peer_names=names,
+        elsewhere=elsewhere,
+        provenance=provenance,
+    )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What ``ftis probe`` left: values of each objective, by measure, and the ceiling's.
+
+    A value is a mapping with ``value``, ``low`` and ``high``, or a number; None is undefined.
+    """
+
+    arm: str
+    peer: str
+    step: int
+    rollouts: int
+    sources: tuple[str, ...]
+    ceiling: Mapping[str, Any]
+    objectives: Mapping[str, Mapping[str, Any]]
+
+
+def read_probes(study: Study) -> list[Probe]:
+    """The probes in a study's directory and its runs'; files of another form are skipped."""
+    places = dict.fromkeys([study.directory, *(run.directory for run in study.runs.values())])
+    files = [file for place in places for name in ("probe*.json", "probe/*.json") for file in sorted(place.glob(name))]
+    probes = []
+    for file in files:
+        try:
+            probes.append(_probe(json.loads(file.read_text(encoding="utf-8"))))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return probes
+
+
+def _probe(document: Mapping[str, Any]) -> Probe:
+    foreign = document.get("foreign", {})
+    objectives = {name: dict(values) for name, values in document["objectives"].items()}
+    ceiling = dict(document.get("ceiling", {}))
+    for values in (ceiling, *objectives.values()):
+        for value in values.values():
+            if isinstance(value, dict):
+                value["value"]
+            elif not isinstance(value, (int, float, str, type(None))):
+                raise TypeError(f"a probe's value is {value!r}")
+    return Probe(
+        arm=document["arm"],
+        peer=document["peer"],
+        step=document["step"],
+        rollouts=foreign.get("rollouts", 0),
+        sources=tuple(foreign.get("sources", ())),
+        ceiling=ceiling,
+        objectives=objectives,
+    )
+
+
+def _run(directory: Path, recipe: Recipe) -> Run:
+    peers = {
+        (arm.name, peer.name): PeerRun.read(directory / arm.name / peer.name)
+        for arm in arm_configs(recipe)
+        for peer in recipe.peers
+    }
+    return Run(directory, recipe, peers)
+
+
+def _unfinished(run: Run, recipe: Recipe, arms: Sequence[ArmConfig], peers: Sequence[str]) -> str | None:
+    """What the first incomplete peer of a run lacks, in words."""
+    for arm in arms:
+        rounds = recipe.arm(arm).training.rounds
+        for peer in peers:
+            missing = run.peers[arm.name, peer].missing(rounds)
+            if missing:
+                return f"{arm.name}, {peer}: {missing}"
+    return None
+
+
+def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
+    """The peers that a joined run has no records of: ``ftis join`` keeps one peer's and the events it met."""
+    records = [peer for run in runs.values() for peer in run.peers.values() if peer.evaluations]
+    here = {peer.name for peer in records}
+    if len(here) > 1 or not all((peer.directory / "events.jsonl").exists() for peer in records):
+        return ()
+    return tuple(peer.name for peer in recipe.peers if peer.name not in here)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise _damaged(file, error) from None
+    if not isinstance(document, dict):
+        raise _damaged(file, TypeError("not an object"))
+    return document
+
+
+def _damaged(file: Path, error: Exception) -> ReportError:
+    return ReportError(f"{file} is damaged ({error}): restore it or run again")

@@ -1,0 +1,88 @@
+"""What one run came to: ``summary.json``, and the notes on it that a reader of its table must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftis.files import write_json
+from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, arm_configs, final_accuracy, read_run
+
+
+def summarise(run: Path) -> dict[str, Any]:
+    """What a run directory shows per arm and peer; also written there as ``summary.json``.
+
+    Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.lab.reading.final_accuracy`,
+    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` are the
+    rounds', without evaluation; ``bytes_sent`` is what the peer offered to each of the others.
+
+    Raises:
+        ReportError: no run is there.
+    """
+    summary = summary_of(read_run(run))
+    write_json(run / "summary.json", summary)
+    return summary
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """The same, of a run that was read, written nowhere."""
+    arms: dict[str, Any] = {}
+    for arm in arm_configs(run.recipe):
+        peers = {peer.name: run.peers[arm.name, peer.name] for peer in run.recipe.peers}
+        started = {name: _of_peer(peer) for name, peer in peers.items() if peer.evaluations}
+        if started:
+            arms[arm.name] = started
+    return {"name": run.recipe.name, "seed": run.recipe.seed, "arms": arms}
+
+
+def warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know before believing it."""
+    notes = []
+    for arm, peers in summary["arms"].items():
+        for name, peer in peers.items():
+            without, rounds = peer["rounds_without_foreign"], peer["rounds"]
+            if peer["collaborated"] and without:
+                notes.append(
+                    f"{arm}/{name} used no foreign rollout in {without} of {rounds} rounds: "
+                    f"see peer/* in its metrics.jsonl"
+                )
+            if rounds and peer["rounds_without_signal"] == rounds:
+                notes.append(
+                    f"{arm}/{name} never learned: in every group all rewards were equal "
+                    f"(mean reward {peer['reward']:.3f})"
+                )
+    return notes
+
+
+def nobody_collaborated(summary: Mapping[str, Any]) -> bool:
+    """Whether some peer of a collaborative arm used no foreign rollout in any round."""
+    peers = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"] and p["rounds"]]
+    return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)
+
+
+def _of_peer(peer: PeerRun) -> dict[str, Any]:
+    last: Mapping[str, Any] = peer.rounds[-1].measures if peer.rounds else {}
+    return {
+        **_accuracies(peer.on(VALIDATION)),
+        "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
+        "rounds": len(peer.rounds),
+        "seconds": peer.total("step_time"),
+        "reward": last.get("reward", 0.0),
+        "tokens_sampled": last.get("num_tokens", 0),
+        "bytes_sent": peer.bytes_sent,
+        "bytes_received": peer.bytes_received,
+        "collaborated": "foreign_used" in last,
+        "foreign_used": int(peer.total("foreign_used")),
+        "rounds_without_foreign": sum(bool(row.measures.get("without_foreign")) for row in peer.rounds),
+        "rounds_without_signal": sum(row.measures["frac_reward_zero_std"] == 1 for row in peer.rounds),
+    }
+
+
+def _accuracies(evaluations: Sequence[EvaluationRow]) -> dict[str, Any]:
+    return {
+        "start": evaluations[0].accuracy,
+        "final": final_accuracy(evaluations),
+        "last": evaluations[-1].accuracy,
+        "problems": evaluations[-1].problems,
+    }

@@ -1,0 +1,112 @@
+"""What the terminal shows: a run's closing table, and a comparison of arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ftis.lab.formatting import interval_text, number, p_text
+from ftis.lab.reading import LAST_EVALUATIONS
+from ftis.lab.results import headline
+
+TABLE_WIDTH = 100
+
+
+def closing_table(summary: Mapping[str, Any]) -> Table:
+    """The comparison of arms, a row for each arm and peer."""
+    title = f"{summary['name']}, seed {summary['seed']}: greedy pass@1"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("arm", "peer"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        "start",
+        "final",
+        "OOD\nstart",
+        "OOD\nfinal",
+        "rounds",
+        "secs",
+        "tokens",
+        "MB\nsent",
+        "foreign\nused",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for arm, peers in summary["arms"].items():
+        for name, peer in peers.items():
+            ood = list(peer["ood"].values())
+            table.add_row(
+                arm,
+                name,
+                f"{peer['start']:.3f}",
+                f"{peer['final']:.3f}",
+                f"{fmean(o['start'] for o in ood):.3f}" if ood else "–",
+                f"{fmean(o['final'] for o in ood):.3f}" if ood else "–",
+                str(peer["rounds"]),
+                f"{peer['seconds']:.0f}",
+                f"{peer['tokens_sampled']:,}",
+                f"{peer['bytes_sent'] / 1e6:.2f}",
+                f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
+            )
+        table.add_section()
+    table.caption = (
+        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; seconds: rounds without evaluation"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def print_comparison(results: Mapping[str, Any], console: Console) -> None:
+    """The comparison for a terminal: a table per split, a verdict per peer and arm, budgets, notes."""
+    width = min(TABLE_WIDTH, console.width)
+    for split in results["splits"] if results["seeds"] else ():
+        console.print(_comparison_table(results, split), width=width, soft_wrap=False)
+
+    def line(text: str, indent: int = 0) -> None:
+        console.print(Padding(Text(text), (0, 0, 0, indent)), width=width, soft_wrap=False)
+
+    line(headline(results))
+    for peer in results["peers"]:
+        of_peer = [c for c in results["comparisons"] if c["peer"] == peer]
+        if of_peer:
+            line(peer)
+        for c in of_peer:
+            line(f"{c['arm']}, {c['split']}: {c['text']}", 2)
+    for matched in results["matched"]:
+        line(matched["text"])
+    for seed, why in results["left_out"].items():
+        line(f"seed {seed} is left out: {why}")
+    for note in results["notes"]:
+        line(f"note: {note}")
+
+
+def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
+    n, baseline = len(results["seeds"]), results["baseline"]
+    title = f"{results['name']}, {split}: greedy pass@1, {n} seed{'s' if n > 1 else ''}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("peer", overflow="fold", max_width=16)
+    table.add_column("arm", overflow="fold", max_width=16)
+    for heading in ("start", "final", "95% interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if baseline:
+        table.add_column(f"− {baseline}", justify="right", overflow="fold", max_width=12)
+        for heading in ("95% interval", "p, Holm"):
+            table.add_column(heading, justify="right", no_wrap=True)
+    by_arm = {(c["peer"], c["arm"]): c for c in results["comparisons"] if c["split"] == split}
+    for peer in results["peers"]:
+        for arm in results["arms"]:
+            accuracy, c = results["accuracy"][split][arm][peer], by_arm.get((peer, arm))
+            cells = [peer, arm, number(accuracy["start"]["mean"]), number(accuracy["final"]["mean"])]
+            cells.append(interval_text(accuracy["final"]))
+            if c:
+                cells += [number(c["mean"], "+"), interval_text(c, "+"), p_text(c["p_adjusted"])]
+            table.add_row(*cells)
+        table.add_section()
+    table.caption = f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; interval: Student's t over seeds"
+    table.caption_justify = "left"
+    return table

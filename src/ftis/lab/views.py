@@ -1,0 +1,71 @@
+"""The pieces that several sections of the page share, as values that the templates lay out. All text is unescaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftis.lab.drawing import Panel
+from ftis.lab.formatting import interval_text, number, true_minus
+from ftis.lab.reading import VALIDATION
+
+MOST_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class ArmLabel:
+    """An arm's name behind a patch of its colour."""
+
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: an arm, or text and an interval after it."""
+
+    text: str = ""
+    interval: str = ""
+    strong: bool = False
+    arm: ArmLabel | None = None
+
+
+Row = Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows under a title that spans the table; None is no title."""
+
+    title: str | None
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    head: Sequence[str]
+    groups: Sequence[RowGroup]
+
+
+@dataclass(frozen=True)
+class PanelRow:
+    """Figures side by side, as many to a line as there are peers, at most three."""
+
+    panels: Sequence[Panel]
+    columns: int
+
+    @staticmethod
+    def of(panels: Sequence[Panel], peers: int) -> PanelRow:
+        return PanelRow(panels, min(peers, MOST_COLUMNS))
+
+
+def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
+    """A cell with a mean and its interval, if there is one."""
+    ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
+    return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
+
+
+def split_heading(split: str) -> str:
+    return "Validation" if split == VALIDATION else f"Out of distribution: {split}"

@@ -1,0 +1,39 @@
+"""Keys of metrics about one peer: what is written is what is read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis.metric_keys import by_peer, peer_key
+
+names = st.text(st.characters(exclude_characters="/"), min_size=1)
+measures = st.text(min_size=1)
+
+
+def test_a_key_reads_as_documented() -> None:
+    assert peer_key("small", "rejected/bad_logp") == "peer/small/rejected/bad_logp"
+
+
+def test_rows_are_split_by_peer_in_their_order() -> None:
+    row = {"step": 3, "peer/v1.5/kept": 2, "reward": 0.5, "peer/b/kept": 1, "peer/v1.5/rejected/forged": 4, "peer": 0}
+    found = by_peer(row)
+    assert found == {"v1.5": {"kept": 2, "rejected/forged": 4}, "b": {"kept": 1}}
+    assert list(found) == ["v1.5", "b"]
+
+
+def test_keys_of_another_form_are_left_out() -> None:
+    assert by_peer({"peer/": 1, "peer/a": 1, "peer/a/": 1, "peer//x": 1, "peers/a/x": 1, "a/peer/b/x": 1}) == {}
+
+
+@given(st.dictionaries(names, st.dictionaries(measures, st.integers(), min_size=1)))
+def test_what_is_written_is_what_is_read(values: dict[str, dict[str, int]]) -> None:
+    row = {peer_key(name, m): value for name, of_peer in values.items() for m, value in of_peer.items()}
+    assert by_peer(row) == values
+
+
+@pytest.mark.parametrize(("name", "measure"), [("", "kept"), ("a/b", "kept"), ("a", "")])
+def test_a_key_that_could_not_be_read_is_refused(name: str, measure: str) -> None:
+    with pytest.raises(ValueError, match="a name has letters and no slash"):
+        peer_key(name, measure)

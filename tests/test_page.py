@@ -1,0 +1,413 @@
+"""The page of an experiment, a run or one peer: whole, by itself, and safe whatever was written into the records."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from scene import (
+    HOSTILE,
+    PROMPTS,
+    ROUNDS,
+    G,
+    Scene,
+    comparison,
+    cut,
+    final_of,
+    five_seeds,
+    joined,
+    printed,
+    without_drawing,
+)
+
+from ftis.lab import page
+from ftis.lab.corrections import correction_of
+from ftis.lab.reading import PeerRun
+from ftis.lab.results import compare
+from ftis.lab.samples import Tokens, choose_samples
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Checks that elements are closed in order, and collects what the page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.refers: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), (tag, name)
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "srcset", "data", "poster"):
+                self.refers.append(value or "")
+            if name == "style" and "url(" in (value or ""):
+                self.refers += re.findall(r"url\(([^)]*)\)", value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def check(text: str) -> Reader:
+    """A page that is whole, stands alone and runs nothing."""
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert not reader.open
+    assert not {"script", "iframe", "object", "embed", "link", "img", "form"} & set(reader.tags)
+    assert all(place.startswith("#") for place in reader.refers), [r for r in reader.refers if not r.startswith("#")]
+    assert {place[1:] for place in reader.refers} <= set(reader.ids)
+    assert len(reader.ids) == len(set(reader.ids))
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "default-src 'none'" in text
+    return reader
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return five_seeds(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def written(study: Path) -> Path:
+    return page.write_page(study)
+
+
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return without_drawing(monkeypatch)
+
+
+def test_the_page_is_whole_and_stands_alone(written: Path) -> None:
+    reader = check(written.read_text(encoding="utf-8"))
+    text = re.sub(r"\s+", " ", reader.text)
+    assert "Do sizes help each other?" in text
+    assert "Is it worth it to each?" in text
+    assert "better than alone by +0.100 (95% interval +0.088 to +0.112, 5 seeds)" in text
+    assert text.index("better than alone by +0.100") < text.index("Learning curves Greedy")
+    for heading in (
+        "Verdict",
+        "Learning curves",
+        "Accuracy",
+        "What the peers took from each other",
+        "Budgets and cost",
+    ):
+        assert heading in text
+    assert "0123456789abcdef" in text
+    assert "F-TIS and alone are equal in rollouts trained on per update (12)" in text
+    assert "cannot give p below 0.0625" in text
+    assert "Every message came, and nothing was refused." in text
+
+
+def test_every_figure_lies_beside_the_page_as_png_and_svg(written: Path) -> None:
+    names = {path.stem for path in (written.parent / "figures").glob("*.svg")}
+    assert names == {path.stem for path in (written.parent / "figures").glob("*.png")}
+    pair = "F-TIS-small-from-large"
+    assert {f"{kind}-{pair}" for kind in ("participation", "weights", "shares", "kl")} <= names
+    assert {"learning-validation-small", "learning-ood-clock-large", "difference-small"} <= names
+    assert (written.parent / "figures" / f"kl-{pair}.png").read_bytes().startswith(b"\x89PNG")
+    assert "g = 1 (k3)" in (written.parent / "figures" / f"kl-{pair}.svg").read_text()
+    assert written.read_text().count("<svg") == len(names)
+
+
+def test_written_twice_it_has_the_same_bytes(written: Path) -> None:
+    before = {path: path.read_bytes() for path in [written, *sorted((written.parent / "figures").iterdir())]}
+    page.write_page(written.parent)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing: list[str]) -> None:
+    experiment = {"title": "<b onclick=alert(1)>T", "question": "<script>q</script>"}
+    safe = HOSTILE.replace("\ud800", "")  # Parquet holds no lone surrogate, JSON does
+    scene = Scene(tmp_path, seeds=(0,), text=safe, settings={"experiment": experiment})
+    scene.write()
+    path = tmp_path / "scene-seed0" / "F-TIS" / "small" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1] |= {"peer/large/rejected/<script>": 2, "peer/large/first_rejection": HOSTILE}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page.write_page(tmp_path).read_text(encoding="utf-8")
+    reader = check(text)
+    assert "alert('x')" in reader.text
+    assert "⟨U+202E⟩" in reader.text
+    assert "⟨U+200B⟩" in reader.text
+    assert "⟨U+D800⟩" in reader.text
+    assert "␀" in reader.text
+    assert "\u202e" not in text
+    assert "<script>: 2" in reader.text
+    assert "<script>alert(1)</script>" in reader.text  # a token of the vocabulary
+    assert "<script" not in text
+
+
+def test_with_no_finished_seed_nothing_is_compared_but_the_page_shows_what_there_is(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, seeds=(0,), ood=False)
+    scene.write()
+    shutil.rmtree(tmp_path / "scene-seed0" / "F-TIS" / "large")
+    cut(tmp_path / "scene-seed0" / "alone" / "small" / "metrics.jsonl", 1)
+    results = compare(tmp_path)
+    assert (results["seeds"], results["comparisons"], results["accuracy"]) == ([], [], {})
+    assert "no seed is finished (seed 0: alone, small: 1 of 4 rounds)" in printed(results)
+    text = page.write_page(tmp_path).read_text()
+    assert "Unfinished seeds, as far as they are." in text
+    check(text)
+
+
+def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> None:
+    run = Scene(tmp_path, final_of, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
+    results = compare(run)
+    small = comparison(results, "small")
+    assert small["mean"] == pytest.approx(0.1)
+    assert (small["low"], small["high"], small["smallest_detectable"]) == (None, None, None)
+    assert small["label"] == "no difference shown"
+    assert "one seed cannot tell" in small["text"]
+    assert results["splits"] == ["validation"]
+    text = page.write_page(run).read_text()
+    assert "one seed cannot tell" in text
+    assert "Out of distribution" not in text
+    check(text)
+
+
+def test_without_a_baseline_accuracies_are_shown_and_nothing_is_compared(tmp_path: Path, no_drawing: list[str]) -> None:
+    scene = Scene(tmp_path, arms=(), ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 3)
+    results = compare(run)
+    assert (results["arms"], results["baseline"], results["comparisons"]) == (["F-TIS"], None, [])
+    assert "no baseline" in printed(results)
+    text = page.write_page(run).read_text()
+    assert "The baseline alone is not among the arms: nothing is compared." in text
+    assert "0.100 at the start, 0.530 after 4 rounds" in text
+    check(text)
+
+
+def test_three_peers_two_arms(tmp_path: Path, no_drawing: list[str]) -> None:
+    arms = (
+        {"name": "alone", "collaborate": False},
+        {"name": "NoIS", "set": {"objective.name": "NoIS"}},
+        {"name": "F-TIS"},
+    )
+    scene = Scene(tmp_path, peers=("a", "b", "c"), arms=arms, seeds=(0, 1, 2))
+    results = compare(scene.write())
+    assert len(results["comparisons"]) == 3 * 2 * 2
+    assert results["budget"]["F-TIS"]["c"]["rollouts_generated"] == ROUNDS * PROMPTS * G / 3
+    (matched,) = results["matched"]
+    assert matched["arms"] == ["NoIS", "F-TIS"]
+    assert "a peer of NoIS, F-TIS generates a third as many" in matched["text"]
+    text = page.write_page(tmp_path).read_text()
+    wanted = {f"participation-{arm}-{x}-from-{y}" for arm in ("NoIS", "F-TIS") for x in "abc" for y in "abc" if x != y}
+    assert {name for name in no_drawing if name.startswith("participation")} == wanted
+    # Rows of panels: each learner once in a row, in the order of the columns.
+    took = [name.rsplit("-", 3)[1::2] for name in no_drawing if name.startswith("participation-F-TIS")]
+    assert [learner for learner, _ in took] == ["a", "b", "c"] * 2
+    assert "NoIS has no filter" in text
+    assert "NoIS does not use it" in text
+    check(text)
+
+
+def test_samples_are_the_best_the_worst_a_filtered_and_a_truncated_one(study: Path) -> None:
+    directory = study / "scene-seed0" / "F-TIS" / "small"
+    samples = {sample.kind: sample.row for sample in choose_samples(PeerRun.read(directory), cap=2.0)}
+    assert list(samples) == ["best", "worst", "filtered", "truncated"]
+    assert {row["source"] for row in samples.values()} == {"large"}
+    assert {kind: row["round"] for kind, row in samples.items()} == {
+        "best": 3,
+        "worst": 3,
+        "filtered": 2,  # the last round's only dropped one is shown as the worst
+        "truncated": 3,
+    }
+    assert samples["best"]["advantage"] == pytest.approx(0.7)
+    assert samples["worst"]["advantage"] == -1
+    assert samples["filtered"]["kept"] is False
+    assert samples["truncated"]["advantage"] == 0.5
+    alone = choose_samples(PeerRun.read(study / "scene-seed0" / "alone" / "small"), cap=2.0)
+    assert {sample.row["source"] for sample in alone} == {"small"}
+    assert choose_samples(PeerRun.read(study / "nowhere"), cap=2.0) == []
+
+
+def test_tokens_are_coloured_by_their_weight(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    # Ratios 1, e, e^1.5, 1, e^−3 of the truncated sample, C = 2.
+    assert (
+        '&lt;think&gt;<span class="w6" title="2.72">1+1</span><span class="w6" title="4.48">&lt;/think&gt;</span>'
+        '&lt;script&gt;alert(1)&lt;/script&gt;<span class="w1" title="0.0498">&lt;eos&gt;</span>'
+    ) in text
+    assert "2 of 5 tokens above C" in text
+
+
+def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5, 17]) == ["5 ", "17 "]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-10").mkdir()
+    (tmp_path / "checkpoint-9" / "tokenizer.json").write_text("{}")
+    (tmp_path / "checkpoint-10" / "tokenizer.json").write_text("no JSON")
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5]) == ["5 "]
+    tokenizer.save(str(tmp_path / "checkpoint-10" / "tokenizer.json"))
+    ids = tokenizer.encode("a π b").ids
+    pieces = Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces(ids)
+    assert pieces == ["a", " ", "", "π", " ", "b"]  # π takes two tokens of a byte each
+    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([]) == []
+
+
+def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[str]) -> None:
+    run = Scene(tmp_path, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
+    assert "Bias of the update" not in page.write_page(run).read_text()
+    result = {
+        "arm": "F-TIS",
+        "peer": "small",
+        "step": 3,
+        "foreign": {"rollouts": 6, "sources": ["large"]},
+        "ceiling": {"cosine": {"value": 0.5, "low": 0.4, "high": 0.6}},
+        "objectives": {
+            "TIS": {"cosine": {"value": -0.25, "low": None, "high": None}, "kept_share": 1.0},
+            "NoIS": {"cosine": {"value": None, "low": None, "high": None}, "kept_share": None},
+        },
+    }
+    (run / "probe").mkdir()
+    (run / "probe" / "F-TIS-small-3.json").write_text(json.dumps(result))
+    (run / "probe-odd.json").write_text(json.dumps({"objectives": 3}))
+    (run / "probe-cut.json").write_text("{")
+    reader = check(page.write_page(run).read_text())
+    assert "Bias of the update" in reader.text
+    assert "F-TIS, small, after 3 rounds: 6 rollouts of large" in reader.text
+    assert "own batch (ceiling)0.500 [0.400, 0.600]" in reader.text
+    assert "TIS−0.2501.000" in reader.text
+
+
+def test_one_peer_of_a_joined_run_is_reported_by_itself(tmp_path: Path, no_drawing: list[str]) -> None:
+    run = joined(tmp_path, Scene(tmp_path, arms=({"name": "F-TIS"},), ood=False))
+    results = compare(run)
+    assert (results["peers"], results["elsewhere"], results["seeds"]) == (["small"], ["large"], [0])
+    assert (results["comparisons"], results["left_out"]) == ([], {})
+    assert "A comparison needs the records of all peers." in printed(results)
+    reader = check(page.write_page(run).read_text(encoding="utf-8"))
+    text = re.sub(r"\s+", " ", reader.text)
+    assert "small, one of 2 peers" in text
+    assert "one seed" in text
+    assert "0 seeds" not in text
+    assert "these are the records of small alone, from a run that large joined too" in text
+    assert "0.100 at the start, 0.530 after 4 rounds" in text
+    exchanged = [name for name in no_drawing if name.startswith("participation")]
+    assert exchanged == ["participation-F-TIS-small-from-large"]
+    assert "is not among the arms" not in text
+
+
+def test_an_objective_that_cannot_be_loaded_here_still_gives_a_page(
+    tmp_path: Path, no_drawing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
+    monkeypatch.setattr("ftis.lab.corrections._objective", lambda recipe: None)
+    correction = correction_of(scene.recipe())
+    assert (correction.weighted, correction.filtered, correction.threshold) == (None, None, None)
+    text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
+    assert "F-TIS is not importable here, so the page cannot say whether it uses the weights" in text
+    assert "F-TIS is not importable here, so the page cannot say whether it filters" in text
+
+
+def test_what_an_objective_does_with_weights_is_asked_of_the_objective() -> None:
+    recipe = Scene(Path()).recipe()
+    said = {}
+    for name in ("NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"):
+        objective = recipe.objective.model_copy(update={"name": name})
+        correction = correction_of(recipe.model_copy(update={"objective": objective}))
+        said[name] = (correction.weighted, correction.filtered)
+    assert said == {
+        "NoIS": (False, False),
+        "VIS": (False, False),
+        "TIS": (True, False),
+        "F-NoIS": (False, True),
+        "F-VIS": (False, True),
+        "F-TIS": (True, True),
+    }
+
+
+def test_provenance_is_read_under_its_old_name_too(tmp_path: Path, no_drawing: list[str]) -> None:
+    scene = Scene(tmp_path, ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
+    (run / "provenance.json").rename(run / "manifest.json")
+    assert "0123456789abcdef" in page.write_page(run).read_text(encoding="utf-8")
+
+
+# --- in a browser ---------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
+
+
+def chromium(file: Path, profile: Path, *arguments: str) -> str:
+    assert CHROMIUM
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *arguments, file.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the page is not looked at in a browser")
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_browser_shows_the_page_without_sideways_scrolling(written: Path, tmp_path: Path, width: int) -> None:
+    from PIL import Image
+
+    # The page runs no script, so one around it measures what the browser laid out in a frame of that width.
+    text = written.read_text(encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    measure = (
+        "const page = document.querySelector('iframe').contentDocument; document.title = "
+        "[page.documentElement.clientWidth, page.documentElement.scrollWidth, page.body.scrollHeight, "
+        "page.body.innerText.includes('than alone by +0.100')]"
+    )
+    frame.write_text(
+        f'<!doctype html><title></title><iframe style="width:{width}px;height:900px;border:0" '
+        f'srcdoc="{html.escape(text)}"></iframe><script>onload = () => {{ {measure} }}</script>',
+        encoding="utf-8",
+    )
+    dom = chromium(frame, tmp_path / "profile", "--window-size=1400,1000", "--dump-dom")
+    found = re.search(r"<title>(\d+),(\d+),(\d+),(true|false)</title>", dom)
+    assert found, "the page was not laid out"
+    client, scroll, height = map(int, found.groups()[:3])
+    assert client == scroll == width
+    assert height > 2000
+    assert found.group(4) == "true"
+
+    picture = tmp_path / "page.png"
+    chromium(written, tmp_path / "profile", f"--window-size={width},1400", f"--screenshot={picture}")
+    with Image.open(picture) as image:
+        assert image.width == width
+        colours = image.convert("RGB").getcolors(maxcolors=1 << 20)
+        assert colours is None or len(colours) > 50  # text and lines, not a blank sheet
