@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ftis.admission import Admission
 from ftis.config import Recipe, parse
+from ftis.events import ArmBegun, RoundEnded, placed
 from ftis.exchange import AloneExchange
 from ftis.lab.progress import Display
 from ftis.peer import CHECKED_ROLLOUTS, Peer, at_round_start, chosen, load_peer, share, train_round
@@ -140,12 +141,13 @@ def test_a_round_says_whether_they_were_computed_again(
     peer = make_peer(**settings)
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
-    display({"kind": "arm", "arm": "arm", "peers": ["a"], "rounds": 2})
+    say = placed(display, arm="arm", peer="a")
+    say(ArmBegun(("a",), 2))
     for round in range(2):
         metrics = train_round(peer, round)
         assert metrics["sampling/logp_recomputed"] is bool(said)
         assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
-        display({"kind": "round", "arm": "arm", "peer": "a", **metrics})
+        say(RoundEnded(metrics))
     assert out.getvalue().count("computed again") == bool(said)  # once, not every round
     assert said in out.getvalue()
 

@@ -76,7 +76,7 @@ class Scene:
     def write_run(self, run: Path, recipe: Recipe, seed: int) -> Path:
         run.mkdir(parents=True)
         (run / "recipe.json").write_text(recipe.model_copy(update={"seed": seed}).model_dump_json())
-        (run / "manifest.json").write_text(json.dumps(FACTS))
+        (run / "provenance.json").write_text(json.dumps(FACTS))
         for arm in recipe.arms or (report.ArmConfig(name=recipe.objective.name),):
             for peer in self.peers:
                 self.write_peer(run / arm.name / peer, arm, seed, recipe.arm(arm).training.rounds)

@@ -25,6 +25,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe, RecipeError, agreement, run_id
 from ftis.evaluate import evaluate
+from ftis.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.objectives import OBJECTIVES, Diagnostics, Objective, group_advantages, order_preserved, policy_loss
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
@@ -33,8 +34,6 @@ from ftis.rewards import Scorer, load_scorer
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate, draw_items, pad, share_of, take_turns
 from ftis.sampling import Decoding, Sampler, sampler_for
 from ftis.tasks import Task, load_task, render_prompt
-
-Event = Mapping[str, Any]
 
 CHECKED_ROLLOUTS = 8
 LOGP_TOLERANCE = 1e-3
@@ -646,16 +645,16 @@ def load_peer(
     )
 
 
-def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
+def run_peer(peer: Peer, directory: Path, say: Say) -> None:
     """Train from the cursor to the recipe's last round: evaluate, train, record, checkpoint.
 
     Asked to stop, it saves the rounds it has finished and returns; the run can then be resumed.
     """
     training = peer.recipe.training
     peer.records.cut_back_to(peer.cursor.step)
-    say({"kind": "start", "step": peer.cursor.step})
+    say(PeerStarted(peer.cursor.step))
     if peer.cursor.step == 0:
-        say({"kind": "evaluation", "step": 0, **peer.evaluate()})
+        say(Evaluated(0, peer.evaluate()))
     while peer.cursor.step < training.rounds:
         try:
             if peer.should_stop():
@@ -668,16 +667,16 @@ def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
                 checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)
             if isinstance(reason, ExchangeError):
                 raise
-            say({"kind": "stopped", "step": peer.cursor.step})
+            say(PeerStopped(peer.cursor.step))
             return
         peer.records.metrics(metrics)
         step, last = peer.cursor.step, peer.cursor.step == training.rounds
-        say({"kind": "round", **metrics})
+        say(RoundEnded(metrics))
         if last or (training.eval_every and step % training.eval_every == 0):
-            say({"kind": "evaluation", "step": step, **peer.evaluate()})
+            say(Evaluated(step, peer.evaluate()))
         if last or step % training.save_every == 0:
             checkpoint.save(directory, peer.policy, peer.cursor, training.save_total_limit)
-    say({"kind": "finished", "step": peer.cursor.step})
+    say(PeerFinished(peer.cursor.step))
 
 
 def _padded(

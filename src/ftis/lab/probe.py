@@ -37,8 +37,8 @@ from scipy import stats
 from torch import Tensor
 
 from ftis.config import RecipeError, nearest
+from ftis.lab.arms import RunError
 from ftis.lab.replay import recordings, with_threads
-from ftis.lab.runs import RunError
 from ftis.objectives import OBJECTIVES, order_preserved
 from ftis.peer import Peer, RoundStart, StepLoss, at_round_start, resolve_objective
 from ftis.rollouts import Batch, Group, collate

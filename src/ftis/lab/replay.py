@@ -24,10 +24,13 @@ import torch
 
 from ftis import checkpoint
 from ftis.config import Recipe, RecipeError, parse, set_key, split_override
+from ftis.events import ArmBegun, Evaluated, PeerFinished, PeerStarted, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Collected
+from ftis.files import write_json
 from ftis.lab import starters
-from ftis.lab.runs import RunError, Say, arms_of, manifest
-from ftis.peer import Event, Peer, Stopwatch, at_round_start, learn, load_peer
+from ftis.lab.arms import RunError, arms_of
+from ftis.lab.provenance import provenance, read_provenance
+from ftis.peer import Peer, Stopwatch, at_round_start, learn, load_peer
 from ftis.records import Records, read_jsonl, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
@@ -143,14 +146,14 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
     """
     try:
         recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), where=str(run / "recipe.json"))
-        cores = int(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["machine"]["cores"])
+        cores = int(read_provenance(run)["machine"]["cores"])
     except FileNotFoundError as error:
         raise RunError(
             f"{run} is no run directory ({Path(error.filename).name} is not there): give the one that "
             f"ftis train printed, as in runs/demo-seed0"
         ) from None
     except (json.JSONDecodeError, KeyError) as error:
-        raise RunError(f"{run}: recipe.json or manifest.json is damaged ({error}): restore it") from None
+        raise RunError(f"{run}: recipe.json or provenance.json is damaged ({error}): restore it") from None
     arms = arms_of(recipe, (arm,) if arm else ())
     if len(arms) > 1:
         recorded = [a for a in arms if (run / a.name).is_dir()]
@@ -179,7 +182,7 @@ def replay(
     rounds: int | None = None,
     overrides: Sequence[str] = (),
     output: Path | None = None,
-    say: Say = lambda event: None,
+    say: Say = unheard,
 ) -> Path:
     """Train peers of a run again on its recorded rollouts. Returns the directory that now holds a directory each.
 
@@ -214,35 +217,34 @@ def replay(
         "settings": settings,
         "rounds": {r.peer: last - from_step for r, last in zip(chosen, lasts, strict=True)},
         "objective": recipes[0].objective.model_dump(),
-        **manifest(recipes[0]),
+        **provenance(recipes[0]),
     }
-    (target / "replay.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say({"kind": "arm", "arm": target.name, "peers": [r.peer for r in chosen], "rounds": max(lasts)})
+    write_json(target / "replay.json", facts)
+    say_of_arm = placed(say, arm=target.name)
+    say_of_arm(ArmBegun(tuple(r.peer for r in chosen), max(lasts)))
     for recording, recipe, last in zip(chosen, recipes, lasts, strict=True):
         with with_threads(recording.threads):
-            _replay_peer(recording, recipe, from_step, last, target / recording.peer, say)
+            _replay_peer(recording, recipe, from_step, last, target / recording.peer, say_of_arm)
     return target
 
 
 def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
-    def say_who(event: Event) -> None:
-        say({**event, "arm": directory.parent.name, "peer": recording.peer})
-
+    say = placed(say, peer=recording.peer)
     records = Records(directory)
     peer = recording.load(first, recipe, records)
     recorded = recording.metrics()
-    say_who({"kind": "start", "step": first})
-    say_who({"kind": "evaluation", "step": first, **peer.evaluate()})
+    say(PeerStarted(first))
+    say(Evaluated(first, peer.evaluate()))
     for round in range(first, last):
         metrics = replay_round(peer, round, recording.batch(peer, round))
         metrics.update(_of_the_exchange(recorded[round + 1]))
         records.metrics(metrics)
-        say_who({"kind": "round", **metrics})
+        say(RoundEnded(metrics))
         every, step = recipe.training.eval_every, peer.cursor.step
         if step == last or (every and step % every == 0):
-            say_who({"kind": "evaluation", "step": step, **peer.evaluate()})
+            say(Evaluated(step, peer.evaluate()))
     checkpoint.save(directory, peer.policy, peer.cursor, recipe.training.save_total_limit)
-    say_who({"kind": "finished", "step": last})
+    say(PeerFinished(last))
 
 
 def replay_round(peer: Peer, round: int, batch: Batch) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Study:
         seeds: complete ones, every arm and peer trained and evaluated to its last round. Only they are compared.
         left_out: why each other seed is not.
         peers: records by seed, arm and peer.
-        facts: of the manifest: versions, commit, machine.
+        facts: of its provenance: versions, commit, machine.
     """
 
     directory: Path
@@ -224,8 +224,8 @@ def read_study(directory: Path) -> Study:
         elif (directory / "recipe.json").exists():
             document = json.loads((directory / "recipe.json").read_text(encoding="utf-8"))
             recipe = parse(document, where=str(directory / "recipe.json"))
-            manifest = directory / "manifest.json"
-            facts = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+            known = directory / "provenance.json"
+            facts = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
             runs = {recipe.seed: directory}
         else:
             raise ReportError(
@@ -233,7 +233,9 @@ def read_study(directory: Path) -> Study:
                 f"directory that ftis train or ftis experiment named"
             )
     except (json.JSONDecodeError, KeyError) as error:
-        raise ReportError(f"{directory}: recipe.json, manifest.json or experiment.json is damaged ({error})") from None
+        raise ReportError(
+            f"{directory}: recipe.json, provenance.json or experiment.json is damaged ({error})"
+        ) from None
     configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
     peers = {
         (seed, arm.name, peer.name): PeerRun.read(run / arm.name / peer.name)

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.admission import Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
+from ftis.events import NetworkEvent, Say, unheard
 from ftis.exchange import Collected, ExchangeError, Stopped
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import Roster, public_hex
@@ -61,8 +62,6 @@ MAX_FACTS_BYTES = 64 * 1024
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""
-
-Say = Callable[[Mapping[str, Any]], None]
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -227,7 +226,7 @@ class NetworkExchange:
         outbox: Path,
         incarnation: int,
         should_stop: Callable[[], bool] = lambda: False,
-        say: Say = lambda event: None,
+        say: Say = unheard,
     ) -> None:
         self.settings, self.recipe, self.peer = recipe.network, recipe, peer
         self.run, self.facts, self.incarnation = run, dict(facts), incarnation
@@ -825,7 +824,7 @@ class NetworkExchange:
             self._tell("mismatch", text)
 
     def _tell(self, what: str, text: str) -> None:
-        self._say({"kind": "network", "what": what, "text": text, "round": self._round})
+        self._say(NetworkEvent(what, text, self._round))
 
 
 def _short(value: Any) -> str:
