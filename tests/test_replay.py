@@ -15,59 +15,7 @@ from safetensors.torch import load_file
 
 from ftis import cli
 from ftis.records import read_jsonl, read_rollouts
-
-RECIPE = """
-name = "tiny"
-output_dir = "runs"
-processes = "inline"
-[task]
-name = "clock"
-validation_size = 4
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-[reward]
-function = "replay_rewards.evenness"
-[sampling]
-num_generations = 4
-max_completion_length = 8
-[training]
-rounds = 4
-prompts_per_round = 4
-steps_per_generation = 2
-num_iterations = 2
-eval_every = 2
-save_every = 2
-[objective]
-kl_threshold = 0.5
-kl_estimator = "k3"
-[[peers]]
-name = "a"
-model = "{a}"
-learning_rate = 1e-2
-tokens_per_microbatch = 100
-[[peers]]
-name = "b"
-model = "{b}"
-learning_rate = 1e-2
-train = "lora"
-lora_r = 4
-[[arms]]
-name = "F-TIS"
-[[arms]]
-name = "wide"
-set = {{ training.mode = "horizontal" }}
-[[arms]]
-name = "alone"
-collaborate = false
-set = {{ sampling.top_k = 8, training.rounds = 2 }}
-"""
-
-REWARDS = '''
-def evenness(prompts, completions, completion_ids, **columns):
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-'''
+from recipes import write_recipe
 
 
 def ftis(*arguments: str) -> int:
@@ -81,8 +29,20 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
     """The directory in which a run of three arms was recorded."""
     place = tmp_path_factory.mktemp("recorded")
     a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24)
-    (place / "recipe.toml").write_text(RECIPE.format(a=a, b=b))
-    (place / "replay_rewards.py").write_text(REWARDS)
+    write_recipe(
+        place,
+        {
+            "a": {"model": a, "learning_rate": 1e-2, "tokens_per_microbatch": 100},
+            "b": {"model": b, "learning_rate": 1e-2, "train": "lora", "lora_r": 4},
+        },
+        top={"processes": "inline"},
+        training={"num_iterations": 2},
+        arms=[
+            {"name": "F-TIS"},
+            {"name": "wide", "set": {"training.mode": "horizontal"}},
+            {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
+        ],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(str(place))
