@@ -225,6 +225,31 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     assert [row["step"] for row in read_jsonl(metrics)] == list(range(1, 201))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["inline", "parallel"])
+def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) -> None:
+    (workplace / "tiny_rewards.py").write_text(
+        "import threading\n"
+        "def evenness(prompts, completions, completion_ids, **columns):\n"
+        "    open('scoring', 'w').close()\n"
+        "    threading.Event().wait()\n"
+    )
+    arguments = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.eval_every=0"]
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            give_up = time.monotonic() + 120
+            while not (workplace / "scoring").exists():
+                assert time.monotonic() < give_up, "no rollout was scored"
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            assert any("once more to stop at once" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) != 0
+        finally:
+            process.kill()
+
+
 def test_arms_are_compared_and_only_those_asked_for_are_run(workplace: Path) -> None:
     arms = """
 [[arms]]
