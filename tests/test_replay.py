@@ -161,6 +161,11 @@ def _unlink(path: Path) -> list[str]:
     return []
 
 
+def _make_older(run: Path) -> list[str]:
+    (run / "provenance.json").rename(run / "manifest.json")
+    return []
+
+
 def _damage(path: Path) -> list[str]:
     path.write_bytes(path.read_bytes()[:-100])
     return []
@@ -189,6 +194,8 @@ def _unrecorded(run: Path) -> list[str]:
 FIRST = "F-TIS/a/rollouts/round-000000.parquet"
 MISTAKES: dict[str, tuple[Any, str]] = {
     "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
+    "an older version's run": (_make_older, "which called provenance.json manifest.json: rename that file"),
+    "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json is not there"),
     "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 2"),
     "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
     "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),
