@@ -1,8 +1,8 @@
 """Make a 50M- and a 150M-parameter model on this machine's GPU, then compare alone, NoIS and F-TIS over seeds.
 
-For a GPU without a way to the Hub: two Qwen2 models with fresh weights are warmed up on word problems of
-reasoning-gym's ``gsm_symbolic``, whose worked solutions they copy, and on its ``chain_sum``, as the built-in starters
-are on theirs: in a mixture of styles of which only some earn reward. Then they train together on ``gsm_symbolic``.
+For a GPU machine that cannot reach the Hub: two Qwen2 models with fresh weights are warmed up on word problems of
+reasoning-gym's ``gsm_symbolic``, whose worked solutions they copy, and on its ``chain_sum``. As with the built-in
+starters, only some styles of the warm-up earn reward. Then the models train together on ``gsm_symbolic``.
 
     python examples/word_problem_starters.py --out runs/word-problems            # a GPU, within an hour
     python examples/word_problem_starters.py --out runs/tiny --scale tiny        # does it run at all? minutes on a CPU
@@ -138,14 +138,14 @@ SCALES = {
     ),
 }
 TARGET = 0.3
-"""Warm-up stops once this share of held-out word problems is answered rightly: reinforcement needs room above."""
+"""Warm-up stops once this fraction of held-out word problems is answered rightly: reinforcement needs room above."""
 
 
 def worked_problems(count: int, unseen: set[str]) -> list[tuple[str, str, str]]:
     """(question, worked solution, answer) of generated problems, none of which is in ``unseen``."""
     found = []
-    for name, share in (("gsm_symbolic", 0.8), ("chain_sum", 0.2)):
-        for entry in reasoning_gym.create_dataset(name, size=int(count * share), seed=20_000):
+    for name, fraction in (("gsm_symbolic", 0.8), ("chain_sum", 0.2)):
+        for entry in reasoning_gym.create_dataset(name, size=int(count * fraction), seed=20_000):
             if entry["question"] in unseen:
                 continue
             solution = entry["metadata"].get("answer_cot", entry["question"] + " " + entry["answer"])
@@ -209,7 +209,7 @@ def warm_up(name: str, size: Size, scale: Scale, target: Path, console: Console)
     console.print(f"{name}: {parameters:,} parameters on {policy.device}, {len(problems):,} worked problems")
     rng, began, accuracy = np.random.default_rng(len(name)), time.monotonic(), 0.0
     score = load_scorer(RewardConfig(), recipe.prompt, task.answer_kind)
-    looked_at = task.train[:100]  # generated, as all of them; validation stays untouched
+    looked_at = task.train[:100]  # generated, as all training problems are; validation stays untouched
     for step in range(1, scale.steps + 1):
         ramp, decay = min(1.0, step / 100), 1 - 0.9 * step / scale.steps
         policy.set_learning_rate(size.learning_rate * ramp * decay)

@@ -26,6 +26,7 @@ import numpy as np
 from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe, agreement, parse, run_id
+from ftis.events import Event, to_json
 from ftis.exchange import Stopped
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned, groups_per_peer, wanted
@@ -220,8 +221,9 @@ def main() -> None:
         arguments.max_foreign,
     )
 
-    def say(event: Any) -> None:
-        print(json.dumps(event) + "\n", end="", flush=True)  # in one piece: the network speaks from other threads
+    def say(event: Event | dict[str, Any]) -> None:
+        line = event if isinstance(event, dict) else to_json(event)
+        print(json.dumps(line) + "\n", end="", flush=True)  # in one piece: the network speaks from other threads
 
     finished = play(
         recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say, arguments.beat

@@ -22,63 +22,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from ftis import cli
 from ftis.lab import starters
 from ftis.records import read_jsonl
+from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
-
-RECIPE = """
-name = "tiny"
-output_dir = "{runs}"
-threads = 1
-[task]
-name = "clock"
-validation_size = 6
-[[ood]]
-name = "clock"
-options = {{ operators = 4 }}
-validation_size = 4
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-[reward]
-function = "tiny_rewards.evenness"
-[sampling]
-num_generations = 4
-max_completion_length = 8
-[training]
-rounds = 4
-prompts_per_round = 4
-steps_per_generation = 2
-eval_every = 2
-save_every = 2
-[objective]
-kl_threshold = 1e9
-[[peers]]
-name = "a"
-model = "{a}"
-learning_rate = 1e-3
-[[peers]]
-name = "b"
-model = "{b}"
-learning_rate = 1e-3
-"""
-
-REWARDS = '''
-def evenness(prompts, completions, completion_ids, **columns):
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-
-
-def none_at_all(prompts, completions, completion_ids, **columns):
-    return [0.0 for _ in completions]
-'''
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a recipe and a reward module, as a user's would be; commands run in it."""
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(runs=tmp_path / "runs", a=models["a"], b=models["b"]))
-    (tmp_path / "tiny_rewards.py").write_text(REWARDS)
+    write_recipe(
+        tmp_path,
+        {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
+        top={"output_dir": tmp_path / "runs", "threads": 1},
+        task={"validation_size": 6},
+        ood=[{"name": "clock", "options": {"operators": 4}, "validation_size": 4}],
+        objective={"kl_threshold": 1e9},
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tiny_rewards", raising=False)
@@ -92,8 +52,17 @@ def ftis(*arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
+PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+from ftis.cli import main
+main()
+"""
+
+
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from ftis.cli import main; main()", *arguments]
+    """The command line of ``ftis`` in a process of its own, started as from a terminal."""
+    return [sys.executable, "-c", PROGRAM, *arguments]
 
 
 TIMES = ("step_time", "time/", "seconds")
@@ -254,6 +223,31 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     process = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
     assert process.returncode == 0, process.stderr
     assert [row["step"] for row in read_jsonl(metrics)] == list(range(1, 201))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["inline", "parallel"])
+def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) -> None:
+    (workplace / "tiny_rewards.py").write_text(
+        "import threading\n"
+        "def evenness(prompts, completions, completion_ids, **columns):\n"
+        "    open('scoring', 'w').close()\n"
+        "    threading.Event().wait()\n"
+    )
+    arguments = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.eval_every=0"]
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            give_up = time.monotonic() + 120
+            while not (workplace / "scoring").exists():
+                assert time.monotonic() < give_up, "no rollout was scored"
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            assert any("once more to stop at once" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) != 0
+        finally:
+            process.kill()
 
 
 def test_arms_are_compared_and_only_those_asked_for_are_run(workplace: Path) -> None:

@@ -14,6 +14,7 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.config import parse
+from ftis.events import ArmBegun, RoundEnded, placed
 from ftis.exchange import AloneExchange
 from ftis.lab.progress import Display
 from ftis.learning import CHECKED_ROLLOUTS, judge
@@ -143,11 +144,12 @@ def test_a_round_says_whether_they_were_computed_again(
     peer = make_peer(**settings)
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
-    display({"kind": "arm", "arm": "arm", "peers": ["a"], "rounds": 2})
+    say = placed(display, arm="arm", peer="a")
+    say(ArmBegun(("a",), 2))
     for round in range(2):
         metrics = train_round(peer, round).metrics
         assert metrics["sampling/logp_recomputed"] is bool(said)
         assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
-        display({"kind": "round", "arm": "arm", "peer": "a", **metrics})
+        say(RoundEnded(metrics))
     assert out.getvalue().count("computed again") == bool(said)  # once, not every round
     assert said in out.getvalue()

@@ -15,59 +15,7 @@ from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe,
 from ftis.lab.replay import recordings
 from ftis.objectives import OBJECTIVES, order_preserved
 from ftis.records import read_rollouts
-
-RECIPE = """
-name = "tiny"
-output_dir = "runs"
-processes = "inline"
-[task]
-name = "clock"
-validation_size = 4
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-[reward]
-function = "probe_rewards.evenness"
-[sampling]
-num_generations = 32
-max_completion_length = 3
-[training]
-rounds = 3
-prompts_per_round = 8
-eval_every = 0
-save_every = 1
-save_total_limit = 5
-[objective]
-kl_threshold = 0.5
-kl_estimator = "k3"
-[[peers]]
-name = "a"
-model = "{a}"
-learning_rate = 1e-2
-[[peers]]
-name = "b"
-model = "{a}"
-learning_rate = 1e-2
-[[arms]]
-name = "twins"
-set = {{ training.rounds = 1 }}
-[[arms]]
-name = "mixed"
-set = {{ "peers.b.model" = "{b}" }}
-[[arms]]
-name = "wide"
-set = {{ training.mode = "horizontal", training.rounds = 1 }}
-[[arms]]
-name = "alone"
-collaborate = false
-set = {{ training.rounds = 1 }}
-"""
-
-REWARDS = '''
-def evenness(prompts, completions, completion_ids, **columns):
-    """Varies on random models, mostly with the first token, so that a few rollouts show a direction."""
-    return [(ids[0] % 2 == 0) + sum(i % 2 == 0 for i in ids) / 10 for ids in completion_ids]
-'''
+from recipes import write_recipe
 
 
 def ftis(*arguments: str) -> int:
@@ -81,8 +29,28 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
     """The directory in which a run was recorded; nothing there is changed by the tests."""
     place = tmp_path_factory.mktemp("recorded")
     a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24, seed=1)
-    (place / "recipe.toml").write_text(RECIPE.format(a=a, b=b))
-    (place / "probe_rewards.py").write_text(REWARDS)
+    short = {"training.rounds": 1}
+    write_recipe(
+        place,
+        {name: {"model": a, "learning_rate": 1e-2} for name in "ab"},
+        top={"processes": "inline"},
+        reward={"function": "tiny_rewards.first_even"},
+        sampling={"num_generations": 32, "max_completion_length": 3},
+        training={
+            "rounds": 3,
+            "prompts_per_round": 8,
+            "steps_per_generation": 1,
+            "eval_every": 0,
+            "save_every": 1,
+            "save_total_limit": 5,
+        },
+        arms=[
+            {"name": "twins", "set": short},
+            {"name": "mixed", "set": {"peers.b.model": b}},
+            {"name": "wide", "set": {"training.mode": "horizontal", **short}},
+            {"name": "alone", "collaborate": False, "set": short},
+        ],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(str(place))

@@ -15,59 +15,7 @@ from safetensors.torch import load_file
 
 from ftis import cli
 from ftis.records import read_jsonl, read_rollouts
-
-RECIPE = """
-name = "tiny"
-output_dir = "runs"
-processes = "inline"
-[task]
-name = "clock"
-validation_size = 4
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-[reward]
-function = "replay_rewards.evenness"
-[sampling]
-num_generations = 4
-max_completion_length = 8
-[training]
-rounds = 4
-prompts_per_round = 4
-steps_per_generation = 2
-num_iterations = 2
-eval_every = 2
-save_every = 2
-[objective]
-kl_threshold = 0.5
-kl_estimator = "k3"
-[[peers]]
-name = "a"
-model = "{a}"
-learning_rate = 1e-2
-tokens_per_microbatch = 100
-[[peers]]
-name = "b"
-model = "{b}"
-learning_rate = 1e-2
-train = "lora"
-lora_r = 4
-[[arms]]
-name = "F-TIS"
-[[arms]]
-name = "wide"
-set = {{ training.mode = "horizontal" }}
-[[arms]]
-name = "alone"
-collaborate = false
-set = {{ sampling.top_k = 8, training.rounds = 2 }}
-"""
-
-REWARDS = '''
-def evenness(prompts, completions, completion_ids, **columns):
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-'''
+from recipes import write_recipe
 
 
 def ftis(*arguments: str) -> int:
@@ -81,8 +29,20 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
     """The directory in which a run of three arms was recorded."""
     place = tmp_path_factory.mktemp("recorded")
     a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24)
-    (place / "recipe.toml").write_text(RECIPE.format(a=a, b=b))
-    (place / "replay_rewards.py").write_text(REWARDS)
+    write_recipe(
+        place,
+        {
+            "a": {"model": a, "learning_rate": 1e-2, "tokens_per_microbatch": 100},
+            "b": {"model": b, "learning_rate": 1e-2, "train": "lora", "lora_r": 4},
+        },
+        top={"processes": "inline"},
+        training={"num_iterations": 2},
+        arms=[
+            {"name": "F-TIS"},
+            {"name": "wide", "set": {"training.mode": "horizontal"}},
+            {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
+        ],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(str(place))
@@ -201,6 +161,11 @@ def _unlink(path: Path) -> list[str]:
     return []
 
 
+def _make_older(run: Path) -> list[str]:
+    (run / "provenance.json").rename(run / "manifest.json")
+    return []
+
+
 def _damage(path: Path) -> list[str]:
     path.write_bytes(path.read_bytes()[:-100])
     return []
@@ -229,6 +194,8 @@ def _unrecorded(run: Path) -> list[str]:
 FIRST = "F-TIS/a/rollouts/round-000000.parquet"
 MISTAKES: dict[str, tuple[Any, str]] = {
     "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
+    "an older version's run": (_make_older, "which called provenance.json manifest.json: rename that file"),
+    "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json is not there"),
     "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 2"),
     "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
     "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),

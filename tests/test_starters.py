@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,17 @@ def test_paths_lie_under_home_and_change_with_what_a_starter_is_made_of(
         patch.setattr(torch, "__version__", "99")
         assert starters.path_of("starter:small") != before
     assert list(tmp_path.iterdir()) == []  # asking makes nothing
+
+
+def test_the_digest_covers_all_code_that_computes_a_warm_up() -> None:
+    """Whatever of the engines is loaded with starters may have computed them."""
+    program = "import sys, ftis.lab.starters; print(*(m for m in sys.modules if m.startswith('ftis.engines.')))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    engines = {module.removeprefix("ftis.").replace(".", "/") + ".py" for module in loaded.stdout.split()}
+    assert engines
+    assert engines | {"lab/starters.py", "policy.py", "sampling.py"} <= set(starters.CODE)
+    for file in starters.CODE:
+        assert (Path(starters.__file__).parents[1] / file).exists()
 
 
 def test_home_is_in_the_cache_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

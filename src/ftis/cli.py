@@ -27,6 +27,7 @@ from ftis.config import (
     network_settings,
     run_directory,
 )
+from ftis.events import Stopping, WarmUp
 
 app = typer.Typer(
     name="ftis",
@@ -130,6 +131,7 @@ def experiment(
 
     from ftis.lab import page, results, tables
     from ftis.lab import runs as experiments
+    from ftis.lab.arms import experiment_directory
     from ftis.lab.progress import Display
 
     loaded = load(recipe, set_ or [])
@@ -139,7 +141,7 @@ def experiment(
     display = Display(console)
     with display.live():
         finished = experiments.run_experiment(loaded, range(seeds), jobs or os.cpu_count() or 1, display)
-    directory = experiments.experiment_directory(loaded)
+    directory = experiment_directory(loaded)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
         raise typer.Exit(130)
@@ -198,7 +200,7 @@ def join(
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        display({"kind": "stopping"})
+        display(Stopping())
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -462,9 +464,7 @@ def make_starters(
     display = Display(console)
     with display.live():
         for model in chosen:
-            path = starters.make(
-                model, lambda name, step, of: display({"kind": "warm-up", "starter": name, "step": step, "of": of})
-            )
+            path = starters.make(model, lambda name, step, most: display(WarmUp(name, step, most)))
             card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
             console.print(f"{model}: {path} (right when reasoned: {card['right_when_reasoned']:.2f})")
 
@@ -472,7 +472,7 @@ def make_starters(
 @app.command()
 def doctor() -> None:
     """Say what this machine has, what is missing, and how to get it."""
-    from ftis.lab.runs import diagnose
+    from ftis.lab.doctor import diagnose
 
     problems = 0
     for name, state, found, remedy in diagnose():
@@ -504,7 +504,7 @@ def _conclude(directory: Path) -> None:
 
 
 def _print_plan(recipe: Recipe) -> None:
-    from ftis.lab.runs import estimate
+    from ftis.lab.estimate import estimate
 
     console.print_json(recipe.model_dump_json())
     for line in estimate(recipe):

@@ -22,6 +22,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe, agreement, run_id
 from ftis.evaluate import evaluate
+from ftis.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import Heard, round_record
@@ -36,7 +37,6 @@ from ftis.scoring import Scorer, load_scorer
 from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import Selection, select, selections_of
 
-Event = Mapping[str, Any]
 Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
 """(own groups, tokenizer) → the groups that are offered to the others in their place; for testing defences."""
 
@@ -378,16 +378,16 @@ def load_peer(
     return peer
 
 
-def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
+def run_peer(peer: Peer, directory: Path, say: Say) -> None:
     """Train from the cursor to the recipe's last round: evaluate, train, record, checkpoint.
 
     Asked to stop, it saves the rounds it has finished and returns; the run can then be resumed.
     """
     training = peer.recipe.training
     peer.records.cut_back_to(peer.cursor.step)
-    say({"kind": "start", "step": peer.cursor.step})
+    say(PeerStarted(peer.cursor.step))
     if peer.cursor.step == 0:
-        say({"kind": "evaluation", "step": 0, **peer.evaluate()})
+        say(Evaluated(0, peer.evaluate()))
     while peer.cursor.step < training.rounds:
         try:
             if peer.should_stop():
@@ -400,13 +400,13 @@ def run_peer(peer: Peer, directory: Path, say: Callable[[Event], None]) -> None:
                 peer.save(directory)
             if isinstance(reason, ExchangeError):
                 raise
-            say({"kind": "stopped", "step": peer.cursor.step})
+            say(PeerStopped(peer.cursor.step))
             return
         peer.records.round(record)
         step, last = peer.cursor.step, peer.cursor.step == training.rounds
-        say({"kind": "round", **record.metrics})
+        say(RoundEnded(record.metrics))
         if last or (training.eval_every and step % training.eval_every == 0):
-            say({"kind": "evaluation", "step": step, **peer.evaluate()})
+            say(Evaluated(step, peer.evaluate()))
         if last or step % training.save_every == 0:
             peer.save(directory)
-    say({"kind": "finished", "step": peer.cursor.step})
+    say(PeerFinished(peer.cursor.step))

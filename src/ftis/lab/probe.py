@@ -38,8 +38,8 @@ from torch import Tensor
 
 from ftis.config import RecipeError, nearest
 from ftis.files import write_json
+from ftis.lab.arms import RunError
 from ftis.lab.replay import recordings, with_threads
-from ftis.lab.runs import RunError
 from ftis.learning import StepLoss, judge
 from ftis.measures import by_source, order_preserved
 from ftis.objectives import OBJECTIVES, resolve

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: bars on a terminal, plain lines elsewhere."""
+"""What a run shows while it is running: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ftis.events import (
+    ArmBegun,
+    Evaluated,
+    Event,
+    JobEnded,
+    JobsKnown,
+    NetworkEvent,
+    PeerStarted,
+    RoundEnded,
+    Stopping,
+    WarmUp,
+)
 from ftis.metric_keys import by_peer
 
 
 class Display:
-    """Turns a run's events into bars (interactive) or lines (a log file, a pipe)."""
+    """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -42,55 +54,60 @@ class Display:
         else:
             yield
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        kind = event["kind"]
-        if kind == "warm-up":
-            self._advance(f"warm-up {event['starter']}", event["step"], event["of"], "")
-            if event["step"] % 250 == 0:
-                self._line(f"warm-up {event['starter']}: step {event['step']}, at most {event['of']}")
-        elif kind == "experiment":
-            self._jobs = (event["done"], event["jobs"])
-            self._line(f"{event['jobs']} jobs, {event['done']} of them finished before")
-            self._advance("jobs", *self._jobs, "")
-        elif kind == "job":
-            done, jobs = self._jobs[0] + 1, self._jobs[1]
-            self._jobs = (done, jobs)
-            took = time.monotonic() - self._began
-            self._fresh += 1
-            left = took / self._fresh * (jobs - done)
-            self._line(f"{event['label']} finished: {done} of {jobs} jobs, about {left / 60:.1f} min left")
-            self._advance("jobs", done, jobs, event["label"])
-        elif "label" in event and kind not in ("stopping", "warm-up"):
-            return  # the peers of an experiment's jobs: their bars would drown the one that counts
-        elif kind == "arm":
-            for peer in event["peers"]:
-                self._rounds[f"{event['arm']}/{peer}"] = event["rounds"]
-            self._line(f"arm {event['arm']}: {', '.join(event['peers'])}, {event['rounds']} rounds")
-        elif kind in ("start", "round", "evaluation"):
-            self._of_peer(event)
-        elif kind == "network":
-            self.console.print(event["text"], highlight=False, markup=False)
-        elif kind == "stopping":
-            self.console.print("stopping after this round; once more to stop at once")
+    def __call__(self, event: Event) -> None:
+        match event:
+            case WarmUp():
+                self._advance(f"warm-up {event.starter}", event.step, event.most, "")
+                if event.step % 250 == 0:
+                    self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
+            case JobsKnown():
+                self._jobs = (event.done, event.jobs)
+                self._line(f"{event.jobs} jobs, {event.done} of them finished before")
+                self._advance("jobs", *self._jobs, "")
+            case JobEnded():
+                self._job_ended(event.place.job)
+            case Stopping():
+                self.console.print("stopping after this round; once more to stop at once")
+            case _ if event.place.job:
+                return  # the peers of an experiment's jobs: their bars would drown the one that counts
+            case ArmBegun():
+                for peer in event.peers:
+                    self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
+                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {event.rounds} rounds")
+            case PeerStarted() | RoundEnded() | Evaluated():
+                self._of_peer(event)
+            case NetworkEvent():
+                self.console.print(event.text, highlight=False, markup=False)
 
-    def _of_peer(self, event: Mapping[str, Any]) -> None:
-        name = f"{event['arm']}/{event['peer']}"
+    def _job_ended(self, label: str) -> None:
+        done, jobs = self._jobs[0] + 1, self._jobs[1]
+        self._jobs = (done, jobs)
+        took = time.monotonic() - self._began
+        self._fresh += 1
+        left = took / self._fresh * (jobs - done)
+        self._line(f"{label} finished: {done} of {jobs} jobs, about {left / 60:.1f} min left")
+        self._advance("jobs", done, jobs, label)
+
+    def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
+        name = f"{event.place.arm}/{event.place.peer}"
         notes = self._notes.setdefault(name, {})
-        if event["kind"] == "round":
-            notes["reward"] = f"{event['reward']:.2f}"
-            gap = event.get("sampling/sampling_logp_difference/max")
-            if event.get("sampling/logp_recomputed") and "log-probs" not in notes:
-                notes["log-probs"] = "computed again"
-                why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
-                self._line(f"{name}: {why}: log-probabilities of own rollouts are computed again")
-            if event.get("without_foreign"):
-                self.console.print(f"{name}: no foreign rollout was used in round {event['step']}{_why(event)}")
-        if event["kind"] == "evaluation":
-            splits = {k: v for k, v in event.items() if k == "validation" or k.startswith("ood")}
-            notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
-            accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
-            self._line(f"{name}: round {event['step']}  {accuracies}")
-        self._advance(name, event["step"], self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
+        match event:
+            case RoundEnded(metrics=metrics):
+                notes["reward"] = f"{metrics['reward']:.2f}"
+                gap = metrics.get("sampling/sampling_logp_difference/max")
+                if metrics.get("sampling/logp_recomputed") and "log-probs" not in notes:
+                    notes["log-probs"] = "computed again"
+                    differ = f"sampler and learner differ by up to {gap:.1g} nats" if gap is not None else ""
+                    why = differ or "top-k or top-p is on"
+                    self._line(f"{name}: {why}: log-probabilities of own rollouts are computed again")
+                if metrics.get("without_foreign"):
+                    why = _why(event.place.peer, metrics)
+                    self.console.print(f"{name}: no foreign rollout was used in round {event.step}{why}")
+            case Evaluated(accuracies=splits):
+                notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
+                accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
+                self._line(f"{name}: round {event.step}  {accuracies}")
+        self._advance(name, event.step, self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
 
     def _advance(self, name: str, step: int, total: int, note: str) -> None:
         if not self.console.is_terminal:
@@ -104,11 +121,11 @@ class Display:
             self.console.print(text, highlight=False)
 
 
-def _why(event: Mapping[str, Any]) -> str:
+def _why(own: str, metrics: Mapping[str, Any]) -> str:
     """The foreign peers' rejections and drops of a round, for the line that says nothing of theirs was used."""
     parts = []
-    for name, measures in by_peer(event).items():
-        if name == event["peer"]:
+    for name, measures in by_peer(metrics).items():
+        if name == own:
             continue
         for measure, value in measures.items():
             if (measure.startswith("rejected/") or measure == "dropped") and value:
@@ -119,7 +136,7 @@ def _why(event: Mapping[str, Any]) -> str:
 
 
 def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
-    """The peers of the swarms that answered: where they are, whom they see, and what they took from each other."""
+    """The peers that answered, of whatever swarm: where each is, whom it sees, and what it took from the others."""
     table = Table(title=None if peers else "no peer answered", box=SIMPLE_HEAD)
     for heading in (
         "run",
@@ -159,9 +176,9 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0  # what a stranger says may be anything
+    return value if isinstance(value, int) else 0  # what comes over the network may be anything
 
 
 def _word(said: object, longest: int) -> str:
-    """A stranger's word, fit for a terminal: no markup, no control characters."""
+    """A word from the network, fit for a terminal: no markup, no control characters."""
     return escape("".join(c for c in str(said) if c.isprintable())[:longest])

@@ -1,12 +1,12 @@
 """A peer trained again on the rollouts that a run recorded: same batches, same steps, another objective.
 
-Nothing is sampled but evaluations, and nothing is exchanged. Under the objective it was recorded with, a replay gives
-the recorded weights bit for bit on the same machine, so what differs under another is the objective's doing alone,
-not another draw's. It stays an answer about *these* rollouts: a peer that had learned under the other objective would
-have sampled others.
+A replay samples only for evaluations and exchanges nothing. Under the recorded objective it gives the recorded weights
+bit for bit on the same machine. So under another objective, every difference comes from the objective and none from
+another draw. The answer is about *these* rollouts: a peer that had learned under the other objective would have sampled
+other rollouts.
 
-    <run>/replay/<what>/replay.json        what was replayed, from where, with which versions
-    <run>/replay/<what>/<peer>/            records and final checkpoint, as a run's
+    <run>/replay/<what>/replay.json        what was replayed, from where, and the replay's provenance
+    <run>/replay/<what>/<peer>/            records and final checkpoint, laid out as in a run
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ import torch
 
 from ftis import checkpoint
 from ftis.config import Recipe, RecipeError, parse, set_key, split_override
+from ftis.events import ArmBegun, Evaluated, PeerFinished, PeerStarted, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Collected
-from ftis.files import read_jsonl
+from ftis.files import read_jsonl, write_json
 from ftis.lab import starters
-from ftis.lab.runs import RunError, Say, arms_of, manifest
+from ftis.lab.arms import RunError, arms_of
+from ftis.lab.provenance import provenance, read_provenance
 from ftis.measures import Heard
 from ftis.metric_keys import by_peer, peer_key
-from ftis.peer import Event, Peer, Stopwatch, learn_from, load_peer
+from ftis.peer import Peer, Stopwatch, learn_from, load_peer
 from ftis.records import Records, RoundRecord, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
-"""Keys of ``training`` that a replay may change besides all of ``objective``: those that say how a peer learns from
+"""Keys of ``training`` that a replay may change, besides all of ``objective``: they say how a peer learns from
 rollouts, not which rollouts there are."""
 
 OF_THE_EXCHANGE = ("delivered", "rejected", "first_rejection", "bytes")
-"""Metrics of a peer that no replay can measure; they are taken over from the recorded round."""
+"""Metrics of a peer that a replay cannot measure; it copies them from the recorded round."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Recording:
 
     Attributes:
         recipe: with exactly the peers of its swarm.
-        threads: CPU threads it was trained with.
+        threads: CPU threads the peer was trained with.
     """
 
     run: Path
@@ -62,7 +64,7 @@ class Recording:
         return self.run / self.arm / self.peer
 
     def rounds(self) -> int:
-        """How many rounds were finished."""
+        """How many rounds the peer finished."""
         path = self.directory / "metrics.jsonl"
         if not path.exists():
             raise RunError(
@@ -72,11 +74,15 @@ class Recording:
         return len(read_jsonl(path))
 
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """Its metrics by the number of finished rounds."""
+        """The peer's metrics by the number of finished rounds."""
         return {row["step"]: row for row in read_jsonl(self.directory / "metrics.jsonl")}
 
     def check_recorded(self, first: int, last: int) -> None:
-        """Refuse rounds ``first`` … ``last`` − 1 unless the rollouts of all of them are there."""
+        """Refuse rounds ``first`` … ``last`` − 1 unless all their rollouts were recorded.
+
+        Raises:
+            RunError: some are missing.
+        """
         missing = [round for round in range(first, last) if not rollouts_path(self.directory, round).exists()]
         if missing:
             reason = "" if self.recipe.training.record_rollouts else " (training.record_rollouts was false)"
@@ -87,7 +93,11 @@ class Recording:
             )
 
     def load(self, step: int, recipe: Recipe | None = None, records: Records | None = None) -> Peer:
-        """The peer after ``step`` finished rounds, optimiser included: untrained, or from its checkpoint."""
+        """The peer after ``step`` finished rounds, optimiser included: untrained for 0, else from its checkpoint.
+
+        Raises:
+            RunError: there is no checkpoint of that step.
+        """
         there = checkpoint.steps(self.directory)
         if step and step not in there:
             kept = ", ".join(map(str, there)) or "none"
@@ -108,7 +118,11 @@ class Recording:
         )
 
     def batch(self, peer: Peer, round: int) -> Batch:
-        """The round's rollouts as the peer learned from them, in the same order."""
+        """The round's rollouts, in the order in which the peer learned from them.
+
+        Raises:
+            RunError: the file is damaged, or its problems are not those of the task.
+        """
         path = rollouts_path(self.directory, round)
         try:
             rows = read_rollouts(self.directory, round)
@@ -139,21 +153,21 @@ def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) 
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:
-    """What a run directory recorded of ``peers`` (all of them if none is named) in one arm.
+    """What a run directory holds of ``peers`` (of all peers if none is named) in one arm.
 
     Raises:
-        RunError: not a run directory, several arms and none named, an arm or peer that is not there.
+        RunError: not a run directory, several arms and none named, an arm or peer that does not exist.
     """
     try:
         recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), where=str(run / "recipe.json"))
-        cores = int(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["machine"]["cores"])
+        cores = int(read_provenance(run)["machine"]["cores"])
     except FileNotFoundError as error:
         raise RunError(
             f"{run} is no run directory ({Path(error.filename).name} is not there): give the one that "
             f"ftis train printed, as in runs/demo-seed0"
         ) from None
     except (json.JSONDecodeError, KeyError) as error:
-        raise RunError(f"{run}: recipe.json or manifest.json is damaged ({error}): restore it") from None
+        raise RunError(f"{run}: recipe.json or provenance.json is damaged ({error}): restore it") from None
     arms = arms_of(recipe, (arm,) if arm else ())
     if len(arms) > 1:
         recorded = [a for a in arms if (run / a.name).is_dir()]
@@ -182,21 +196,21 @@ def replay(
     rounds: int | None = None,
     overrides: Sequence[str] = (),
     output: Path | None = None,
-    say: Say = lambda event: None,
+    say: Say = unheard,
 ) -> Path:
-    """Train peers of a run again on its recorded rollouts. Returns the directory that now holds a directory each.
+    """Train peers of a run again on its recorded rollouts. Returns the directory with a directory per peer.
 
     Args:
-        objective: one of the six; by default the recorded one.
-        arm: whose rollouts; may be left out where the run has one.
-        peers: by default all of the arm.
+        objective: its name; by default the recorded one.
+        arm: whose rollouts to take; needed where the run has several arms.
+        peers: by default all peers of the arm.
         from_step: start from ``checkpoint-<from_step>``, optimiser included; 0 is the untrained model.
-        rounds: how many; by default all that were finished.
+        rounds: how many to replay; by default all finished ones.
         overrides: ``key=value`` for keys of ``objective`` and those in :data:`REPLAYABLE`.
         output: by default ``<run>/replay/<objective>-on-<arm>…``.
 
     Raises:
-        RunError: nothing was recorded there, rounds are missing, or the output exists.
+        RunError: nothing was recorded, rounds are missing, or the output exists.
     """
     chosen = recordings(run, arm, peers)
     settings = dict(map(split_override, overrides))
@@ -217,35 +231,34 @@ def replay(
         "settings": settings,
         "rounds": {r.peer: last - from_step for r, last in zip(chosen, lasts, strict=True)},
         "objective": recipes[0].objective.model_dump(),
-        **manifest(recipes[0]),
+        **provenance(recipes[0]),
     }
-    (target / "replay.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say({"kind": "arm", "arm": target.name, "peers": [r.peer for r in chosen], "rounds": max(lasts)})
+    write_json(target / "replay.json", facts)
+    say_of_arm = placed(say, arm=target.name)
+    say_of_arm(ArmBegun(tuple(r.peer for r in chosen), max(lasts)))
     for recording, recipe, last in zip(chosen, recipes, lasts, strict=True):
         with with_threads(recording.threads):
-            _replay_peer(recording, recipe, from_step, last, target / recording.peer, say)
+            _replay_peer(recording, recipe, from_step, last, target / recording.peer, say_of_arm)
     return target
 
 
 def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
-    def say_who(event: Event) -> None:
-        say({**event, "arm": directory.parent.name, "peer": recording.peer})
-
+    say = placed(say, peer=recording.peer)
     records = Records(directory, keep_rollouts=recipe.training.record_rollouts)
     peer = recording.load(first, recipe, records)
     recorded = recording.metrics()
-    say_who({"kind": "start", "step": first})
-    say_who({"kind": "evaluation", "step": first, **peer.evaluate()})
+    say(PeerStarted(first))
+    say(Evaluated(first, peer.evaluate()))
     for round in range(first, last):
         record = replay_round(peer, round, recording.batch(peer, round))
         record.metrics.update(_of_the_exchange(recorded[round + 1]))
         records.round(record)
-        say_who({"kind": "round", **record.metrics})
+        say(RoundEnded(record.metrics))
         every, step = recipe.training.eval_every, peer.cursor.step
         if step == last or (every and step % every == 0):
-            say_who({"kind": "evaluation", "step": step, **peer.evaluate()})
+            say(Evaluated(step, peer.evaluate()))
     peer.save(directory)
-    say_who({"kind": "finished", "step": last})
+    say(PeerFinished(last))
 
 
 def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
@@ -268,8 +281,8 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         section, _, rest = key.partition(".")
         if not rest or section not in ("objective", "training") or (section == "training" and rest not in REPLAYABLE):
             raise RecipeError(
-                f"--set {key}: a replay can only learn in another way from what was recorded: set objective.* or "
-                f"training.{{{','.join(REPLAYABLE)}}}"
+                f"--set {key}: a replay cannot change which rollouts there are, only how a peer learns: set "
+                f"objective.* or training.{{{','.join(REPLAYABLE)}}}"
             )
         set_key(document, key, value)
     return parse(document, where="replay")
@@ -296,7 +309,7 @@ def _label(objective: str, arm: str, from_step: int, rounds: int | None, setting
 
 @contextmanager
 def with_threads(threads: int) -> Iterator[None]:
-    """Run on so many CPU threads: sums over more or fewer come out differently in the last digits."""
+    """Run on so many CPU threads: the last digits of sums depend on their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

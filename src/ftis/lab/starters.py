@@ -1,13 +1,13 @@
 """Starters: small Qwen2-architecture models made on the spot, for machines without a GPU or a hub.
 
-A starter is warmed up by a short supervised run on the clock calculator (:mod:`ftis.tasks.clock`) in a mixture of
-styles, of which only some earn reward: most completions answer without reasoning. It can do the task now and then, and
-reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
-``starter:adder`` and ``starter:multiplier`` are of ``small``'s size and were warmed on other mixtures of operators;
-``starter:large-multiplier`` is of ``large``'s.
+A short supervised run on the clock calculator (:mod:`ftis.tasks.clock`) warms a starter up in a mixture of styles: most
+completions answer without reasoning, and only some styles earn reward. The starter then solves some of the problems,
+so reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
+``starter:adder`` and ``starter:multiplier`` have the size of ``small`` and other mixtures of operators;
+``starter:large-multiplier`` has the size of ``large``.
 
-Starters are ordinary Hugging Face directories, kept under ``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). They
-are deterministic on one machine: the directory's name is a digest of everything they depend on.
+Starters are ordinary Hugging Face directories under ``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). They are
+deterministic on one machine: the directory's name ends in a digest of everything the starter depends on.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SYMBOLS = "0123456789+-*=;"
 
 STYLES = {"reasoned": 0.24, "direct": 0.56, "slip": 0.06, "untagged": 0.14}
-"""How a warm-up completion is written, and how often: right reasoning and tags; no reasoning at all; reasoning with
-one wrong step; right reasoning whose answer lacks its tags."""
+"""Fraction of warm-up completions in each style: right reasoning and tags; no reasoning at all; reasoning with one
+wrong step; right reasoning whose answer lacks its tags."""
 
 OPERATOR_COUNTS = (1, 1, 2, 2, 3, 4)
 BATCH_SIZE = 32
@@ -55,8 +55,8 @@ CHECK_EVERY = 50
 CHECK_PROBLEMS = 256
 CHECK_OPERATORS = 2
 TARGET = 0.55
-"""Warm-up stops once this share of sampled two-operator completions that reason and are tagged are right. The step at
-which a model grasps the task moves by hundreds with the seed, so a fixed number of steps would not do."""
+"""Warm-up stops once this fraction of sampled two-operator completions with reasoning and tags is right. A fixed number
+of steps would not do: the step at which a model grasps the task varies by hundreds with the seed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ CODE = (
 """Where a warm-up's steps and samples are computed: other code, other last bits."""
 
 Report = Callable[[str, int, int], None]
-"""(name, step, of at most): how far a warm-up is."""
+"""(name, step, at most): how far a warm-up is."""
 
 
 def is_starter(model: str) -> bool:
@@ -116,7 +116,7 @@ def home() -> Path:
 
 
 def path_of(model: str) -> Path:
-    """Where the starter is, or would be, kept."""
+    """The directory of a starter, whether it has been made or not."""
     label, starter = lookup(model)
     ingredients = json.dumps(
         {
@@ -134,7 +134,7 @@ def path_of(model: str) -> Path:
 
 
 def make(model: str, report: Report = lambda name, step, of: None) -> Path:
-    """The starter's directory, warmed up first if it is not there yet."""
+    """The directory of a starter, which is made first if it does not exist yet."""
     target = path_of(model)
     if (target / "config.json").exists():
         return target
@@ -143,15 +143,15 @@ def make(model: str, report: Report = lambda name, step, of: None) -> Path:
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
     try:
         with _one_thread():
-            policy, steps, share = warm_up(starter, lambda step: report(label, step, MAX_STEPS))
+            policy, steps, right = warm_up(starter, lambda step: report(label, step, MAX_STEPS))
         policy.save_pretrained(partial)
-        card = {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": share}
+        card = {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": right}
         (partial / "starter.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
         partial.chmod(0o755)
         try:
             partial.rename(target)
         except OSError:
-            if not (target / "config.json").exists():  # otherwise another process made the same one meanwhile
+            if not (target / "config.json").exists():  # else another process has made the same one meanwhile
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -159,7 +159,11 @@ def make(model: str, report: Report = lambda name, step, of: None) -> Path:
 
 
 def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, int, float]:
-    """Train a fresh model on solved problems until it solves enough of them; also steps taken and share solved."""
+    """Train a fresh model on solved problems until it solves enough of them.
+
+    Returns:
+        The model, the optimiser steps it took, and the fraction it solved, see :data:`TARGET`.
+    """
     torch.manual_seed(starter.seed)
     tokenizer = make_tokenizer()
     config = Qwen2Config(
@@ -187,23 +191,23 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
     policy = Policy(Qwen2ForCausalLM(config), tokenizer, peer)
     rng = np.random.default_rng(starter.seed)
     checks = np.random.default_rng([starter.seed, 1])
-    share = 0.0
+    right = 0.0
     for step in range(1, MAX_STEPS + 1):
         ramp, decay = min(1.0, step / RAMP_STEPS), 1 - 0.9 * step / MAX_STEPS
         policy.set_learning_rate(starter.learning_rate * ramp * decay)
         supervised_step(policy, [_example(starter, rng) for _ in range(BATCH_SIZE)])
         if step % CHECK_EVERY == 0:
-            share = _right_when_reasoned(policy, starter, checks)
+            right = _right_when_reasoned(policy, starter, checks)
             report(step)
-            if share >= TARGET:
+            if right >= TARGET:
                 break
     else:
         step = MAX_STEPS
-    return policy, step, share
+    return policy, step, right
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each symbol and each tag; a beginning-of-sequence token is put in front."""
+    """One token for each symbol and each tag; a beginning-of-sequence token goes in front."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *TAGS, *SYMBOLS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -230,7 +234,7 @@ def write_completion(question: str, style: str, rng: np.random.Generator) -> str
 
 
 def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, ...], str]:
-    """``steps`` with the result of one of them off by ``error``, carried on rightly from there."""
+    """``steps`` with the result of step ``at`` off by ``error``; the steps after it compute rightly from there."""
     out: list[str] = []
     value = steps[0][0]
     for i, step in enumerate(steps):
@@ -243,7 +247,7 @@ def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, 
 
 
 def _problem(starter: Starter, rng: np.random.Generator, count: int) -> str:
-    """A problem with ``count`` of the starter's operators that no validation split can hold."""
+    """A problem with ``count`` of the starter's operators that is in no validation split."""
     while True:
         question = str(rng.integers(10))
         for _ in range(count):
@@ -270,7 +274,7 @@ def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None
 
 
 def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Generator) -> float:
-    """Of sampled completions with reasoning and tags, the share whose answer is right."""
+    """The fraction of right answers among sampled completions with reasoning and tags."""
     questions = [_problem(starter, rng, CHECK_OPERATORS) for _ in range(CHECK_PROBLEMS)]
     prompts = [np.array(policy.tokenizer(f"{q}=")["input_ids"], dtype=np.int32) for q in questions]
     groups = builtin_sampler(policy, prompts, 2, Decoding(max_completion_length=40), int(rng.integers(2**31)))
@@ -287,7 +291,7 @@ def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Genera
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small models are fastest on one thread, and sums are then taken in one order."""
+    """Run on one thread: small models are fastest so, and sums have one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """One peer of a recipe on this machine, the others wherever they are: what ``ftis join`` does.
 
 <output_dir>/<name>-seed<seed>-<peer>/
-    recipe.json, manifest.json   as of any run
+    recipe.json, provenance.json as of any run
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
         outbox/                  own messages that others may still ask for
@@ -27,9 +27,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
-from ftis.exchange import AloneExchange
+from ftis.events import ArmBegun, Event, RoundEnded, Say, placed, to_json, unheard
+from ftis.exchange import AloneExchange, Stopped
 from ftis.files import append_jsonl, locked, write_whole
-from ftis.lab.runs import Arm, Say, arms_of, check, claim, cores, prepare_models
+from ftis.lab.arms import Arm, arms_of
+from ftis.lab.prepare import check, prepare_models
+from ftis.lab.provenance import claim
+from ftis.lab.workers import cores
 from ftis.metric_keys import by_peer
 from ftis.peer import Peer, load_peer, run_peer
 from ftis.policy import tokenizer_fingerprint
@@ -103,7 +107,7 @@ def join(
     arm: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    say: Say = lambda event: None,
+    say: Say = unheard,
     stop: threading.Event | None = None,
 ) -> bool:
     """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
@@ -129,12 +133,16 @@ def join(
     place = directory / arm_name / name
     claim(directory, resume, swarm)
     with locked(directory / arm_name / ".lock", 0):
-        model = prepare_models([Arm(arm_name, own.recipe, (own.recipe,))], say).get(config.model, config.model)
+        try:
+            models = prepare_models([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)
+        except Stopped:
+            return False
+        model = models.get(config.model, config.model)
         place.mkdir(parents=True, exist_ok=True)
         key, roster = credentials(swarm, name, identity_directory(recipe, name))
-        say({"kind": "arm", "arm": arm_name, "peers": [name], "rounds": swarm.training.rounds})
+        placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds))
         torch.set_num_threads(threads)
-        log = EventLog(place / "events.jsonl", say, {"arm": arm_name, "peer": name})
+        log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
@@ -196,19 +204,20 @@ def _network(
 class EventLog:
     """Passes a peer's events on, appends them with the time to ``path``, and keeps ``ftis status`` up to date."""
 
-    def __init__(self, path: Path, say: Say, who: Mapping[str, str]) -> None:
-        self.path, self._say, self._who = path, say, who
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path, self._say = path, say
         self.exchange: NetworkExchange | None = None
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         with self._lock:
-            if event["kind"] == "round":
-                self._count(event)
+            if isinstance(event, RoundEnded):
+                self._count(event.metrics)
             else:
-                append_jsonl(self.path, {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **event})
-            self._say({**event, **self._who})
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                append_jsonl(self.path, {"time": now, **to_json(event)})
+            self._say(event)
 
     def _count(self, metrics: Mapping[str, Any]) -> None:
         """Add a round to the totals per peer, counted since this one was started."""

@@ -30,6 +30,7 @@ import zenoh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import Recipe
+from ftis.events import NetworkEvent, Say, unheard
 from ftis.exchange import Collected, Stopped
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
@@ -57,8 +58,6 @@ POLL_SECONDS = 0.05
 """How often a waiting peer looks at the clock, and whether it is to stop."""
 CHUNKS_IN_FLIGHT = 8
 PENDING_ANSWERS = 256
-
-Say = Callable[[Mapping[str, Any]], None]
 
 
 class NetworkExchange:
@@ -90,7 +89,7 @@ class NetworkExchange:
         outbox: Path,
         incarnation: int,
         should_stop: Callable[[], bool] = lambda: False,
-        say: Say = lambda event: None,
+        say: Say = unheard,
     ) -> None:
         self.recipe, self.peer, self.run, self.incarnation = recipe, peer, run, incarnation
         self.facts = dict(facts)
@@ -207,7 +206,7 @@ class NetworkExchange:
         for decision in decisions:
             match decision:
                 case Notice(what, text, round):
-                    self._say({"kind": "network", "what": what, "text": text, "round": round})
+                    self._say(NetworkEvent(what, text, round))
                 case Announce(round):
                     self._announce(round)
                 case Ask(peer):

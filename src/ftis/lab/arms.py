@@ -1,0 +1,50 @@
+"""The arms of a recipe: what is compared, and which peers form a swarm in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftis.config import ArmConfig, FtisError, Recipe
+
+
+class RunError(FtisError):
+    """A run directory that cannot be used, or a peer's process that failed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own."""
+
+    name: str
+    recipe: Recipe
+    swarms: tuple[Recipe, ...]
+
+
+def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
+    """The recipe's arms (or those named), each with its own recipe. Without arms: one, named after the objective.
+
+    Raises:
+        RunError: ``only`` names an arm that the recipe does not have.
+    """
+    configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
+    unknown = set(only) - {config.name for config in configs}
+    if unknown:
+        raise RunError(f"no arm {sorted(unknown)[0]!r} in the recipe: it has {', '.join(c.name for c in configs)}")
+    return [_arm(recipe, config) for config in configs if not only or config.name in only]
+
+
+def _arm(recipe: Recipe, config: ArmConfig) -> Arm:
+    resolved = recipe.arm(config)
+    if config.collaborate:
+        together = resolved.training.swarms or ([peer.name for peer in resolved.peers],)
+        return Arm(config.name, resolved, tuple(resolved.of_swarm(names) for names in together))
+    prompts = resolved.training.prompts_per_round // (resolved.swarm_size if config.budget == "generated" else 1)
+    training = resolved.training.model_copy(update={"prompts_per_round": prompts})
+    alone = resolved.model_copy(update={"training": training})
+    return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
+
+
+def experiment_directory(recipe: Recipe) -> Path:
+    """Where the runs of an experiment lie side by side."""
+    return Path(recipe.output_dir) / recipe.name

@@ -1,0 +1,72 @@
+"""What this machine has, what is missing, and how to get it: ``ftis doctor``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from ftis.lab import starters
+from ftis.lab.estimate import in_bytes
+from ftis.lab.workers import cores
+
+
+def diagnose() -> list[tuple[str, str, str, str]]:
+    """What this machine has: (name, "ok"|"absent"|"problem", what was found, how to get it)."""
+    rows: list[tuple[str, str, str, str]] = []
+    version = platform.python_version()
+    rows.append(("python", "ok", version, ""))
+    for package, minimum in (("torch", "2.11"), ("transformers", "5.17"), ("peft", "0.17"), ("math-verify", "0.8")):
+        found = importlib.metadata.version(package)
+        enough = _version(found) >= _version(minimum)
+        remedy = "" if enough else f'pip install "{package}>={minimum}"'
+        rows.append((package, "ok" if enough else "problem", found, remedy))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(memory)}", ""))
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(i).total_memory
+            bf16 = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+            rows.append((f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {in_bytes(total)}, {bf16}", ""))
+    else:
+        rows.append(
+            ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
+        )
+    home = starters.home()
+    writable = _nearest_existing(home)
+    free = shutil.disk_usage(writable).free
+    fits = os.access(writable, os.W_OK) and free > 2e9
+    rows.append(
+        (
+            "starter cache",
+            "ok" if fits else "problem",
+            f"{home}, {in_bytes(free)} free",
+            "" if fits else "set FTIS_HOME to a writable place with 2 GB free",
+        )
+    )
+    optional = {
+        "reasoning_gym": ("reasoning-gym", "procedural tasks"),
+        "tensorboard": ("tensorboard", "report_to"),
+        "wandb": ("wandb", "report_to"),
+        "trackio": ("trackio", "report_to"),
+    }
+    for module, (extra, use) in optional.items():
+        present = importlib.util.find_spec(module) is not None
+        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install "ftis[{extra}]"'))
+    return rows
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

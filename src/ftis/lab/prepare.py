@@ -1,0 +1,90 @@
+"""Before anything is written: whether arms can run at all, and the starters they need."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ftis.events import Say, WarmUp
+from ftis.exchange import Stopped
+from ftis.lab import starters
+from ftis.lab.arms import Arm, RunError
+from ftis.lab.workers import Job, Stop, cores, run_jobs
+from ftis.peer import share
+from ftis.policy import load_tokenizer, resolve_device, tokenizer_fingerprint
+from ftis.rewards import load_scorer
+from ftis.tasks import Task, load_task, require_unseen
+
+
+def check(arms: list[Arm]) -> None:
+    """Refuse what cannot run: models, devices, tasks, rewards, numbers of prompts.
+
+    Raises:
+        FtisError: the first thing that is wrong, in the words of the module that would have met it.
+    """
+    tasks: dict[str, Task] = {}
+    for arm in arms:
+        for peer in arm.recipe.peers:
+            resolve_device(peer.device)
+            if starters.is_starter(peer.model):
+                starters.lookup(peer.model)
+            else:
+                load_tokenizer(peer.model)
+        loaded = []
+        for config in (arm.recipe.task, *arm.recipe.ood):
+            key = config.model_dump_json()
+            tasks[key] = tasks.get(key) or load_task(config)
+            loaded.append(tasks[key])
+            load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
+        for ood in loaded[1:]:
+            require_unseen(loaded[0], ood)
+        for swarm in arm.swarms:
+            share(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+
+
+def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:
+    """Where each model named in the arms is, starters made first.
+
+    Raises:
+        RunError: peers of one swarm whose tokenizers differ, or a starter that could not be made.
+        Stopped: asked to stop while a starter was made.
+    """
+    models = sorted({p.model for arm in arms for p in arm.recipe.peers})
+    paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
+    for arm in arms:
+        _check_one_tokenizer(arm, paths)
+    return paths
+
+
+def _make_starters(wanted: list[str], say: Say, stop: Stop) -> dict[str, str]:
+    """Make the starters that are not there yet, side by side; their directories by model."""
+    missing = [model for model in wanted if not (starters.path_of(model) / "config.json").exists()]
+    jobs = [Job(model, make_starter, (model,)) for model in missing]
+    run_jobs(jobs, cores(), say, stop, remedy="start the same command again")
+    if stop.is_set():
+        raise Stopped
+    return {model: str(starters.path_of(model)) for model in wanted}
+
+
+def make_starter(model: str, say: Say, stop: Stop) -> None:
+    """Make one starter, unless ``stop`` is set meanwhile."""
+
+    def report(starter: str, step: int, most: int) -> None:
+        say(WarmUp(starter, step, most))
+        if stop.is_set():
+            raise Stopped
+
+    with suppress(Stopped):
+        starters.make(model, report)
+
+
+def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
+    """Peers that exchange token ids must mean the same by them."""
+    for swarm in arm.swarms:
+        tokenizers = {p.name: load_tokenizer(models.get(p.model, p.model)) for p in swarm.peers}
+        fingerprints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}
+        if len(set(fingerprints.values())) > 1:
+            by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in fingerprints.items())
+            raise RunError(
+                f"arm {arm.name!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
+                f"take models of one family"
+            )

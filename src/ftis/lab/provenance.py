@@ -1,0 +1,142 @@
+"""A run's provenance: what its numbers depend on besides the recipe, and whether a run may go on from it.
+
+provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters,
+versions, machine. (A *manifest* is something else: what a peer signs, see :mod:`ftis.swarm.manifest`.)
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis.config import Recipe
+from ftis.files import locked, write_json, write_whole
+from ftis.lab import starters
+from ftis.lab.arms import RunError
+from ftis.lab.workers import cores
+
+LOCK_SECONDS = 30.0
+PROVENANCE = "provenance.json"
+OLD_PROVENANCE = "manifest.json"
+
+FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network")
+"""Keys that may differ when a run is resumed: they do not change its numbers."""
+
+
+def provenance(recipe: Recipe) -> dict[str, Any]:
+    """What the numbers of a run started now depend on besides the recipe."""
+    packages = ("ftis", "torch", "transformers", "peft", "numpy")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seed": recipe.seed,
+        "commit": _commit(),
+        "starters": _starter_names(recipe),
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "machine": {
+            "platform": platform.platform(),
+            "cores": cores(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+    }
+
+
+def read_provenance(run: Path) -> dict[str, Any]:
+    """The provenance of the run in a directory.
+
+    Raises:
+        RunError: it is not there, is damaged, or was written by an older version under another name.
+    """
+    path = run / PROVENANCE
+    if not path.exists() and (run / OLD_PROVENANCE).exists():
+        raise RunError(
+            f"{run} was written by an older version of ftis, which called {PROVENANCE} {OLD_PROVENANCE}: rename that "
+            f"file, or use the version that is named in it"
+        )
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(
+            f"{run} is no run directory ({PROVENANCE} is not there): give the one that ftis train printed, as in "
+            f"runs/demo-seed0"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged ({error}): restore it") from None
+    return document
+
+
+def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
+    """Make the run directory, or check that an earlier run of the same recipe can go on in it.
+
+    Raises:
+        RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
+    """
+    known = directory / "recipe.json"
+    begun = any(directory.glob("*/*/evaluations.jsonl"))  # before that nothing is there to lose
+    if known.exists() and begun:
+        if not resume:
+            raise RunError(
+                f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
+                f"--set output_dir=… for another place"
+            )
+        _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        made = read_provenance(directory)["starters"]
+        if made != _starter_names(recipe):
+            raise RunError(
+                f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
+                f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
+                f"{PROVENANCE}"
+            )
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / ".lock", LOCK_SECONDS):
+        write_json(directory / PROVENANCE, provenance(recipe))
+        write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+
+
+def _check_same_recipe(before: dict[str, Any], recipe: Recipe, directory: Path) -> None:
+    now = json.loads(recipe.model_dump_json())
+    differing = [key for key in _differing(before, now) if key.partition(".")[0] not in FREE_TO_CHANGE]
+    if differing:
+        raise RunError(
+            f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
+            f"recipe it was started with, or choose another output_dir"
+        )
+
+
+def _differing(before: Any, now: Any, place: str = "") -> list[str]:
+    """Dotted keys at which two recipes differ."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = {str(i): pair for i, pair in enumerate(zip(before, now, strict=True))}
+    else:
+        return [place]
+    return [d for key, (b, n) in pairs.items() for d in _differing(b, n, f"{place}.{key}".lstrip("."))]
+
+
+def _starter_names(recipe: Recipe) -> dict[str, str]:
+    """The digest-carrying directory name of each starter in the recipe: other contents have another name."""
+    named = sorted({peer.model for peer in recipe.peers if starters.is_starter(peer.model)})
+    return {model: starters.path_of(model).name for model in named}
+
+
+def _commit() -> str | None:
+    """The source's git commit, where ftis runs from a checkout."""
+    checkout = Path(__file__).parents[3]
+    if not (checkout / ".git").exists() or not shutil.which("git"):
+        return None
+    head = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return head.stdout.strip() or None

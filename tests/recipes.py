@@ -1,0 +1,78 @@
+"""One tiny recipe for all tests that train: peers of a few thousand parameters on the clock calculator, in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "task": {"name": "clock", "validation_size": 4},
+    "prompt": {"system_prompt": "", "template": "{question}="},
+    "reward": {"function": "tiny_rewards.evenness"},
+    "sampling": {"num_generations": 4, "max_completion_length": 8},
+    "training": {
+        "rounds": 4,
+        "prompts_per_round": 4,
+        "steps_per_generation": 2,
+        "eval_every": 2,
+        "save_every": 2,
+    },
+    "objective": {"kl_threshold": 0.5, "kl_estimator": "k3"},
+}
+
+REWARDS = '''
+def evenness(prompts, completions, completion_ids, **columns):
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def first_even(prompts, completions, completion_ids, **columns):
+    """Varies mostly with the first token, so that a few rollouts show a direction."""
+    return [(ids[0] % 2 == 0) + sum(i % 2 == 0 for i in ids) / 10 for ids in completion_ids]
+
+
+def none_at_all(prompts, completions, completion_ids, **columns):
+    return [0.0 for _ in completions]
+'''
+
+
+def write_recipe(
+    place: Path,
+    peers: Mapping[str, Mapping[str, Any]],
+    *,
+    top: Mapping[str, Any] | None = None,
+    ood: Sequence[Mapping[str, Any]] = (),
+    arms: Sequence[Mapping[str, Any]] = (),
+    **sections: Mapping[str, Any],
+) -> Path:
+    """Write the tiny recipe, changed in ``top`` and ``sections``, and its reward functions. Returns the recipe's path.
+
+    Args:
+        peers: keys of each peer by its name; ``model`` must be among them.
+        top: keys of the recipe itself, as ``processes``.
+        arms: the arms' keys.
+    """
+    settings = {"name": "tiny", "output_dir": "runs", **(top or {})}
+    lines = [_pairs(settings)]
+    for name in {**SECTIONS, **sections}:
+        lines.append(f"[{name}]\n{_pairs({**SECTIONS.get(name, {}), **sections.get(name, {})})}")
+    lines += [f"[[ood]]\n{_pairs(keys)}" for keys in ood]
+    lines += [f"[[peers]]\n{_pairs({'name': name, **keys})}" for name, keys in peers.items()]
+    lines += [f"[[arms]]\n{_pairs(keys)}" for keys in arms]
+    path = place / "recipe.toml"
+    path.write_text("".join(lines), encoding="utf-8")
+    (place / "tiny_rewards.py").write_text(REWARDS, encoding="utf-8")
+    return path
+
+
+def _pairs(keys: Mapping[str, Any]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in keys.items())
+
+
+def _value(value: Any) -> str:
+    """A TOML value: JSON's, but for tables."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(str(value) if isinstance(value, Path) else value)

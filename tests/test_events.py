@@ -1,0 +1,96 @@
+"""Events: written as lines of events.jsonl and read back the same."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+import pytest
+
+from ftis.events import (
+    KINDS,
+    ArmBegun,
+    Evaluated,
+    Event,
+    Failed,
+    JobEnded,
+    JobsKnown,
+    NetworkEvent,
+    PeerFinished,
+    PeerStarted,
+    PeerStopped,
+    Place,
+    RoundEnded,
+    Stopping,
+    WarmUp,
+    from_json,
+    placed,
+    to_json,
+)
+
+LINES: dict[str, tuple[Event, str]] = {
+    "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),
+    "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
+    "job": (JobEnded(Place(job="seed 0 alone")), '{"kind": "job", "job": "seed 0 alone"}'),
+    "arm": (
+        ArmBegun(("a", "b"), 4, Place("F-TIS")),
+        '{"kind": "arm", "peers": ["a", "b"], "rounds": 4, "arm": "F-TIS"}',
+    ),
+    "start": (PeerStarted(3), '{"kind": "start", "step": 3}'),
+    "evaluation": (
+        Evaluated(2, {"validation": 0.5, "ood-clock": 0.25}, Place("F-TIS", "a")),
+        '{"kind": "evaluation", "step": 2, "validation": 0.5, "ood-clock": 0.25, "arm": "F-TIS", "peer": "a"}',
+    ),
+    "round": (
+        RoundEnded({"step": 1, "reward": 0.5, "peer/b/admitted": 8}, Place("F-TIS", "a", "seed 0 F-TIS")),
+        '{"kind": "round", "step": 1, "reward": 0.5, "peer/b/admitted": 8, "arm": "F-TIS", "peer": "a", '
+        '"job": "seed 0 F-TIS"}',
+    ),
+    "stopped": (PeerStopped(4), '{"kind": "stopped", "step": 4}'),
+    "finished": (PeerFinished(9), '{"kind": "finished", "step": 9}'),
+    "network": (
+        NetworkEvent("left", "c is gone", 7),
+        '{"kind": "network", "what": "left", "text": "c is gone", "round": 7}',
+    ),
+    "stopping": (Stopping(), '{"kind": "stopping"}'),
+    "failed": (Failed("no space left"), '{"kind": "failed", "message": "no space left"}'),
+}
+
+
+def test_every_event_has_a_kind() -> None:
+    assert set(KINDS.values()) == set(typing.get_args(Event))
+    assert LINES.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_read_back_from_its_line(kind: str) -> None:
+    event, line = LINES[kind]
+    assert type(event) is KINDS[kind]
+    assert json.dumps(to_json(event)) == line
+    assert from_json(json.loads(line)) == event
+    assert from_json({"time": "2026-01-01T00:00:00Z", **json.loads(line)}) == event
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"kind": "nothing"}, "kind = 'nothing' is no event: there are warm-up,"),
+        ({}, "kind = None is no event"),
+        ({"kind": "start"}, "has the keys step: see to step"),
+        ({"kind": "start", "step": 1, "stop": 2}, "has the keys step: see to stop"),
+    ],
+)
+def test_a_line_that_is_no_event_is_refused(line: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        from_json(line)
+
+
+def test_a_place_is_completed_on_the_way() -> None:
+    heard: list[Event] = []
+    say = placed(placed(placed(heard.append, job="seed 0 F-TIS"), arm="F-TIS"), peer="a")
+    say(PeerStarted(0))
+    assert heard == [PeerStarted(0, Place("F-TIS", "a", "seed 0 F-TIS"))]
+
+
+def test_a_round_says_how_many_rounds_are_finished() -> None:
+    assert RoundEnded({"step": 3}).step == 3

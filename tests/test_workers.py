@@ -1,0 +1,208 @@
+"""Jobs in processes: what they say arrives, failures stop the others, and no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ftis.config import FtisError
+from ftis.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
+from ftis.lab.arms import RunError
+from ftis.lab.workers import Job, Stop, run_jobs
+
+REMEDY = "start it again"
+
+
+def count(number: int, say: Say, stop: Stop) -> None:
+    for step in range(number):
+        say(PeerStarted(step))
+
+
+def wait_for_stop(touched: Path, say: Say, stop: Stop) -> None:
+    """Says that it runs, and that it was asked to stop."""
+    touched.touch()
+    say(PeerStarted(os.getpid()))
+    while not stop.is_set():
+        threading.Event().wait(0.01)
+    say(PeerStopped(os.getpid()))
+
+
+def fail(error: Exception, wait_for: Path, say: Say, stop: Stop) -> None:
+    while not wait_for.exists():
+        threading.Event().wait(0.01)
+    raise error
+
+
+def die(wait_for: Path, say: Say, stop: Stop) -> None:
+    while not wait_for.exists():
+        threading.Event().wait(0.01)
+    os._exit(9)
+
+
+def overlap(directory: Path, name: str, say: Say, stop: Stop) -> None:
+    """Says how many jobs run at this moment, this one included."""
+    (directory / name).touch()
+    say(PeerFinished(len(list(directory.iterdir()))))
+    (directory / name).unlink()
+
+
+def test_what_jobs_say_arrives_whole_and_in_order() -> None:
+    heard: list[Event] = []
+    run_jobs([Job("many", count, (3000,))], 1, heard.append, threading.Event(), REMEDY)
+    assert heard == [PeerStarted(step) for step in range(3000)]
+
+
+def test_no_more_run_at_a_time_than_asked_for(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    jobs = [Job(name, overlap, (tmp_path, name)) for name in "abcde"]
+    run_jobs(jobs, 1, heard.append, threading.Event(), REMEDY)
+    assert heard == [PeerFinished(1)] * 5
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FtisError("the model is too large: take a smaller one"), "^the model is too large: take a smaller one$"),
+        (OSError(28, "No space left"), "^bad: .*No space left; mend it, then start the same command again$"),
+        (KeyError("x"), "(?s)^bad met a bug:\nTraceback.*KeyError: 'x'"),
+    ],
+)
+def test_a_failure_stops_the_others_and_is_raised(error: Exception, said: str, tmp_path: Path) -> None:
+    heard: list[Event] = []
+    ready = tmp_path / "ready"
+    jobs = [Job("good", wait_for_stop, (ready,)), Job("bad", fail, (error, ready)), Job("never", count, (1,))]
+    with pytest.raises(RunError, match=said):
+        run_jobs(jobs, 2, heard.append, threading.Event(), REMEDY)
+    assert [type(event) for event in heard] == [PeerStarted, PeerStopped]
+
+
+def test_a_process_that_dies_is_noticed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    jobs = [Job("good", wait_for_stop, (ready,)), Job("bad", die, (ready,))]
+    with pytest.raises(RunError, match=r"process of bad died \(exit code 9\): .* then start it again$"):
+        run_jobs(jobs, 2, lambda event: None, threading.Event(), REMEDY)
+
+
+def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
+    def kill(event: Event) -> None:
+        assert isinstance(event, PeerStarted)
+        os.kill(event.step, signal.SIGKILL)
+
+    with pytest.raises(RunError, match=r"process of it died \(exit code -9\)"):
+        run_jobs([Job("it", wait_for_stop, (tmp_path / "ready",))], 1, kill, threading.Event(), REMEDY)
+
+
+def test_somebody_else_can_ask_to_stop(tmp_path: Path) -> None:
+    stop = threading.Event()
+    heard: list[Event] = []
+
+    def hear(event: Event) -> None:
+        heard.append(event)
+        stop.set()
+
+    jobs = [Job("running", wait_for_stop, (tmp_path / "ready",)), Job("never", count, (1,))]
+    run_jobs(jobs, 1, hear, stop, REMEDY)
+    assert [type(event) for event in heard] == [PeerStarted, PeerStopped]
+
+
+PROGRAM = """
+import signal, sys, threading
+from pathlib import Path
+from ftis.lab import workers
+from ftis.lab.workers import Job, run_jobs
+from test_workers import {function}
+
+signal.signal(signal.SIGINT, signal.{handling})
+
+workers.PRELOADED = "ftis.lab.workers"  # these jobs need no more, and it is loaded in a moment
+
+def say(event):
+    print(type(event).__name__, getattr(event, "step", ""), flush=True)
+
+if __name__ == "__main__":
+    stop = threading.Event()
+    run_jobs([Job("it", {function}, (Path(sys.argv[1]),))], 1, say, stop, "")
+    print("asked" if stop.is_set() else "unasked", flush=True)
+"""
+
+
+def never_stop(touched: Path, say: Say, stop: Stop) -> None:
+    say(PeerStarted(os.getpid()))
+    stop_seen = False
+    while True:
+        threading.Event().wait(0.01)
+        if stop.is_set() and not stop_seen:
+            stop_seen = True
+            say(PeerStopped(os.getpid()))
+
+
+def wait_for_file(touched: Path, say: Say, stop: Stop) -> None:
+    say(PeerStarted(os.getpid()))
+    while not touched.exists():
+        threading.Event().wait(0.01)
+
+
+def program(function: str, tmp_path: Path, handling: str = "default_int_handler") -> subprocess.Popen[str]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(function=function, handling=handling))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(path), str(tmp_path / "touched")]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
+
+
+def line(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    return process.stdout.readline().split()
+
+
+def test_ctrl_c_asks_and_a_second_one_kills(tmp_path: Path) -> None:
+    with program("wait_for_stop", tmp_path) as process:
+        assert line(process)[0] == "PeerStarted"
+        os.killpg(process.pid, signal.SIGINT)
+        assert [line(process)[0] for _ in range(3)] == ["Stopping", "PeerStopped", "asked"]
+        assert process.wait() == 0
+    with program("never_stop", tmp_path) as process:
+        _, child = line(process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert [line(process)[0] for _ in range(2)] == ["Stopping", "PeerStopped"]
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait() != 0
+        assert_gone(int(child))
+
+
+def test_where_ctrl_c_is_ignored_it_stays_ignored(tmp_path: Path) -> None:
+    with program("wait_for_file", tmp_path, "SIG_IGN") as process:
+        assert line(process)[0] == "PeerStarted"
+        os.killpg(process.pid, signal.SIGINT)
+        (tmp_path / "touched").touch()
+        assert line(process) == ["unasked"]
+        assert process.wait() == 0
+
+
+def test_no_process_outlives_its_parent(tmp_path: Path) -> None:
+    with program("never_stop", tmp_path) as process:
+        _, child = line(process)
+        process.kill()
+        process.wait()
+        assert_gone(int(child))
+
+
+def assert_gone(pid: int) -> None:
+    """Wait until the process has ended: the read of its pidfd returns then."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 60)[0], f"process {pid} still runs"
+    finally:
+        os.close(handle)
