@@ -54,8 +54,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
     import torch
 
-    from ftis.config import parse
     from ftis.exchange import AloneExchange
+    from ftis.lab.recipes import parse
     from ftis.peer import load_peer, train_round
 
     torch.set_num_threads(1)

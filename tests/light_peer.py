@@ -25,9 +25,11 @@ import numpy as np
 
 from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
-from ftis.config import Recipe, agreement, parse, run_id
-from ftis.events import Event, to_json
+from ftis.config import Recipe, agreement, run_id
+from ftis.events import Event
 from ftis.exchange import Stopped
+from ftis.lab.event_lines import to_json
+from ftis.lab.recipes import parse
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned, groups_per_peer, wanted
 from ftis.swarm.identity import load_key, read_roster

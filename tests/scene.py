@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
-from ftis.config import Recipe, parse
+from ftis.config import Recipe
 from ftis.lab import drawing, exchange_figures, figures
 from ftis.lab.reading import arm_configs
+from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
 from ftis.metric_keys import peer_key
 from ftis.records import Records
@@ -86,7 +87,7 @@ class Scene:
         (run / "provenance.json").write_text(json.dumps(FACTS))
         for arm in arm_configs(recipe):
             for peer in self.peers:
-                self.write_peer(run / arm.name / peer, arm, seed, recipe.arm(arm).training.rounds)
+                self.write_peer(run / arm.name / peer, arm, seed, with_arm(recipe, arm).training.rounds)
         return run
 
     def write_peer(self, directory: Path, arm: Any, seed: int, rounds: int) -> None:

@@ -11,18 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ftis.config import (
-    DEFAULT_SYSTEM_PROMPT,
-    FtisError,
-    Recipe,
-    RecipeError,
-    agreement,
-    load,
-    parse,
-    run_directory,
-    run_id,
-    set_key,
-)
+from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, agreement, run_directory, run_id
+from ftis.lab.recipes import load, parse, set_key, with_arm
 
 TEXT = """
 name = "pair"
@@ -134,7 +124,7 @@ def test_a_recipe_is_frozen() -> None:
 def test_reading_does_not_change_what_was_given() -> None:
     made = document()
     recipe = parse(made)
-    recipe.arm(recipe.arms[1])
+    with_arm(recipe, recipe.arms[1])
     assert made == document()
 
 
@@ -462,7 +452,7 @@ def test_a_bad_override_is_one_line(path: Path, override: str, said: str) -> Non
 
 def test_an_arm_is_the_recipe_with_its_keys_replaced(path: Path) -> None:
     recipe = load(path, ["training.rounds=3", "objective.kl_threshold=10.0"])
-    alone, nois = (recipe.arm(arm) for arm in recipe.arms)
+    alone, nois = (with_arm(recipe, arm) for arm in recipe.arms)
     assert [(arm.name, arm.collaborate) for arm in alone.arms] == [("alone", False)]
     assert [(arm.name, arm.collaborate, arm.set) for arm in nois.arms] == [("NoIS", True, {})]
     assert (alone.objective.name, nois.objective.name) == ("F-TIS", "NoIS")
@@ -470,13 +460,13 @@ def test_an_arm_is_the_recipe_with_its_keys_replaced(path: Path) -> None:
     for arm in (alone, nois):
         assert arm.model_copy(update={"arms": recipe.arms, "objective": recipe.objective}) == recipe
     assert recipe.objective.name == "F-TIS", "the recipe itself stays as it is"
-    assert nois.arm(nois.arms[0]) == nois
+    assert with_arm(nois, nois.arms[0]) == nois
 
 
 def test_an_arm_can_address_peers(path: Path) -> None:
     path.write_text(TEXT + '[[arms]]\nname = "x"\nset = {"peers.*.lora_r" = 8, "peers.qwen2.5.train" = "lora"}\n')
     recipe = load(path)
-    arm = recipe.arm(recipe.arms[2])
+    arm = with_arm(recipe, recipe.arms[2])
     assert [(peer.lora_r, peer.train) for peer in arm.peers] == [(8, "full"), (8, "lora")]
 
 
@@ -488,7 +478,7 @@ def test_an_arms_keys_mean_the_same_without_quotes(path: Path) -> None:
     for text in (bare, quoted):
         path.write_text(TEXT + text, encoding="utf-8")
         recipe = load(path, ["sampling.top_k=5"])
-        arms.append(recipe.arm(recipe.arms[2]))
+        arms.append(with_arm(recipe, recipe.arms[2]))
     assert arms[0] == arms[1]
     assert (arms[0].sampling.temperature, arms[0].sampling.top_k) == (0.5, 5)
     assert [peer.lora_r for peer in arms[0].peers] == [8, 128]

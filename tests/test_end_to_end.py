@@ -283,7 +283,7 @@ set = { "training.mode" = "horizontal" }
 
 @pytest.mark.parametrize("recipe", ["demo", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"])
 def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
-    from ftis.config import load
+    from ftis.lab.recipes import load
 
     loaded = load(ROOT / "recipes" / f"{recipe}.toml")
     tiny = [f"peers.{p.name}.model={models['abc'[i]]}" for i, p in enumerate(loaded.peers)]
@@ -466,7 +466,8 @@ def test_a_full_disk_while_saving_loses_nothing(workplace: Path) -> None:
 def test_collaborating_with_nobody_is_said_and_is_a_failure(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ftis.exchange import Collected, HubEndpoint
+    from ftis.exchange import Collected
+    from ftis.lab.local import HubEndpoint
 
     collect = HubEndpoint.collect
 
@@ -615,7 +616,7 @@ def test_there_is_a_recipe_for_every_figure_and_the_table_twice() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["starter", "qwen"])
 def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Path, request: Any) -> None:
-    from ftis.config import load
+    from ftis.lab.recipes import load
 
     tiny = request.getfixturevalue("models" if scale == "starter" else "real_text_models")
     for figure in STARTER_RECIPES:

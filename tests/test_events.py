@@ -8,7 +8,6 @@ import typing
 import pytest
 
 from ftis.events import (
-    KINDS,
     ArmBegun,
     Evaluated,
     Event,
@@ -23,10 +22,9 @@ from ftis.events import (
     RoundEnded,
     Stopping,
     WarmUp,
-    from_json,
     placed,
-    to_json,
 )
+from ftis.lab.event_lines import KINDS, from_json, to_json
 
 LINES: dict[str, tuple[Event, str]] = {
     "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),

@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from ftis.exchange import (
-    KEEP_ROUNDS,
-    AloneExchange,
-    Collected,
-    DirectoryExchange,
-    ExchangeError,
-    Hub,
-    Stopped,
-)
+from ftis.exchange import AloneExchange, Collected, ExchangeError, Stopped
+from ftis.lab.local import KEEP_ROUNDS, DirectoryExchange, Hub
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""
@@ -353,7 +346,7 @@ def test_old_messages_are_deleted_by_their_sender_alone(tmp_path: Path) -> None:
 PEER = """
 import sys
 from pathlib import Path
-from ftis.exchange import DirectoryExchange
+from ftis.lab.local import DirectoryExchange
 
 directory, name, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 exchange = DirectoryExchange(directory, name, ("a", "b"), deadline=60)

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import ftis
-from ftis.config import FtisError, parse
+from ftis.config import FtisError
 from ftis.exchange import AloneExchange, Collected
 from ftis.files import read_jsonl
+from ftis.lab.recipes import parse
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss
 from ftis.records import read_rollouts

@@ -22,7 +22,6 @@ CORE = [
     "rollouts",
     "schedule",
     "prompts",
-    "scoring",
     "objectives",
     "codec",
     "admission",
@@ -40,16 +39,18 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "wire": ["packed"],
-    "tasks": ["splitting", "reading", "gsm8k", "math500", "jsonl", "clock", "gym"],
-    "rewards": ["numbers", "latex", "answers"],
-    "engines": ["lines", "head", "slots", "decoder", "builtin", "generate"],
-    "swarm": [],
-    "lab": [],
+    "wire": "plain packed",
+    "tasks": "problems reading splitting gsm8k math500 jsonl clock gym",
+    "rewards": "scoring numbers latex answers",
+    "engines": "models lines head slots decoder builtin generate",
+    "swarm": "identity manifest facts session chunks offers others outbox rounds link",
+    "lab": "recipes arms workers local event_lines trackers starters prepare provenance estimate doctor runs join "
+    "replay probe stats reading formatting summary budgets results tables corrections drawing figures "
+    "exchange_figures views verdicts page_tables exchanges samples page progress",
 }
-"""Each wing may import the core and the wings before it."""
+"""The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
-ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules), "cli"]
+ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), "cli"]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""
 
 SOCKETS = {"socket", "socketserver", "ssl", "zenoh", "http", "urllib.request", "requests", "httpx", "aiohttp"}

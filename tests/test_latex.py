@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftis.rewards import answers_equal, latex
-from ftis.scoring import RewardError
+from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

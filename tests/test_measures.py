@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ftis.admission import Admission, Reason, Rejection
-from ftis.config import Recipe, parse
+from ftis.config import Recipe
 from ftis.exchange import Collected
+from ftis.lab.recipes import parse
 from ftis.learning import Update
 from ftis.measures import Heard, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer

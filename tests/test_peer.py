@@ -13,10 +13,10 @@ import pytest
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.config import parse
 from ftis.events import ArmBegun, RoundEnded, placed
 from ftis.exchange import AloneExchange
 from ftis.lab.progress import Display
+from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, judge
 from ftis.peer import Peer, load_peer, train_round
 from ftis.rollouts import Batch, Rollout, collate

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ftis.config import PromptConfig, RecipeError, TaskConfig
-from ftis.prompts import Problem, Task, TaskError, load_task, make_task, render_prompt, require_unseen
+from ftis.prompts import Task, TaskError, load_task, render_prompt
 from ftis.rollouts import Prompt
+from ftis.tasks.problems import Problem, make_task, require_unseen
 
 
 def load(name: str, **keys: Any) -> Task:
@@ -92,7 +93,10 @@ def test_the_documents_example_is_a_task(tmp_path: Path, monkeypatch: pytest.Mon
     ("name", "message"),
     [
         ("my_tasks.LEVEL", "task.name = 'my_tasks.LEVEL': is a int, not a function; name a function f(TaskConfig)"),
-        ("my_tasks.pairs", "returned [('1+1?', '2')], not a Task; return ftis.prompts.make_task(config.name, ...)"),
+        (
+            "my_tasks.pairs",
+            "returned [('1+1?', '2')], not a Task; return ftis.tasks.problems.make_task(config.name, ...)",
+        ),
     ],
 )
 def test_a_path_that_leads_to_no_task(name: str, message: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftis.prompts import AnswerKind
 from ftis.rewards import answers_equal, extract_answer, format_and_answer
-from ftis.scoring import RewardError
+from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

@@ -11,7 +11,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ftis.config import PeerConfig, Recipe, RecipeError, parse
+from ftis.config import PeerConfig, Recipe, RecipeError
+from ftis.lab.recipes import parse
 from ftis.schedule import assigned, draw_items, learning_rate, minibatches, take_turns, wanted
 
 # --- draw_items ---------------------------------------------------------------------------------------

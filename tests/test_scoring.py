@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ftis.config import FtisError, PromptConfig, RecipeError, RewardConfig
 from ftis.prompts import AnswerKind
+from ftis.rewards.scoring import RewardError, Scorer, load_scorer
 from ftis.rollouts import Prompt
-from ftis.scoring import RewardError, Scorer, load_scorer
 
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
 PROMPT = Prompt(3, "2+2", "4", {"level": 5, "answer": "shadowed", "prompts": "shadowed"})

@@ -18,8 +18,9 @@ from torch import Tensor
 from ftis import admission as admission_module
 from ftis.admission import Admission, Rejection
 from ftis.codec import Message, decode
-from ftis.config import Recipe, RecipeError, parse
+from ftis.config import Recipe, RecipeError
 from ftis.exchange import Collected
+from ftis.lab.recipes import parse
 from ftis.objectives import OBJECTIVES, Diagnostics
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate

@@ -22,9 +22,9 @@ from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_
 from ftis.policy import ModelError, Policy, tokenizer_fingerprint
 from ftis.prompts import load_task, render_prompt
 from ftis.rewards import extract_answer
+from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding, InPlace, open_sampler
-from ftis.scoring import load_scorer
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 
 

@@ -17,9 +17,9 @@ from watched import Watched
 
 from ftis import checkpoint
 from ftis.cli import main
-from ftis.config import load
+from ftis.lab import join as swarm
+from ftis.lab.recipes import load
 from ftis.records import read_jsonl
-from ftis.swarm import join as swarm
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ftis.config import FtisError, TaskConfig
-from ftis.prompts import Problem, Task, TaskError, load_task
+from ftis.prompts import Task, TaskError, load_task
 from ftis.rewards import answers_equal
 from ftis.rollouts import Prompt
 from ftis.tasks import clock, gym
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
+from ftis.tasks.problems import Problem
 from ftis.tasks.splitting import hold_out
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

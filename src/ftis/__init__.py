@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
-    from ftis.config import load as load
     from ftis.config import run_directory as run_directory
     from ftis.files import read_jsonl as read_jsonl
+    from ftis.lab.arms import experiment_directory as experiment_directory
     from ftis.lab.page import write_page as write_page
     from ftis.lab.progress import Display as Display
+    from ftis.lab.recipes import load as load
     from ftis.lab.results import compare as compare
-    from ftis.lab.runs import experiment_directory as experiment_directory
     from ftis.lab.runs import run as run
     from ftis.lab.runs import run_experiment as run_experiment
     from ftis.lab.starters import supervised_step as supervised_step
@@ -38,7 +38,7 @@ _HOME = {
     "PeerConfig": "config",
     "Recipe": "config",
     "RewardConfig": "config",
-    "load": "config",
+    "load": "lab.recipes",
     "run_directory": "config",
     "read_jsonl": "files",
     "OBJECTIVES": "objectives",
@@ -50,7 +50,7 @@ _HOME = {
     "train_round": "peer",
     "run": "lab.runs",
     "run_experiment": "lab.runs",
-    "experiment_directory": "lab.runs",
+    "experiment_directory": "lab.arms",
     "supervised_step": "lab.starters",
     "compare": "lab.results",
     "print_comparison": "lab.tables",

@@ -23,11 +23,10 @@ from ftis.config import (
     Recipe,
     RewardConfig,
     TaskConfig,
-    load,
-    network_settings,
     run_directory,
 )
 from ftis.events import Stopping, WarmUp
+from ftis.lab.recipes import load, network_settings
 
 app = typer.Typer(
     name="ftis",
@@ -184,8 +183,8 @@ def join(
     import signal
     import threading
 
+    from ftis.lab import join as swarm
     from ftis.lab.progress import Display
-    from ftis.swarm import join as swarm
 
     _check_resume(resume, overwrite)
     given = {"key": key, "roster": roster}
@@ -422,8 +421,8 @@ def evaluate_model(
     from ftis.lab import starters
     from ftis.policy import Policy
     from ftis.prompts import load_task, render_prompt
+    from ftis.rewards.scoring import load_scorer
     from ftis.sampling import open_sampler
-    from ftis.scoring import load_scorer
 
     base = load(recipe) if recipe else None
     try:

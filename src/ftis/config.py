@@ -28,12 +28,11 @@ import difflib
 import hashlib
 import json
 import math
-import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_SYSTEM_PROMPT = (
     "Solve the problem step by step. Write your reasoning between <think> and </think>, then only the "
@@ -395,69 +394,6 @@ class Recipe(_Section):
                 return peer
         raise RecipeError(f"no peer {name!r} in the recipe{nearest(name, [p.name for p in self.peers])}")
 
-    def arm(self, arm: ArmConfig) -> Recipe:
-        """This recipe as ``arm`` runs it: its keys replaced, its name as the only arm."""
-        document, where = self.model_dump(), f"arm {arm.name!r}"
-        for key, value in _dotted(arm.set):
-            if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads"):
-                raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
-            try:
-                set_key(document, key, value)
-            except RecipeError as error:
-                raise RecipeError(f"{where}: {error}") from None
-        document["arms"] = [{**arm.model_dump(), "set": {}}]
-        return parse(document, where=where)
-
-
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file and apply ``key=value`` overrides.
-
-    Raises:
-        RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
-    """
-    path = Path(path)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"no recipe at {path}: check the path (recipes/ holds the ready-made ones)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from None
-    for override in overrides:
-        set_key(document, *split_override(override))
-    recipe = parse(document, where=str(path))
-    for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
-        recipe.arm(arm)
-    return recipe
-
-
-def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from a plain mapping (TOML or JSON); ``where`` names it in errors."""
-    try:
-        return Recipe.model_validate(_with_lists_as_given(document))
-    except ValidationError as error:
-        raise RecipeError(f"{where}: {_explain(error)}") from None
-
-
-def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
-    """What ``[network]`` would say, from a plain mapping."""
-    try:
-        return NetworkConfig.model_validate(dict(settings))
-    except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
-
-
-def set_key(document: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
-    _set_path(document, key.split("."), value, key)
-
-
-def split_override(override: str) -> tuple[str, Any]:
-    """``key=value`` as typed on the command line → the dotted key and its TOML value."""
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise RecipeError(f"--set {override!r}: write key=value, as in --set training.rounds=10")
-    return key.strip(), _toml_value(text.strip())
-
 
 def run_directory(recipe: Recipe) -> Path:
     """Where :func:`ftis.run` writes: ``<output_dir>/<name>-seed<seed>``."""
@@ -495,105 +431,6 @@ def run_id(facts: Mapping[str, Any]) -> str:
     """Digest of the agreed facts: 32 hex digits of the sha256 of their canonical JSON."""
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
-
-
-def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
-    width = _name_width(node, path) if isinstance(node, (list, tuple)) else 1
-    head, rest = ".".join(path[:width]), path[width:]
-    if isinstance(node, (list, tuple)):
-        for child in _members(node, head, key):
-            if not rest:
-                raise RecipeError(f"{key}: names a whole entry; name one of its keys, as in {key}.name")
-            _set_path(child, rest, value, key)
-    elif isinstance(node, dict):
-        if rest:
-            child = node.setdefault(head, {})
-            _set_path(child, rest, value, key)
-        else:
-            node[head] = value
-    else:
-        raise RecipeError(f"{key}: {head!r} lies inside a plain value; check the key")
-
-
-def _name_width(entries: Iterable[Any], path: list[str]) -> int:
-    """How many parts of a split key are an entry's name, which may hold dots itself (``peers.qwen2.5.model``)."""
-    names = {entry.get("name") for entry in entries if isinstance(entry, dict)}
-    fits = [width for width in range(1, len(path) + 1) if ".".join(path[:width]) in names]
-    return max((width for width in fits if width < len(path)), default=max(fits, default=1))
-
-
-def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
-    entries = list(entries)
-    if selector == "*":
-        return entries
-    by_name = [e for e in entries if isinstance(e, dict) and e.get("name") == selector]
-    if by_name:
-        return by_name
-    if selector.isdecimal() and int(selector) < len(entries):
-        return [entries[int(selector)]]
-    names = [str(e.get("name")) for e in entries if isinstance(e, dict)]
-    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, names)}")
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string, as people type it
-    return parsed["value"] if len(parsed) == 1 else text  # a line break starts no second key
-
-
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested tables as dotted keys; an empty table is a leaf."""
-    for key, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _with_lists_as_given(document: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(document, Mapping):
-        raise RecipeError(f"a recipe is a table of keys, got {type(document).__name__}")
-    return dict(document)
-
-
-def _explain(error: ValidationError) -> str:
-    """The first thing wrong, in one line, with the nearest key where one was mistyped."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = len(error.errors()) - 1
-    tail = f" (and {more} more)" if more else ""
-    if first["type"] == "extra_forbidden":
-        known = _known_keys([p for p in first["loc"][:-1] if isinstance(p, str)])
-        return f"unknown key {place!r}{nearest(str(first['loc'][-1]), known)}{tail}"
-    if first["type"] == "missing":
-        return f"missing key {place!r}: add it{tail}"
-    if first["type"] == "value_error":
-        return f"{first['ctx']['error']}{tail}"
-    words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
-    said = first["msg"][0].lower() + first["msg"][1:]
-    message = f"input should be {words[first['type']]}" if first["type"] in words else said
-    return f"{place} = {first['input']!r}: {message}{tail}"
-
-
-def _known_keys(path: list[str]) -> list[str]:
-    sections: dict[str, type[_Section]] = {
-        "task": TaskConfig,
-        "ood": TaskConfig,
-        "prompt": PromptConfig,
-        "reward": RewardConfig,
-        "sampling": SamplingConfig,
-        "training": TrainingConfig,
-        "network": NetworkConfig,
-        "objective": ObjectiveConfig,
-        "wire": WireConfig,
-        "peers": PeerConfig,
-        "arms": ArmConfig,
-        "experiment": ExperimentConfig,
-    }
-    section = sections.get(path[0], Recipe) if path else Recipe
-    return list(section.model_fields)
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -6,20 +6,12 @@ the bytes mean is not the exchange's business.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from ftis.admission import Rejection
 from ftis.config import FtisError
-from ftis.files import write_whole
-
-POLL_SECONDS = 0.005
-KEEP_ROUNDS = 2
-"""Published rounds kept besides the current one, for a peer that has not collected them yet."""
 
 
 class ExchangeError(FtisError):
@@ -82,115 +74,3 @@ class AloneExchange:
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         return Collected({})
-
-
-class Hub:
-    """The in-process exchange. Peers run in threads and take turns: one computes while the others wait.
-
-    So only one peer's activations are in memory at a time, and that peer has all of the machine's cores.
-    """
-
-    def __init__(self, roster: tuple[str, ...], should_stop: Callable[[], bool] = lambda: False) -> None:
-        self.roster = roster
-        self.turn = threading.Lock()
-        self._changed = threading.Condition()
-        self._messages: dict[tuple[int, str], bytes] = {}
-        self._should_stop = should_stop
-        self._failed = False
-
-    def fail(self) -> None:
-        """A peer cannot continue: wake the waiting ones, whose ``collect`` raises Stopped."""
-        with self._changed:
-            self._failed = True
-            self._changed.notify_all()
-
-    def endpoint(self, peer: str) -> HubEndpoint:
-        return HubEndpoint(self, peer)
-
-    def _publish(self, peer: str, round: int, data: bytes) -> None:
-        with self._changed:
-            self._messages[round, peer] = data
-            for old in [key for key in self._messages if key[0] < round - KEEP_ROUNDS]:
-                del self._messages[old]
-            self._changed.notify_all()
-
-    def _collect(self, peer: str, round: int, offers_only: Collection[str]) -> Collected:
-        others = [name for name in self.roster if name != peer]
-        self.turn.release()
-        try:
-            with self._changed:
-                while not all((round, name) in self._messages for name in others):
-                    if self._failed or self._should_stop():
-                        raise Stopped
-                    self._changed.wait(timeout=0.1)
-                messages = {name: self._messages[round, name] for name in others if name not in offers_only}
-                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
-        finally:
-            self.turn.acquire()
-
-
-@dataclass(frozen=True)
-class HubEndpoint:
-    """One peer's end of a :class:`Hub`. Its thread holds ``hub.turn``; ``collect`` releases it while it waits."""
-
-    hub: Hub
-    peer: str
-
-    def catch_up(self, round: int) -> int:
-        return round
-
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        self.hub._publish(self.peer, round, data)
-
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        return self.hub._collect(self.peer, round, offers_only)
-
-
-class DirectoryExchange:
-    """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
-
-    A killed peer that resumes finds the messages of the round it was in, and replaces its own with the same bytes.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        peer: str,
-        roster: tuple[str, ...],
-        should_stop: Callable[[], bool] = lambda: False,
-        deadline: float = float("inf"),
-    ) -> None:
-        self.directory, self.peer, self.roster = directory, peer, roster
-        self.should_stop, self.deadline = should_stop, deadline
-        directory.mkdir(parents=True, exist_ok=True)
-
-    def catch_up(self, round: int) -> int:
-        return round
-
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        write_whole(self._path(self.peer, round), data, sync=False)
-        self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
-
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
-        messages: dict[str, bytes] = {}
-        give_up = time.monotonic() + self.deadline
-        while True:
-            for name in [n for n, path in waiting.items() if path.exists()]:
-                path = waiting.pop(name)
-                if name not in offers_only:
-                    messages[name] = path.read_bytes()
-            if not waiting:
-                others = [name for name in self.roster if name != self.peer]
-                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
-            if self.should_stop():
-                raise Stopped
-            if time.monotonic() > give_up:
-                raise ExchangeError(
-                    f"round {round}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
-                    f"see whether that peer still runs, then start again with --resume"
-                )
-            time.sleep(POLL_SECONDS)
-
-    def _path(self, peer: str, round: int) -> Path:
-        return self.directory / f"{round:06d}-{peer}.ftis"

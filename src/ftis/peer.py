@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ftis import checkpoint
-from ftis.admission import Admission, Admitter, Reason, Terms, rejected
+from ftis.admission import Admission, Admitter, Reason, Score, Terms, rejected
 from ftis.checkpoint import Cursor
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
@@ -33,8 +33,7 @@ from ftis.records import Records, RoundRecord
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate
 from ftis.sampling import Decoding, Sampler, open_sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
-from ftis.scoring import Scorer, load_scorer
-from ftis.seams import SAMPLERS, TRACKERS, look_up
+from ftis.seams import REWARDS, SAMPLERS, TRACKERS, look_up
 from ftis.selection import Selection, select, selections_of
 
 Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
@@ -98,7 +97,7 @@ class Peer:
     sampler: Sampler
     task: Task
     ood: tuple[Task, ...]
-    scorers: Mapping[str, Scorer]
+    scorers: Mapping[str, Score]
     admitter: Admitter
     header: Header
     objective: Objective
@@ -330,6 +329,7 @@ def load_peer(
             torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
             policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
+    load_scorer: Callable[..., Score] = look_up("scorer", "reward", REWARDS)
     scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, len(task.train), objective)

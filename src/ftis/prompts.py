@@ -5,20 +5,12 @@ follows from the task's own seed: peers that read the same recipe hold the same 
 compare :attr:`Task.digest` to make sure.
 
 A task is a function ``f(TaskConfig) -> Task``. The built-in ones are in :mod:`ftis.tasks`; a recipe names any other by
-its dotted path, and :func:`make_task` makes what it returns::
-
-    def load(config):
-        squares = [(f"{n} squared?", str(n * n), {}) for n in range(100)]
-        return make_task(config.name, squares[10:], squares[:10], "number")
+its dotted path, and :func:`ftis.tasks.problems.make_task` makes what it returns.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,9 +23,6 @@ from ftis.seams import TASKS, look_up
 AnswerKind = Literal["number", "math", "exact"]
 """How two answers are compared; see :func:`ftis.rewards.answers_equal`."""
 
-Problem = tuple[str, str, Mapping[str, Any]]
-"""Question, answer, and further columns for the reward function."""
-
 
 class TaskError(FtisError):
     """Problems that cannot be read, split or rendered."""
@@ -41,7 +30,7 @@ class TaskError(FtisError):
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on and to validate with. :func:`make_task` makes one."""
+    """Problems to train on and to validate with. See docs/extending.md."""
 
     name: str
     train: tuple[Prompt, ...]
@@ -78,76 +67,9 @@ def load_task(config: TaskConfig) -> Task:
     task = load(config)
     if not isinstance(task, Task):
         raise TaskError(
-            f"{where}: returned {excerpt(task)}, not a Task; return ftis.prompts.make_task(config.name, ...)"
+            f"{where}: returned {excerpt(task)}, not a Task; return ftis.tasks.problems.make_task(config.name, ...)"
         )
     return task
-
-
-def make_task(name: str, train: Sequence[Problem], validation: Sequence[Problem], answer_kind: AnswerKind) -> Task:
-    """A task from (question, answer, columns) triples, with the digest that peers compare.
-
-    Args:
-        name: ``config.name``, which messages and records call the task by.
-        train: in an order that is the same on every peer; empty for a task that is for evaluation only.
-        validation: no question of these may be in ``train``.
-
-    Raises:
-        TaskError: a question or an answer is not a string, the splits share a question, or there is no such
-            ``answer_kind``.
-    """
-    where = f"task {name!r}"
-    splits = [tuple(_prompts(problems, where)) for problems in (train, validation)]
-    require_disjoint(train, validation, f"{where}: train and validation")
-    canonical = json.dumps([[question, answer] for question, answer, _ in train], separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()
-    return Task(name, splits[0], splits[1], answer_kind, digest)
-
-
-def _prompts(problems: Iterable[tuple[Any, Any, Mapping[str, Any]]], where: str) -> Iterable[Prompt]:
-    for item, (question, answer, columns) in enumerate(problems):
-        for part, value in (("question", question), ("answer", answer)):
-            if not isinstance(value, str):
-                raise TaskError(f"{where}: the {part} of problem {item} is {excerpt(value)}; write it as a string")
-        yield Prompt(item, question, answer, MappingProxyType(dict(columns)))
-
-
-def refuse_settings(config: TaskConfig, *keys: str) -> None:
-    """Refuse a recipe that sets keys which the task would ignore.
-
-    Raises:
-        TaskError: the first of ``keys`` that is set.
-    """
-    for key in keys:
-        if getattr(config, key):
-            raise TaskError(f"task.{key} = {getattr(config, key)!r}: means nothing to {config.name!r}; leave it out")
-
-
-def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], where: str) -> None:
-    """Refuse validation problems that are trained on.
-
-    Raises:
-        TaskError: how many questions the two share, and one of them.
-    """
-    shared = {question for question, _, _ in train} & {question for question, _, _ in validation}
-    if shared:
-        raise TaskError(
-            f"{where}: share {len(shared)} questions, the first of them {excerpt(min(shared))}; "
-            "remove them from one, or validation measures memory"
-        )
-
-
-def require_unseen(task: Task, ood: Task) -> None:
-    """Refuse an out-of-distribution task some of whose problems are trained on.
-
-    Raises:
-        TaskError: how many questions they share, and one of them.
-    """
-    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in ood.validation}
-    if shared:
-        raise TaskError(
-            f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
-            f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
-        )
 
 
 def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> npt.NDArray[np.int32]:

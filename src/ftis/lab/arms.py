@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.config import ArmConfig, FtisError, Recipe
+from ftis.lab.recipes import with_arm
 
 
 class RunError(FtisError):
@@ -35,7 +36,7 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
 
 
 def _arm(recipe: Recipe, config: ArmConfig) -> Arm:
-    resolved = recipe.arm(config)
+    resolved = with_arm(recipe, config)
     if config.collaborate:
         together = resolved.training.swarms or ([peer.name for peer in resolved.peers],)
         return Arm(config.name, resolved, tuple(resolved.of_swarm(names) for names in together))

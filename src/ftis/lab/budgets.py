@@ -9,6 +9,7 @@ from typing import Any
 
 from ftis.config import ArmConfig, Recipe
 from ftis.lab.reading import PeerRun, Study
+from ftis.lab.recipes import with_arm
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Plan:
 
 def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
     """The plan of one arm of ``recipe``."""
-    as_run = recipe.arm(arm)
+    as_run = with_arm(recipe, arm)
     peers, training = as_run.swarm_size, as_run.training
     rollouts = training.prompts_per_round * as_run.sampling.num_generations
     if arm.collaborate:

@@ -12,6 +12,7 @@ from ftis.lab.budgets import plan
 from ftis.lab.corrections import Correction, correction_of
 from ftis.lab.exchange_figures import Heard
 from ftis.lab.reading import Study
+from ftis.lab.recipes import with_arm
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table
 
 LONGEST_REASON = 300
@@ -56,7 +57,7 @@ def exchanges(study: Study) -> Exchanges | None:
 
 
 def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
-    correction = correction_of(study.recipe.arm(arm))
+    correction = correction_of(with_arm(study.recipe, arm))
     expected = plan(study.recipe, arm).generated
     directory, columns = study.directory / "figures", len(study.recipe.peers) - bool(study.elsewhere)
     heard = [

@@ -27,6 +27,7 @@ from ftis.lab.drawing import arm_styles
 from ftis.lab.exchanges import exchanges
 from ftis.lab.formatting import counted, visible
 from ftis.lab.reading import Study, read_probes, read_study
+from ftis.lab.recipes import with_arm
 from ftis.lab.results import compare_study, headline
 from ftis.lab.samples import completions
 
@@ -155,7 +156,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
 
 def _arm_in_words(study: Study, arm: ArmConfig) -> str:
     parts = [
-        study.recipe.arm(arm).objective.name,
+        with_arm(study.recipe, arm).objective.name,
         "together" if arm.collaborate else f"every peer alone, as many rollouts {arm.budget}",
         *(f"{key} = {value}" for key, value in arm.set.items()),
     ]

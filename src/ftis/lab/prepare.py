@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ftis.engines.models import load_tokenizer
 from ftis.events import Say, WarmUp
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.workers import Job, Stop, cores, run_jobs
-from ftis.peer import share
-from ftis.policy import load_tokenizer, resolve_device, tokenizer_fingerprint
-from ftis.rewards import load_scorer
-from ftis.tasks import Task, load_task, require_unseen
+from ftis.peer import check_names
+from ftis.policy import resolve_device, tokenizer_fingerprint
+from ftis.prompts import Task, load_task
+from ftis.rewards.scoring import load_scorer
+from ftis.schedule import assigned
+from ftis.tasks.problems import require_unseen
 
 
 def check(arms: list[Arm]) -> None:
@@ -23,6 +26,7 @@ def check(arms: list[Arm]) -> None:
     """
     tasks: dict[str, Task] = {}
     for arm in arms:
+        check_names(arm.recipe)
         for peer in arm.recipe.peers:
             resolve_device(peer.device)
             if starters.is_starter(peer.model):
@@ -38,7 +42,7 @@ def check(arms: list[Arm]) -> None:
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
         for swarm in arm.swarms:
-            share(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+            assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
 
 
 def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:

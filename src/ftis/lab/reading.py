@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ftis.config import ArmConfig, FtisError, Recipe, parse
+from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.files import read_jsonl
+from ftis.lab.recipes import parse, with_arm
 from ftis.metric_keys import by_peer
 from ftis.records import read_rollouts, rollouts_path
 
@@ -349,7 +350,7 @@ def _run(directory: Path, recipe: Recipe) -> Run:
 def _unfinished(run: Run, recipe: Recipe, arms: Sequence[ArmConfig], peers: Sequence[str]) -> str | None:
     """What the first incomplete peer of a run lacks, in words."""
     for arm in arms:
-        rounds = recipe.arm(arm).training.rounds
+        rounds = with_arm(recipe, arm).training.rounds
         for peer in peers:
             missing = run.peers[arm.name, peer].missing(rounds)
             if missing:

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from ftis import checkpoint
-from ftis.config import Recipe, RecipeError, parse, set_key, split_override
+from ftis.config import Recipe, RecipeError
 from ftis.events import ArmBegun, Evaluated, PeerFinished, PeerStarted, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Collected
 from ftis.files import read_jsonl, write_json
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import provenance, read_provenance
+from ftis.lab.recipes import parse, set_key, split_override
 from ftis.measures import Heard
 from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Peer, Stopwatch, learn_from, load_peer

@@ -16,6 +16,7 @@ from ftis.lab import stats
 from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
+from ftis.lab.recipes import with_arm
 from ftis.lab.summary import summary_of, warnings
 
 SAME_START = 0.02
@@ -114,7 +115,7 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
     for peer in study.peer_names:
         starts: dict[str, dict[str, float]] = {}
         for arm in study.arms:
-            model = study.recipe.arm(arm).peer(peer).model
+            model = with_arm(study.recipe, arm).peer(peer).model
             untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
             starts.setdefault(model, {})[arm.name] = untrained.accuracy
         for model, by_arm in starts.items():

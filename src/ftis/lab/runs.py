@@ -23,9 +23,10 @@ import torch
 from ftis import checkpoint
 from ftis.config import FtisError, PeerConfig, Recipe, run_directory
 from ftis.events import ArmBegun, JobEnded, JobsKnown, Say, Stopping, placed, unheard
-from ftis.exchange import AloneExchange, DirectoryExchange, Exchange, Hub, Stopped
+from ftis.exchange import AloneExchange, Exchange, Stopped
 from ftis.files import locked, write_json
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
+from ftis.lab.local import DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import LOCK_SECONDS, claim, provenance
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs

@@ -13,6 +13,7 @@ from ftis.config import ArmConfig
 from ftis.lab.corrections import Correction, correction_of
 from ftis.lab.formatting import counted, true_minus
 from ftis.lab.reading import PeerRun, Study
+from ftis.lab.recipes import with_arm
 
 MAX_TOKENS = 400
 """A sample completion is shown up to here."""
@@ -98,7 +99,7 @@ def completions(study: Study) -> Completions | None:
 
 
 def _learners(study: Study, arm: ArmConfig) -> list[Learner]:
-    correction = correction_of(study.recipe.arm(arm))
+    correction = correction_of(with_arm(study.recipe, arm))
     learners = []
     for name in study.peer_names:
         peer = study.peer(study.seeds_shown[0], arm.name, name)
@@ -225,7 +226,7 @@ def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
 
 
 def _legend(study: Study) -> list[tuple[str, str]]:
-    caps = {correction_of(study.recipe.arm(arm)).cap for arm in study.arms}
+    caps = {correction_of(with_arm(study.recipe, arm)).cap for arm in study.arms}
     cap = f"{caps.pop():g}" if len(caps) == 1 else "C"
     return [
         ("w1", "at most 0.1"),

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from ftis.prompts import AnswerKind
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, read_number
-from ftis.scoring import RewardError
+from ftis.rewards.scoring import RewardError
 
 
 def format_and_answer(

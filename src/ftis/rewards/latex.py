@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ftis.scoring import RewardError
+from ftis.rewards.scoring import RewardError
 
 _CPU_SECONDS = 3.0
 """Limit on one comparison. Processor time, so that a busy machine changes no reward."""

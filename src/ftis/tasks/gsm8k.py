@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftis.config import TaskConfig
-from ftis.prompts import Problem, Task, TaskError, make_task, refuse_settings, require_disjoint
+from ftis.prompts import Task, TaskError
+from ftis.tasks.problems import Problem, make_task, refuse_settings, require_disjoint
 from ftis.tasks.reading import data_directory, split_rows, text_field
 from ftis.tasks.splitting import subset
 

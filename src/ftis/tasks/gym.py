@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis.config import TaskConfig, nearest
-from ftis.prompts import Problem, Task, TaskError, excerpt, make_task, refuse_settings
+from ftis.prompts import Task, TaskError, excerpt
+from ftis.tasks.problems import Problem, make_task, refuse_settings
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ftis.config import TaskConfig
-from ftis.prompts import Problem, Task, TaskError, make_task, refuse_settings, require_disjoint
+from ftis.prompts import Task, TaskError
+from ftis.tasks.problems import Problem, make_task, refuse_settings, require_disjoint
 from ftis.tasks.reading import jsonl_rows, problem_of
 from ftis.tasks.splitting import hold_out, subset
 

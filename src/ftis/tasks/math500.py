@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ftis.config import TaskConfig
-from ftis.prompts import Task, make_task, refuse_settings
+from ftis.prompts import Task
+from ftis.tasks.problems import make_task, refuse_settings
 from ftis.tasks.reading import data_directory, problem_of, split_rows
 from ftis.tasks.splitting import subset
 

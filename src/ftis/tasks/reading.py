@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ftis.config import TaskConfig
-from ftis.prompts import Problem, TaskError, excerpt
+from ftis.prompts import TaskError, excerpt
+from ftis.tasks.problems import Problem
 
 Row = tuple[Mapping[str, Any], str]
 """The fields of a row, and the file and line it is from."""

@@ -7,7 +7,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from ftis.prompts import Problem, TaskError
+from ftis.prompts import TaskError
+from ftis.tasks.problems import Problem
 
 Split = Literal["train", "validation"]
 T = TypeVar("T")

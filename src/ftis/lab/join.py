@@ -27,10 +27,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
-from ftis.events import ArmBegun, Event, RoundEnded, Say, placed, to_json, unheard
+from ftis.events import ArmBegun, Event, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Stopped
 from ftis.files import append_jsonl, locked, write_whole
 from ftis.lab.arms import Arm, arms_of
+from ftis.lab.event_lines import to_json
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
