@@ -55,8 +55,9 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     import torch
 
     from ftis.exchange import AloneExchange
+    from ftis.lab.assembly import assemble
     from ftis.lab.recipes import parse
-    from ftis.peer import load_peer, train_round
+    from ftis.peer import train_round
 
     torch.set_num_threads(1)
     recipe = parse(
@@ -87,7 +88,7 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
         where="benchmark",
     )
     with tempfile.TemporaryDirectory() as directory:
-        peer = load_peer(recipe, "alone", Path(directory), AloneExchange())
+        peer = assemble(recipe, "alone", Path(directory), AloneExchange())
         metrics, processor = [], []
         for round in range(rounds):
             began = time.process_time()

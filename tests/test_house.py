@@ -44,8 +44,8 @@ WINGS = {
     "rewards": "scoring numbers latex answers",
     "engines": "models lines head slots decoder builtin generate",
     "swarm": "identity manifest facts session chunks offers others outbox rounds link",
-    "lab": "recipes arms workers local event_lines trackers starters prepare provenance estimate doctor runs join "
-    "replay probe stats reading formatting summary budgets results tables corrections drawing figures "
+    "lab": "recipes starters assembly arms workers local event_lines trackers prepare provenance estimate doctor runs "
+    "join replay probe stats reading formatting summary budgets results tables corrections drawing figures "
     "exchange_figures views verdicts page_tables exchanges samples page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
@@ -57,7 +57,18 @@ SOCKETS = {"socket", "socketserver", "ssl", "zenoh", "http", "urllib.request", "
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
 OPEN_SOCKETS = {"swarm.link", "swarm.session"}
-LIGHT = ["seams", "schedule", "metric_keys", "events", "prompts", "scoring", "codec", "admission"]
+LIGHT = [
+    "seams",
+    "schedule",
+    "metric_keys",
+    "events",
+    "prompts",
+    "codec",
+    "admission",
+    "rewards.scoring",
+    "lab.recipes",
+    "lab.arms",
+]
 LONGEST_FILE, LARGEST_CORE = 500, 3500
 
 
@@ -156,7 +167,8 @@ def test_the_core_imports_no_wing(module: str) -> None:
 def test_the_core_is_an_evenings_reading_and_no_file_is_long() -> None:
     lengths = {module: len(source(module).splitlines()) for module in modules()}
     assert {module: n for module, n in lengths.items() if n > LONGEST_FILE} == {}
-    assert sum(lengths[module] for module in CORE) <= LARGEST_CORE
+    to_read = [line for module in CORE for line in source(module).splitlines() if line.strip()]
+    assert len(to_read) <= LARGEST_CORE
 
 
 @pytest.mark.parametrize("module", modules())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +19,11 @@ from rich.console import Console
 from ftis.config import (
     FtisError,
     NetworkConfig,
-    PeerConfig,
-    PromptConfig,
     Recipe,
-    RewardConfig,
     TaskConfig,
     run_directory,
 )
-from ftis.events import Stopping, WarmUp
+from ftis.events import WarmUp
 from ftis.lab.recipes import load, network_settings
 
 app = typer.Typer(
@@ -51,6 +49,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")]
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -65,13 +66,17 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another run.")] = 0,
     output_dir: Annotated[Path, typer.Option(help="The run is written to OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
     set_: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train two small models, alone and together: the demo recipe of this package. Run it again to resume it."""
     overrides = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}", *(set_ or [])]
     train(_ready_made("demo"), overrides, dry_run=dry_run, resume=True)
+
+
+def _load(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe, with its own directory on the path for the functions that it names."""
+    sys.path.append(str(recipe.parent.resolve()))
+    return load(recipe, overrides)
 
 
 def _ready_made(name: str) -> Path:
@@ -86,9 +91,7 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
     set_: Overrides = None,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped (or start it).")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an earlier run of this name and seed first.")
@@ -98,7 +101,7 @@ def train(
     from ftis.lab import runs as experiment
     from ftis.lab.progress import Display
 
-    loaded = load(recipe, set_ or [])
+    loaded = _load(recipe, set_ or [])
     if dry_run:
         _print_plan(loaded)
         return
@@ -121,9 +124,7 @@ def experiment(
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Arms trained at a time; 0 is one per core.")] = 0,
     set_: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train every arm under several seeds and say what differs. Run it again to go on with it."""
     import os
@@ -133,7 +134,7 @@ def experiment(
     from ftis.lab.arms import experiment_directory
     from ftis.lab.progress import Display
 
-    loaded = load(recipe, set_ or [])
+    loaded = _load(recipe, set_ or [])
     if dry_run:
         _print_plan(loaded)
         return
@@ -180,34 +181,22 @@ def join(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
 ) -> None:
     """Train one peer of a recipe here, together with the others wherever they are."""
-    import signal
     import threading
 
     from ftis.lab import join as swarm
     from ftis.lab.progress import Display
+    from ftis.lab.workers import stopping_on_signals
 
     _check_resume(resume, overwrite)
     given = {"key": key, "roster": roster}
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
     overrides += _network_overrides(connect, listen, tls)
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
-    loaded = load(recipe, [*overrides, *(set_ or [])])
+    loaded = _load(recipe, [*overrides, *(set_ or [])])
     stop = threading.Event()
     display = Display(console)
-
-    def leave(signum: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        display(Stopping())
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with display.live():
-            finished = swarm.join(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with display.live(), stopping_on_signals(stop, display):
+        finished = swarm.join(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
     directory = swarm.peer_directory(loaded, peer)
     if not finished:
         console.print(f"left the swarm; the same command with --resume goes on from {directory}")
@@ -417,34 +406,22 @@ def evaluate_model(
     """Greedy pass@1 of one model on a task's validation problems."""
     import tomllib
 
-    from ftis.evaluate import evaluate
-    from ftis.lab import starters
-    from ftis.policy import Policy
-    from ftis.prompts import load_task, render_prompt
-    from ftis.rewards.scoring import load_scorer
-    from ftis.sampling import open_sampler
+    from ftis.files import write_jsonl
+    from ftis.lab import assembly
 
-    base = load(recipe) if recipe else None
     try:
         options = tomllib.loads("\n".join(option or []))
     except tomllib.TOMLDecodeError as error:
         raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
-    loaded = load_task(TaskConfig(name=task, path=path, validation_size=limit, options=options))
-    prompt = base.prompt if base else PromptConfig()
-    score = load_scorer(base.reward if base else RewardConfig(), prompt, loaded.answer_kind)
-    length = max_completion_length or (base.sampling.max_completion_length if base else 768)
-    source = str(starters.make(model)) if starters.is_starter(model) else model
-    policy = Policy.load(PeerConfig(name="model", model=source))
-    problems = loaded.validation
-    prompt_ids = [render_prompt(p, prompt, policy.tokenizer) for p in problems]
-    with console.status(f"answering {len(problems)} problems"):
-        result = evaluate(policy, open_sampler("auto", policy), problems, prompt_ids, score, length)
+    config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
+    with console.status("answering the task's validation problems"):
+        result = assembly.evaluate_model(model, config, _load(recipe) if recipe else None, max_completion_length)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text("".join(json.dumps(vars(p)) + "\n" for p in result.problems), encoding="utf-8")
+        write_jsonl(output, [vars(problem) for problem in result.problems])
     right = sum(p.reward for p in result.problems)
     console.print(
-        f"{task}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(problems)}), "
+        f"{task}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(result.problems)}), "
         f"mean length {result.mean_length:.1f} tokens"
     )
 

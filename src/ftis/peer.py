@@ -16,25 +16,23 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ftis import checkpoint
-from ftis.admission import Admission, Admitter, Reason, Score, Terms, rejected
+from ftis.admission import Admission, Admitter, Reason, Score, rejected
 from ftis.checkpoint import Cursor
-from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header, Message, encode
-from ftis.config import PeerConfig, Recipe, agreement, run_id
+from ftis.config import PeerConfig, Recipe
 from ftis.evaluate import evaluate
 from ftis.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import Heard, round_record
-from ftis.objectives import Objective, group_advantages, resolve
-from ftis.policy import ModelError, Policy, tokenizer_fingerprint
-from ftis.prompts import Task, load_task, render_prompt
+from ftis.objectives import Objective, group_advantages
+from ftis.policy import ModelError, Policy
+from ftis.prompts import Task, render_prompt
 from ftis.records import Records, RoundRecord
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate
-from ftis.sampling import Decoding, Sampler, open_sampler
+from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
-from ftis.seams import REWARDS, SAMPLERS, TRACKERS, look_up
-from ftis.selection import Selection, select, selections_of
+from ftis.selection import Selection, select
 
 Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
 """(own groups, tokenizer) → the groups that are offered to the others in their place; for testing defences."""
@@ -281,101 +279,6 @@ class Stopwatch:
     @property
     def total(self) -> float:
         return self._last - self._began
-
-
-def check_names(recipe: Recipe) -> None:
-    """Look up all that the recipe names by dotted path, so that a mistake is said before anything is loaded.
-
-    Raises:
-        RecipeError: the first name that leads nowhere, or to something of another kind.
-    """
-    objective = resolve(recipe.objective)
-    for peer in recipe.peers:
-        selections_of(recipe, peer.name, recipe.training.prompts_per_round, objective)
-        if peer.attack:
-            look_up(peer.attack, f"peers.{peer.name}.attack")
-    if recipe.sampling.sampler != "auto":
-        look_up(recipe.sampling.sampler, "sampling.sampler", SAMPLERS)
-    for tracker in recipe.report_to:
-        look_up(tracker, "report_to", TRACKERS)
-
-
-def load_peer(
-    recipe: Recipe,
-    name: str,
-    directory: Path,
-    exchange: Exchange,
-    *,
-    model_path: str | None = None,
-    resume_step: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
-    records: Records | None = None,
-    networked: bool = False,
-) -> Peer:
-    """Everything a peer needs for its loop, from the recipe: local, joined and replayed runs are assembled here.
-
-    Args:
-        recipe: with exactly the peers of this swarm.
-        directory: where its records and checkpoints go.
-        model_path: where the model is, if not at the recipe's ``model`` (a starter made on the spot).
-        resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
-        networked: the others are on machines of their own: they may be late, and a message's judging is timed.
-    """
-    config = recipe.peer(name)
-    if resume_step:
-        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model)
-    else:
-        with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
-            torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
-            policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
-    task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
-    load_scorer: Callable[..., Score] = look_up("scorer", "reward", REWARDS)
-    scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
-    objective = resolve(recipe.objective)
-    selections = selections_of(recipe, name, len(task.train), objective)
-    for selection in selections:
-        if selection.name in states:
-            selection.restore(states[selection.name])
-    fingerprint = tokenizer_fingerprint(policy.tokenizer)
-    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling, network = recipe.sampling, recipe.network
-    peer = Peer(
-        config=config,
-        recipe=recipe,
-        policy=policy,
-        sampler=open_sampler(sampling.sampler, policy),
-        task=task,
-        ood=ood,
-        scorers=scorers,
-        admitter=Admitter(
-            Terms(
-                run=run,
-                tokenizer=fingerprint,
-                temperature=sampling.temperature,
-                vocab_size=policy.vocab_size,
-                end_ids=frozenset({policy.tokenizer.eos_token_id}),
-                group_size=recipe.rollouts_per_group,
-                max_completion_length=sampling.max_completion_length,
-                prompts=task.train,
-                assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
-                roster=frozenset(p.name for p in recipe.peers),
-                wanted=lambda sender, round: peer.wanted(sender, round),
-                max_staleness=network.max_staleness if networked else 0,
-                max_seconds=network.admission_seconds if networked else float("inf"),
-            ),
-            scorers[task.name],
-            policy.detokenize,
-        ),
-        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
-        objective=objective,
-        selections=selections,
-        exchange=exchange,
-        records=records or Records(directory, keep_rollouts=recipe.training.record_rollouts),
-        attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
-        should_stop=should_stop,
-        cursor=cursor,
-    )
-    return peer
 
 
 def run_peer(peer: Peer, directory: Path, say: Say) -> None:

@@ -23,9 +23,6 @@ TASKS: Mapping[str, str] = {
 }
 """``task.name`` -> ``f(TaskConfig) -> Task``; ``<dataset>`` stands for any name. See :mod:`ftis.prompts`."""
 
-REWARDS: Mapping[str, str] = {"scorer": "ftis.rewards.scoring.load_scorer"}
-"""What finds and calls the function that ``reward.function`` names."""
-
 SAMPLERS: Mapping[str, str] = {
     "builtin": "ftis.engines.builtin.open_sampler",
     "transformers": "ftis.engines.generate.open_sampler",

@@ -31,12 +31,13 @@ from ftis.events import ArmBegun, Event, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Stopped
 from ftis.files import append_jsonl, locked, write_whole
 from ftis.lab.arms import Arm, arms_of
+from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
 from ftis.metric_keys import by_peer
-from ftis.peer import Peer, load_peer, run_peer
+from ftis.peer import Peer, run_peer
 from ftis.policy import tokenizer_fingerprint
 from ftis.records import Records, open_trackers
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
@@ -120,6 +121,10 @@ def join(
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
+    if config.attack:
+        raise RecipeError(
+            f"peer {name!r} has attack = {config.attack!r}: attacks are for testing defences with ftis train; remove it"
+        )
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
@@ -147,7 +152,7 @@ def join(
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
-        peer = load_peer(
+        peer = assemble(
             swarm,
             name,
             place,

@@ -9,8 +9,8 @@ from ftis.events import Say, WarmUp
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
+from ftis.lab.assembly import check_names
 from ftis.lab.workers import Job, Stop, cores, run_jobs
-from ftis.peer import check_names
 from ftis.policy import resolve_device, tokenizer_fingerprint
 from ftis.prompts import Task, load_task
 from ftis.rewards.scoring import load_scorer

@@ -29,11 +29,12 @@ from ftis.exchange import AloneExchange, Collected
 from ftis.files import read_jsonl, write_json
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
+from ftis.lab.assembly import assemble
 from ftis.lab.provenance import provenance, read_provenance
 from ftis.lab.recipes import parse, set_key, split_override
 from ftis.measures import Heard
 from ftis.metric_keys import by_peer, peer_key
-from ftis.peer import Peer, Stopwatch, learn_from, load_peer
+from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.records import Records, RoundRecord, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
@@ -108,7 +109,7 @@ class Recording:
             )
         recipe = recipe or self.recipe
         model = recipe.peer(self.peer).model
-        return load_peer(
+        return assemble(
             recipe,
             self.peer,
             self.directory,

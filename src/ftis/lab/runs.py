@@ -26,11 +26,12 @@ from ftis.events import ArmBegun, JobEnded, JobsKnown, Say, Stopping, placed, un
 from ftis.exchange import AloneExchange, Exchange, Stopped
 from ftis.files import locked, write_json
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
+from ftis.lab.assembly import assemble
 from ftis.lab.local import DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import LOCK_SECONDS, claim, provenance
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
-from ftis.peer import load_peer, run_peer
+from ftis.peer import run_peer
 from ftis.records import Records, open_trackers
 
 
@@ -152,7 +153,7 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
-    peer = load_peer(
+    peer = assemble(
         recipe,
         job.peer,
         job.directory,

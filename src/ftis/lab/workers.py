@@ -88,6 +88,25 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
+    """SIGTERM, and Ctrl-C unless it is ignored, set ``stop``; the second signal raises KeyboardInterrupt."""
+
+    def ask(signum: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        say(Stopping())
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: str) -> None:
     """Run all jobs, ``at_a_time`` at a time, and return when none runs any more.
 

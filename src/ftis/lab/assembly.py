@@ -1,0 +1,142 @@
+"""A peer put together from its recipe: one way for local, joined and replayed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ftis import checkpoint
+from ftis.admission import Admitter, Terms
+from ftis.checkpoint import Cursor
+from ftis.codec import VERSION as WIRE_VERSION
+from ftis.codec import Header
+from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig, agreement, run_id
+from ftis.evaluate import Evaluation, evaluate
+from ftis.exchange import Exchange
+from ftis.lab import starters
+from ftis.objectives import resolve
+from ftis.peer import Peer
+from ftis.policy import Policy, tokenizer_fingerprint
+from ftis.prompts import load_task, render_prompt
+from ftis.records import Records
+from ftis.rewards.scoring import load_scorer
+from ftis.sampling import open_sampler
+from ftis.schedule import assigned, seed_of
+from ftis.seams import SAMPLERS, TRACKERS, look_up
+from ftis.selection import selections_of
+
+
+def check_names(recipe: Recipe) -> None:
+    """Look up all that the recipe names by dotted path, so that a mistake is said before anything is loaded.
+
+    Raises:
+        RecipeError: the first name that leads nowhere, or to something of another kind.
+    """
+    objective = resolve(recipe.objective)
+    for peer in recipe.peers:
+        selections_of(recipe, peer.name, recipe.training.prompts_per_round, objective)
+        if peer.attack:
+            look_up(peer.attack, f"peers.{peer.name}.attack")
+    if recipe.sampling.sampler != "auto":
+        look_up(recipe.sampling.sampler, "sampling.sampler", SAMPLERS)
+    for tracker in recipe.report_to:
+        look_up(tracker, "report_to", TRACKERS)
+
+
+def assemble(
+    recipe: Recipe,
+    name: str,
+    directory: Path,
+    exchange: Exchange,
+    *,
+    model_path: str | None = None,
+    resume_step: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+    records: Records | None = None,
+    networked: bool = False,
+) -> Peer:
+    """Everything a peer needs for its loop, from the recipe.
+
+    Args:
+        recipe: with exactly the peers of this swarm.
+        directory: where its records and checkpoints go.
+        model_path: where the model is, if not at the recipe's ``model`` (a starter made on the spot).
+        resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
+        networked: the others are on machines of their own: they may be late, and a message's judging is timed.
+    """
+    config = recipe.peer(name)
+    if resume_step:
+        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model)
+    else:
+        with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
+            torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
+            policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
+    task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
+    scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
+    objective = resolve(recipe.objective)
+    selections = selections_of(recipe, name, len(task.train), objective)
+    for selection in selections:
+        if selection.name in states:
+            selection.restore(states[selection.name])
+    fingerprint = tokenizer_fingerprint(policy.tokenizer)
+    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
+    sampling, network = recipe.sampling, recipe.network
+    peer = Peer(
+        config=config,
+        recipe=recipe,
+        policy=policy,
+        sampler=open_sampler(sampling.sampler, policy),
+        task=task,
+        ood=ood,
+        scorers=scorers,
+        admitter=Admitter(
+            Terms(
+                run=run,
+                tokenizer=fingerprint,
+                temperature=sampling.temperature,
+                vocab_size=policy.vocab_size,
+                end_ids=frozenset({policy.tokenizer.eos_token_id}),
+                group_size=recipe.rollouts_per_group,
+                max_completion_length=sampling.max_completion_length,
+                prompts=task.train,
+                assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
+                roster=frozenset(p.name for p in recipe.peers),
+                wanted=lambda sender, round: peer.wanted(sender, round),
+                max_staleness=network.max_staleness if networked else 0,
+                max_seconds=network.admission_seconds if networked else float("inf"),
+            ),
+            scorers[task.name],
+            policy.detokenize,
+        ),
+        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
+        objective=objective,
+        selections=selections,
+        exchange=exchange,
+        records=records or Records(directory, keep_rollouts=recipe.training.record_rollouts),
+        attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
+        should_stop=should_stop,
+        cursor=cursor,
+    )
+    return peer
+
+
+def evaluate_model(
+    model: str, task: TaskConfig, recipe: Recipe | None = None, max_completion_length: int | None = None
+) -> Evaluation:
+    """Greedy pass@1 of one model on a task's validation problems.
+
+    Args:
+        model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
+        recipe: its prompt, reward and completion length are taken; default: the defaults of a recipe.
+        max_completion_length: instead of the recipe's.
+    """
+    loaded = load_task(task)
+    prompt, reward = (recipe.prompt, recipe.reward) if recipe else (PromptConfig(), RewardConfig())
+    length = max_completion_length or (recipe.sampling if recipe else SamplingConfig()).max_completion_length
+    source = str(starters.make(model)) if starters.is_starter(model) else model
+    policy = Policy.load(PeerConfig(name="model", model=source))
+    prompt_ids = [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation]
+    score = load_scorer(reward, prompt, loaded.answer_kind)
+    return evaluate(policy, open_sampler("auto", policy), loaded.validation, prompt_ids, score, length)
