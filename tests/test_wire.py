@@ -43,9 +43,8 @@ def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
         exchange=exchange,
         attack=None,
         should_stop=lambda: False,
-        skipped=lambda round: frozenset(),
     )
-    _, sent_bytes = Peer.trade(stub, 4, [OWN])
+    sent_bytes = Peer.offer(stub, 4, [OWN])
 
     assert len(exchange.data) == sent_bytes
     assert exchange.data[4] == wire.format

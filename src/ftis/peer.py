@@ -45,8 +45,10 @@ def train_round(peer: Peer, round: int) -> RoundRecord:
     scored = [peer.admitter.score_group(group) for group in own]
     clock.lap("sample")
 
-    collected, sent_bytes = peer.trade(round, own)
+    sent_bytes = peer.offer(round, own)
     clock.lap("exchange")
+    collected = peer.collect(round)
+    clock.lap("wait")
 
     admissions = peer.admit(collected, round)
     admitted = [group for admission in admissions for group in admission.admitted]
@@ -137,8 +139,8 @@ class Peer:
         groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
-    def trade(self, round: int, own: Sequence[Group]) -> tuple[Collected, int]:
-        """Offer own groups and collect the others' messages; also the size of this peer's message.
+    def offer(self, round: int, own: Sequence[Group]) -> int:
+        """Offer own groups to the others; the size of the message.
 
         Own rollouts are learned from as sampled, whatever precision or attack the others get.
 
@@ -151,9 +153,13 @@ class Peer:
         wire = self.recipe.wire
         message = encode(Message(replace(self.header, round=round), tuple(offered)), wire.format, wire.logp)
         self.exchange.publish(round, message, [group.item for group in offered])
+        return len(message)
+
+    def collect(self, round: int) -> Collected:
+        """The others' messages, of those that every selection hears."""
         others = [p.name for p in self.recipe.peers if p.name != self.name]
         offers_only = frozenset(name for name in others if not self.wanted(name, round))
-        return self.exchange.collect(round, self.skipped(round), offers_only), len(message)
+        return self.exchange.collect(round, self.skipped(round), offers_only)
 
     def skipped(self, round: int) -> frozenset[str]:
         """Peers that some selection neither waits for nor hears in the round."""
