@@ -90,7 +90,7 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     assert path == tmp_path / "checkpoint-3"
 
     config = uninterrupted.config
-    resumed, found = checkpoint.load(tmp_path, 3, config, config.model)
+    resumed, found, _ = checkpoint.load(tmp_path, 3, config, config.model)
     assert found == cursor
     assert resumed is not uninterrupted
     assert_equal(weights(resumed), weights(uninterrupted))
@@ -155,7 +155,7 @@ def test_a_step_saved_again_is_replaced(policy: Policy, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, policy, Cursor(1, seconds=2.0), keep=2)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
     assert not (tmp_path / "checkpoint-1" / "stale").exists()
-    resumed, cursor = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    resumed, cursor, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert cursor.seconds == 2.0
     assert_equal(weights(resumed), weights(policy))
 
@@ -385,3 +385,12 @@ def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, t
     with pytest.raises(FtisError) as caught:
         checkpoint.load(tmp_path, 1, lora.config, lora.config.model)
     assert_one_line(caught)
+
+
+def test_the_selections_states_come_back(tmp_path: Path, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    states = {"penalty": {"rejections": {"b": 3}, "until": {"c": 9}}}
+    checkpoint.save(tmp_path, policy, Cursor(1), 2, states)
+    checkpoint.save(tmp_path, policy, Cursor(2), 2)
+    found = [checkpoint.load(tmp_path, step, policy.config, policy.config.model)[2] for step in (1, 2)]
+    assert found == [states, {}]
