@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 import sys
@@ -15,12 +16,13 @@ import pytest
 import torch
 
 import ftis
-from ftis.config import FtisError
+from ftis.config import FtisError, ObjectiveConfig
 from ftis.exchange import AloneExchange, Collected
 from ftis.files import read_jsonl
+from ftis.lab.provenance import read_provenance
 from ftis.lab.recipes import parse
 from ftis.metric_keys import by_peer
-from ftis.objectives import Objective, policy_loss
+from ftis.objectives import Objective, policy_loss, resolve
 from ftis.records import read_rollouts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -200,3 +202,35 @@ def test_a_name_that_leads_nowhere_is_said_before_anything_is_trained(
     with pytest.raises(FtisError, match=re.escape(message)):
         ftis.run(parse(document))
     assert not (outside / "runs").exists()
+
+
+def test_provenance_holds_the_objectives_numbers_and_the_modules_digest(train: Any, outside: Path) -> None:
+    train("my_objectives")
+    document = read_provenance(outside / "runs" / "tiny-seed0")
+    (numbers,) = document["objectives"].values()
+    assert numbers["importance_sampling_clip_max"] == 3.0, "the recipe's"
+    assert (numbers["kl_threshold"], numbers["kl_estimator"], numbers["epsilon"]) == (0.5, "k3", 0.2), "the objective's"
+    digest = hashlib.sha256((outside / "my_objectives.py").read_bytes()).hexdigest()
+    assert document["modules"]["my_objectives"] == digest
+
+
+def test_a_module_that_cannot_be_imported_is_named(outside: Path) -> None:
+    (outside / "my_broken.py").write_text("print(undefined)\n")
+    with pytest.raises(FtisError, match=r"objective.name = 'my_broken.X': importing 'my_broken' failed: NameError"):
+        resolve(ObjectiveConfig(name="my_broken.X"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratio": lambda log: log.logp_NT.sum(-1).exp()}, "objective.ratio returned the shape [2], the tokens have"),
+        ({"ratio": lambda log: log.logp_NT.detach().exp()}, "objective.ratio carries no gradient"),
+        ({"weight": lambda raw, objective: raw[:, :1]}, "objective.weight returned the shape [2, 1]"),
+        ({"surrogate": lambda ratio, advantage, objective: advantage}, "objective.surrogate returned the shape [2, 1]"),
+    ],
+)
+def test_a_part_of_another_shape_is_named(change: dict[str, Any], message: str) -> None:
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(FtisError, match=re.escape(message)):
+        policy_loss(Objective(**change), logp, logp.detach(), logp.detach(), torch.ones(2), mask)

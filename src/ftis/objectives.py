@@ -280,11 +280,14 @@ def policy_loss(
     if n and (t == 0 or bool((length_N == 0).any())):
         raise ValueError("every rollout needs at least one token: a row of mask_NT is all false")
 
-    ratio_NT = objective.ratio(log)
+    ratio_NT = _of_shape("ratio", objective.ratio(log), logp_NT)
+    if logp_NT.requires_grad and n and not ratio_NT.requires_grad:
+        raise RecipeError("objective.ratio carries no gradient: compute it from log.logp_NT")
     raw_weight_NT = raw_weight(log)
-    weight_NT = objective.weight(raw_weight_NT, objective)
+    weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, objective), logp_NT)
     used_advantage_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
-    surrogate_NT = weight_NT * objective.surrogate(ratio_NT, used_advantage_N1, objective)
+    surrogate_NT = _of_shape("surrogate", objective.surrogate(ratio_NT, used_advantage_N1, objective), logp_NT)
+    surrogate_NT = weight_NT * surrogate_NT
     surrogate_N = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT)).sum(-1) / length_N
     loss = -surrogate_N.sum() / (n if divisor is None else divisor)
 
@@ -351,6 +354,14 @@ def log_probs(
         mask_NT=mask_NT,
         unit_NT=unit_NT,
     )
+
+
+def _of_shape(part: str, value: Tensor, logp_NT: Tensor) -> Tensor:
+    if value.shape != logp_NT.shape:
+        raise RecipeError(
+            f"objective.{part} returned the shape {_shape(value)}, the tokens have {_shape(logp_NT)}: return [N, T]"
+        )
+    return value
 
 
 def _check_shapes(

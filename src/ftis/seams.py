@@ -78,8 +78,9 @@ def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
                 f"PYTHONPATH"
             ) from None
         raise RecipeError(f"{where}: importing {module_name!r} failed: {error}; install what it needs") from error
-    except ImportError as error:
-        raise RecipeError(f"{where}: importing {module_name!r} failed: {error}; mend that import") from error
+    except Exception as error:  # the user's code: whatever it raises while it is imported is named as its own
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise RecipeError(f"{where}: importing {module_name!r} failed: {kind}{error}; mend that module") from error
     if not hasattr(module, attribute):
         public = [n for n, v in vars(module).items() if not n.startswith("_") and not inspect.ismodule(v)]
         own = [n for n in public if inspect.getmodule(getattr(module, n)) is module]

@@ -1,17 +1,20 @@
 """A run's provenance: what its numbers depend on besides the recipe, and whether a run may go on from it.
 
-provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters,
-versions, machine. (A *manifest* is something else: what a peer signs, see :mod:`ftis.swarm.manifest`.)
+provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters, the
+objectives' numbers, digests of modules of one's own, versions, machine. (A *manifest* is something else: what a peer signs, see :mod:`ftis.swarm.manifest`.)
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import shutil
 import subprocess
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,9 @@ import torch
 from ftis.config import Recipe
 from ftis.files import locked, write_json, write_whole
 from ftis.lab import starters
-from ftis.lab.arms import RunError
+from ftis.lab.arms import RunError, arms_of
 from ftis.lab.workers import cores
+from ftis.objectives import resolve
 
 LOCK_SECONDS = 30.0
 PROVENANCE = "provenance.json"
@@ -39,6 +43,8 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
         "seed": recipe.seed,
         "commit": _commit(),
         "starters": _starter_names(recipe),
+        "objectives": {arm.name: _numbers(arm.recipe) for arm in arms_of(recipe)},
+        "modules": _own_modules(recipe),
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
         "machine": {
             "platform": platform.platform(),
@@ -47,6 +53,28 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
     }
+
+
+def _numbers(recipe: Recipe) -> dict[str, Any]:
+    """The numbers that an objective learns with: its own, and those that the recipe sets."""
+    objective = resolve(recipe.objective)
+    numbers = {f.name: getattr(objective, f.name) for f in fields(objective)}
+    return {"name": recipe.objective.name, **{key: v for key, v in numbers.items() if not callable(v)}}
+
+
+def _own_modules(recipe: Recipe) -> dict[str, str]:
+    """The sha256 of each module outside ftis that the recipe names by dotted path, as it is now."""
+    named: set[str] = set()
+    for r in (recipe, *(arm.recipe for arm in arms_of(recipe))):
+        named |= {r.objective.name, r.task.name, r.reward.function, r.sampling.sampler, *r.report_to}
+        named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
+    modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
+    digests = {}
+    for module in sorted(m for m in modules if m.partition(".")[0] != "ftis"):
+        found = importlib.util.find_spec(module)
+        if found is not None and found.origin is not None and Path(found.origin).is_file():
+            digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    return digests
 
 
 def read_provenance(run: Path) -> dict[str, Any]:
