@@ -18,6 +18,7 @@ from commands import ROOT, make_targets
 from typer.testing import CliRunner
 
 from ftis.cli import app
+from ftis.lab.starters import STARTERS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -28,10 +29,10 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     return document
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints. Its environment has nothing of the clone."""
+def run(*command: str | Path, cwd: Path, **settings: str) -> str:
+    """What a command prints. Its environment has nothing of the clone, and the given settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "COV"))}
-    ended = subprocess.run([*map(str, command)], cwd=cwd, env=kept, capture_output=True, text=True)
+    ended = subprocess.run([*map(str, command)], cwd=cwd, env=kept | settings, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -56,6 +57,9 @@ def test_the_wheel_has_what_is_not_code_too(wheel: Path) -> None:
     recipes = {f"ftis/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.toml")}
     assert "ftis/recipes/demo.toml" in recipes
     assert recipes <= files
+    weights = {f"ftis/starters/{path.name}/model.safetensors" for path in (package / "starters").iterdir()}
+    assert len(weights) == len(STARTERS)
+    assert weights <= files
 
 
 @pytest.mark.slow
@@ -75,6 +79,15 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     planned = run(programs / "ftis", "demo", "--dry-run", cwd=empty)
     assert planned == run(programs / "ftis", "train", site / "ftis/recipes/demo.toml", "--dry-run", cwd=empty)
     assert (site / "ftis/recipes/demo.toml").read_bytes() == (ROOT / "recipes/demo.toml").read_bytes()
+    assert not list(empty.iterdir())
+    shipped = site / "ftis/starters"
+    for path in (shipped, *shipped.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    printed = run(programs / "ftis", "starters", cwd=empty, FTIS_HOME=str(tmp_path / "home"))
+    assert {line.split()[0] for line in printed.splitlines()} == {f"starter:{name}:" for name in STARTERS}
+    asked = ("eval", "starter:small", "--task=clock", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
+    assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty, FTIS_HOME=str(tmp_path / "home"))
+    assert not (tmp_path / "home").exists()  # nothing is made: what was installed is what is read
     assert not list(empty.iterdir())
 
 

@@ -428,9 +428,9 @@ def evaluate_model(
 
 @app.command("starters")
 def make_starters(
-    names: Annotated[list[str] | None, typer.Argument(help="Which to make; all of them if none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Also NAME@SEED; by default the shipped ones.")] = None,
 ) -> None:
-    """Make the small ready-to-train models, and say where they are."""
+    """Say where the small ready-to-train models are; NAME@SEED is warmed up here first."""
     from ftis.lab import starters
     from ftis.lab.progress import Display
 

@@ -60,13 +60,13 @@ def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:
 
 
 def _make_starters(wanted: list[str], say: Say, stop: Stop) -> dict[str, str]:
-    """Make the starters that are not there yet, side by side; their directories by model."""
+    """Make the starters that are neither shipped nor there yet, side by side; their directories by model."""
     missing = [model for model in wanted if not (starters.path_of(model) / "config.json").exists()]
     jobs = [Job(model, make_starter, (model,)) for model in missing]
     run_jobs(jobs, cores(), say, stop, remedy="start the same command again")
     if stop.is_set():
         raise Stopped
-    return {model: str(starters.path_of(model)) for model in wanted}
+    return {model: str(starters.make(model)) for model in wanted}
 
 
 def make_starter(model: str, say: Say, stop: Stop) -> None:

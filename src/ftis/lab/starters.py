@@ -1,13 +1,21 @@
-"""Starters: small Qwen2-architecture models made on the spot, for machines without a GPU or a hub.
+"""Starters: small Qwen2-architecture models that come with the package, for machines without a GPU or a hub.
 
 A short supervised run on the clock calculator (:mod:`ftis.tasks.clock`) warms a starter up in a mixture of styles: most
 completions answer without reasoning, and only some styles earn reward. The starter then solves some of the problems,
 so reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
-``starter:adder`` and ``starter:multiplier`` have the size of ``small`` and other mixtures of operators;
-``starter:large-multiplier`` has the size of ``large``.
+``starter:small-b`` and ``starter:large-b`` differ from those in the seed of their warm-up; ``starter:adder`` and
+``starter:multiplier`` have the size of ``small`` and other mixtures of operators; ``starter:large-multiplier`` has the
+size of ``large``.
 
-Starters are ordinary Hugging Face directories under ``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). They are
-deterministic on one machine: the directory's name ends in a digest of everything the starter depends on.
+A named starter is shipped: the package holds its weights, rounded to float16, in ``ftis/starters``, so it is the same
+model on every machine. Its directory's name ends in the first digits of the weights' sha256.
+
+``starter:small@7`` is a variant, ``small`` with another seed. It is warmed up where it is first used and kept under
+``$FTIS_HOME/starters`` (default ``~/.cache/ftis``). It is deterministic on one machine only, since another CPU rounds
+differently: its directory's name ends in a digest of everything that the variant depends on. ``small`` with its own
+seed is a variant too, and is not ``small``.
+
+All are ordinary Hugging Face directories.
 """
 
 from __future__ import annotations
@@ -76,11 +84,28 @@ class Starter:
 
 STARTERS: dict[str, Starter] = {
     "small": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-*", seed=3),
-    "large": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=15),
+    "small-b": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-*", seed=7),
+    "large": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=16),
+    "large-b": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-*", seed=13),
     "adder": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="++--*", seed=21),
     "multiplier": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-****", seed=22),
     "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
 }
+
+SHIPPED = {
+    "small": "adebb870b35297452c453e60bca7773ee8f4ffa504e15344d5805ff527b8a006",
+    "small-b": "7d1e7daa00c1c9a245e5a4de42dec1629319dd89880315c25e72d19cfc677312",
+    "large": "70d85dccd802f5df82ce3b031318f51d7493c566e058a28951a9f459381acd68",
+    "large-b": "26544a27575ab90203c58bf3053a715747cd8f3389e665986a812bb7655fa02c",
+    "adder": "29342f3c90684241975212515b9109305c31e276833ce915fc575451a47955a5",
+    "multiplier": "915aa7412522eda5a7b1c61c67d2e4c63d2fc8d8e381a67a81e48726892fc2ef",
+    "large-multiplier": "fcfe6fb45f3043f8c4353b0a7c7079a17ccf1c53cc5e717c59761bbd32a1a068",
+}
+"""sha256 of the weights of each named starter, ``model.safetensors``. ``benchmarks/make_starters.py`` makes them from
+:data:`STARTERS`."""
+
+DIGITS = 12
+"""Of a digest, in the name of a directory."""
 
 CODE = (
     "lab/starters.py",
@@ -116,8 +141,10 @@ def home() -> Path:
 
 
 def path_of(model: str) -> Path:
-    """The directory of a starter, whether it has been made or not."""
+    """The directory of a starter, whether a variant has been made or not."""
     label, starter = lookup(model)
+    if label in SHIPPED:
+        return Path(__file__).parents[1] / "starters" / f"{label}-{SHIPPED[label][:DIGITS]}"
     ingredients = json.dumps(
         {
             "starter": asdict(starter),
@@ -130,15 +157,22 @@ def path_of(model: str) -> Path:
         },
         sort_keys=True,
     )
-    return home() / f"{label.replace('@', '-')}-{hashlib.sha256(ingredients.encode()).hexdigest()[:12]}"
+    return home() / f"{label.replace('@', '-')}-{hashlib.sha256(ingredients.encode()).hexdigest()[:DIGITS]}"
 
 
 def make(model: str, report: Report = lambda name, step, of: None) -> Path:
-    """The directory of a starter, which is made first if it does not exist yet."""
+    """The directory of a starter. A variant is made first if it does not exist yet.
+
+    Raises:
+        ModelError: no such starter, or the weights of a shipped one are not those that this version ships.
+    """
     target = path_of(model)
+    label, starter = lookup(model)
+    if label in SHIPPED:
+        _check_shipped(target, SHIPPED[label])
+        return target
     if (target / "config.json").exists():
         return target
-    label, starter = lookup(model)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
     try:
@@ -156,6 +190,15 @@ def make(model: str, report: Report = lambda name, step, of: None) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _check_shipped(directory: Path, digest: str) -> None:
+    weights = directory / "model.safetensors"
+    if not weights.exists():
+        raise ModelError(f"{weights} is missing: it comes with ftis; install ftis again")
+    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if found != digest:
+        raise ModelError(f"{weights} has sha256 {found[:DIGITS]}…, not {digest[:DIGITS]}…: install ftis again")
 
 
 def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, int, float]:
