@@ -19,6 +19,8 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     """The values of a command's parameters, from what stands behind ``ftis``. Raises typer's usage errors."""
     command: Any = typer.main.get_command(app)
     rest = list(arguments)
+    if rest and set(rest) <= {name for option in command.params for name in option.opts}:
+        return dict.fromkeys(rest, True)  # of the program itself, as --version
     while hasattr(command, "commands"):
         assert set(rest[:1]) & set(command.commands), f"{rest[:1]} is none of {sorted(command.commands)}"
         command = command.commands[rest.pop(0)]

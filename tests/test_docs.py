@@ -33,7 +33,7 @@ def test_every_command_is_one(document: Path) -> None:
 def test_the_commands_are_found() -> None:
     found = [tuple(arguments[:2]) for arguments in commands_of(ROOT / "docs" / "run-a-swarm.md")]
     assert {("keys", "new"), ("keys", "certs"), ("join", "recipes/demo.toml"), ("router", "--listen")} <= set(found)
-    assert ["doctor"] in commands_of(ROOT / "README.md")
+    assert {("doctor",), ("--version",), ("demo",)} <= {tuple(c) for c in commands_of(ROOT / "README.md")}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
