@@ -24,7 +24,8 @@ The wing ``wire/`` has a file for each form. Version 1 takes :mod:`ftis.wire.pla
 For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. In version 2 only
 zstandard's choice of compression may differ. :func:`decode` raises :class:`CodecError` and nothing else. Before it
 takes memory, it checks sizes against the limits and the bytes present. The checksum finds accidents, not attackers.
-:mod:`ftis.admission` decides whether a message makes sense. """
+:mod:`ftis.admission` decides whether a message makes sense.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ class _HeadLogp(torch.autograd.Function):
     """log softmax((W h + b) / temperature) at one id for each row h: float32 [M].
 
     The logits of only ``chunk`` rows exist at a time. The backward pass recomputes them. Matrix products are in the
-    dtype of ``hidden_MH``, sums over chunks in float32. """
+    dtype of ``hidden_MH``, sums over chunks in float32.
+    """
 
     @staticmethod
     def forward(

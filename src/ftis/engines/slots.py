@@ -86,7 +86,8 @@ class SlotCache(Cache):
 
     def put_before(self, old: SlotCache, span: int, width: int) -> None:
         """Put the rows of ``old``, the last ``span`` slots of each, before these. All rows then end at slot
-        ``width``."""
+        ``width``.
+        """
         self.capacity += width - self.get_seq_length()
         for mine, theirs in zip(self.slots, old.slots, strict=True):
             of_both = [(theirs.keys, mine.keys), (theirs.values, mine.values)]
