@@ -162,9 +162,9 @@ MESSAGES = {
 GROUPS = {
     "unknown_prompt": (group(12), "the task has 12"),
     "unknown_prompt (far)": (group(2**32 - 1, rollout([END])), "4294967295"),
-    "not_their_prompt": (group(2), "not in its share"),
+    "not_their_prompt": (group(2), "is not assigned to it"),
     "duplicate": (group(1), "sent before"),
-    "wrong_group_size": (group(0, rollout([END])), "1 rollouts, agreed are 2"),
+    "wrong_group_size": (group(0, rollout([END])), "1 rollouts, a group has 2"),
     "wrong_group_size (more)": (group(0, *[rollout([END])] * 3), "3 rollouts"),
     "wrong_group_size (none)": (Group("ada", 0, 0, ()), "0 rollouts"),
     "empty": (group(0, rollout([1, END]), rollout([])), "rollout 1 has no tokens"),

@@ -299,11 +299,11 @@ def test_a_name_used_twice_is_refused(kind: str) -> None:
 
 def test_prompts_that_peers_cannot_share_equally_are_refused() -> None:
     message = refusal(document(training__prompts_per_round=25))
-    assert "training.prompts_per_round = 25 cannot be shared equally by 2 peers; take a multiple of 2" in message
+    assert "training.prompts_per_round = 25 cannot be divided equally among 2 peers; take a multiple of 2" in message
     # each peer samples all prompts in horizontal mode, but only G/m completions of each
     assert parse(document(training__prompts_per_round=25, training__mode="horizontal"))
     message = refusal(document(sampling__num_generations=7, training__mode="horizontal"))
-    assert "sampling.num_generations = 7 cannot be shared equally by 2 peers in horizontal mode" in message
+    assert "sampling.num_generations = 7 cannot be divided equally among 2 peers in horizontal mode" in message
     assert parse(document(sampling__num_generations=7))
 
 
@@ -489,7 +489,7 @@ def test_an_arms_keys_mean_the_same_without_quotes(path: Path) -> None:
     [
         ('"training.modus" = 1', "arm 'x': unknown key 'training.modus'; did you mean 'mode'?"),
         ('"training.mode" = "diagonal"', "arm 'x': training.mode = 'diagonal'"),
-        ('"training.prompts_per_round" = 5', "arm 'x': training.prompts_per_round = 5 cannot be shared equally"),
+        ('"training.prompts_per_round" = 5', "arm 'x': training.prompts_per_round = 5 cannot be divided equally"),
         ('"peers.smal.lora_r" = 5', "arm 'x': peers.smal.lora_r: no entry 'smal'; did you mean 'small'?"),
         ('"peers.small" = 5', "arm 'x': peers.small: names a whole entry"),
         ('"task.name.x" = 5', "arm 'x': task.name.x: 'x' lies inside a plain value"),
@@ -504,7 +504,7 @@ def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path, settings
 def test_an_arm_broken_by_an_override_surfaces_too(path: Path) -> None:
     path.write_text(TEXT + '[[arms]]\nname = "h"\nset = {"training.mode" = "horizontal"}\n', encoding="utf-8")
     assert load(path, ["sampling.num_generations=8"])
-    assert "arm 'h': sampling.num_generations = 7 cannot be shared" in refusal(path, "sampling.num_generations=7")
+    assert "arm 'h': sampling.num_generations = 7 cannot be divided" in refusal(path, "sampling.num_generations=7")
 
 
 # --- agreement ----------------------------------------------------------------------------------------

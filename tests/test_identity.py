@@ -346,8 +346,8 @@ BAD_PUBLICS = {
     "upper case": (f"{ADA.upper()} ada\n".encode(), "is not a public key"),
     "not ASCII": (f"{ADA} adà\n".encode(), "cannot be read"),
     "the private key": (b"-----BEGIN PRIVATE KEY-----\n", "is not a public key"),
-    "a key that is there": (f"{ADA} bob\n".encode(), "in the roster already"),
-    "a name that is there": (f"{BOB} ada\n".encode(), "in the roster already"),
+    "a key that is there": (f"{ADA} bob\n".encode(), "is given twice"),
+    "a name that is there": (f"{BOB} ada\n".encode(), "is given twice"),
 }
 
 

@@ -86,7 +86,7 @@ def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
     distinct = list(dict.fromkeys(tuple(prompt) for prompt, _ in rows))
     assert ids.tolist() == [*(i for p in distinct for i in p), *(i for _, c in rows for i in c[:-1])]
     assert line.token_nL.shape == (len(rows), max(len(p) + len(c) - 1 for p, c in rows))
-    sources = iter(line.source_U[line.source_M].tolist())
+    sources = iter(line.source_Q[line.source_M].tolist())
     for (prompt, completion), token_L in zip(rows, line.token_nL.numpy(), strict=True):
         row = [*prompt, *completion[:-1]]
         tokens = token_L[: len(row)]
@@ -106,7 +106,7 @@ def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> Non
         for t in range(len(prompt) + len(completion) - 1):
             first.setdefault(token_of_place[row * length + t], row * length + t)
     assert line.place_S.tolist() == [first[token] for token in range(len(first))]
-    assert len(set(line.source_U.tolist())) == len(line.source_U)
+    assert len(set(line.source_Q.tolist())) == len(line.source_Q)
 
 
 def test_the_width_of_integers_does_not_make_prompts_alike() -> None:

@@ -1,27 +1,14 @@
-"""Who and what is let in: bytes from a peer -> admitted groups and rejections with a reason.
+"""Who and what is let in: bytes from a peer → admitted groups, and rejections with a reason.
 
-Nothing a peer says is believed. All of a message is self-reported, so each statement is held against the
-:class:`Terms` of the run, and the reward is computed here, from the tokens, with this peer's own scorer. A fault
-of the message rejects the message; a fault of a group rejects that group whole, since its advantages need all
-of its rollouts, and leaves the others. Nothing a peer sends raises an exception.
+Nothing that a peer says is believed. Each statement of a message is checked against the :class:`Terms` of the run, and
+the reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects the message. A
+fault of a group rejects that group whole, since its advantages need all of its rollouts, and leaves the others. Nothing
+that a peer sends raises an exception. Detokenising and scoring, the costly part, happens at most once for each group
+that is assigned to a peer, however much it sends.
 
-Covered: damaged, oversized and replayed messages; another run, round, tokenizer or temperature; a name that is
-not the sender's; prompts the peer chose for itself or sent twice; groups with more or fewer rollouts than agreed;
-ids that would index outside a model's embedding; text hidden after the end; log-probabilities that are
-impossible; rewards claimed but not earned. Detokenising and scoring, the costly part, happens at most once for
-each group that a peer owes, however much it sends.
-
-Not covered, because it cannot be seen in a message:
-
-- Log-probabilities that are wrong but possible. Understated ones lift the importance weight, to its cap at
-  most; overstated ones lower it and widen the estimated KL divergence.
-- Completions that are right by the reward and harmful otherwise (a planted phrase, a wrong step before the right
-  answer, needless length up to the limit): their advantage is positive, so the filter keeps them by design.
-- Completions written or picked by something other than the model whose log-probabilities are claimed.
-- Completions cut off before the model had finished: a model may end on ids of its own besides the agreed ones.
-- A ``top_k`` or ``top_p`` other than the one reported; the header's only have to be possible.
-- Who the sender is: that a name belongs to whoever sent the bytes is for the transport to establish, and to
-  bound how many messages it accepts.
+The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops each
+attack, and what no message shows: log-probabilities that are possible but wrong, completions that earn the reward and
+do harm, completions of something other than the claimed model.
 """
 
 from __future__ import annotations
@@ -34,14 +21,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from ftis.codec import CodecError, Header, Limits, decode, message_size
+from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
 from ftis.rollouts import MIN_LOGP, Group, Prompt, ScoredGroup
 
-_LONGEST_NAME = "x" * 64
-
-# The byte limit is exact. The counts are decoded with some slack, so that a group one too large is rejected
-# for what it is rather than taking the whole message with it as malformed.
 _SLACK = 2
+"""Counts are decoded with this slack, so that a group that is too large is rejected alone, instead of its message as
+malformed. The limit of bytes has no slack."""
 
 Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 """(prompt, completions, their token ids) -> a reward for each."""
@@ -49,24 +34,24 @@ Detokenize = Callable[[Sequence[int]], str]
 
 
 class Reason(StrEnum):
-    """Why a message (first part) or a group of it (second part) was not admitted."""
+    """Why a message (first part) or one of its groups (second part) was rejected."""
 
     NOT_IN_ROSTER = "not_in_roster"
     """The sender is no peer of this run."""
     OVER_BUDGET = "over_budget"
-    """More bytes or groups than the sender's share of a round can have."""
+    """More bytes or groups than the prompts assigned to the sender can have."""
     MALFORMED = "malformed"
     """The bytes are not a message."""
     WRONG_SENDER = "wrong_sender"
-    """The message speaks for another peer than the one that sent it."""
+    """The header names another peer than the sender."""
     FORGED = "forged"
-    """An offer that does not carry the sender's signature. Whoever sent it, it was not the peer it names."""
+    """An offer without the signature of the peer that it names, so somebody else sent it."""
     EQUIVOCATION = "equivocation"
     """Two different offers for one round, both signed by the sender."""
     CORRUPT = "corrupt"
-    """Contents that are not what the sender signed."""
+    """Contents other than the sender signed."""
     SET_ASIDE = "set_aside"
-    """Not looked at: the sender had too much rejected in rounds before."""
+    """Not decoded: the sender is in quarantine for rejections in earlier rounds."""
     OVER_TIME = "over_time"
     """Not judged within the time a message may take."""
     WRONG_RUN = "wrong_run"
@@ -74,12 +59,12 @@ class Reason(StrEnum):
     """Neither the current round nor within ``max_staleness`` before it."""
     WRONG_TOKENIZER = "wrong_tokenizer"
     WRONG_SAMPLING = "wrong_sampling"
-    """The temperature is not the agreed one, or top_p is not a probability above 0."""
+    """The temperature is not the agreed one, or top_p is not in (0, 1]. No check shows whether they were used."""
 
     UNKNOWN_PROMPT = "unknown_prompt"
     """The item lies outside the task."""
     NOT_THEIR_PROMPT = "not_their_prompt"
-    """The item is not in the sender's share of that round."""
+    """The item is not assigned to the sender in that round."""
     DUPLICATE = "duplicate"
     """The item occurs earlier in the message, or was admitted from this peer for that round before."""
     WRONG_GROUP_SIZE = "wrong_group_size"
@@ -95,7 +80,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """Something that was not admitted. ``item`` is None where it was the whole message."""
+    """A message or group that was not admitted. ``item`` is None for a whole message."""
 
     peer: str
     reason: Reason
@@ -108,8 +93,8 @@ class Admission:
     """What became of one message.
 
     Attributes:
-        peer: who sent it, as established by the transport.
-        passed_over: groups that the sender was assigned and this peer does not want.
+        peer: the sender, as the exchange established it.
+        passed_over: groups of assigned prompts that this peer does not want.
     """
 
     peer: str
@@ -125,7 +110,7 @@ class Admission:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What the peers of a run agreed on, as far as a message can break it.
+    """What the peers of a run agreed on and a message can break.
 
     Attributes:
         run, tokenizer: 32 hex digits each, as in the header.
@@ -134,10 +119,10 @@ class Terms:
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
         max_staleness: how many rounds late a message may be.
         prompts: the training split; a group's item is an index into it.
-        assigned: (peer, round) -> the items it samples then. As many in every round; asked for roster members only.
+        assigned: (peer, round) → the items that a roster member samples then, equally many in every round.
         roster: the names of all peers.
-        wanted: (peer, round) -> those of them that this peer learns from; None: all. Other groups are passed over:
-            they are not scored, and not looked at beyond what decoding checks.
+        wanted: (peer, round) → those assigned items that this peer learns from; None: all. Other groups are passed
+            over: neither their rollouts are checked nor their rewards computed.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
     """
 
@@ -164,11 +149,11 @@ class Terms:
 
     @property
     def limits(self) -> Limits:
-        """The most to decode of one message; ``max_bytes`` is what the largest full share of a round takes."""
+        """The most to decode of one message. ``max_bytes`` is the size of the largest message that a round can need."""
         groups = max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
         rollouts = groups * self.group_size
         return Limits(
-            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, _LONGEST_NAME),
+            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME),
             max_groups=_SLACK * groups,
             max_rollouts_per_group=_SLACK * self.group_size,
             max_completion_length=_SLACK * self.max_completion_length,
@@ -176,7 +161,7 @@ class Terms:
 
 
 class Admitter:
-    """Admits messages under fixed terms and remembers what it admitted for as long as it could come again.
+    """Admits messages under fixed terms, and remembers admitted groups for as long as a repeat could be admitted.
 
     Args:
         score: this peer's own reward function.
@@ -195,18 +180,18 @@ class Admitter:
         """Judge one message.
 
         Args:
-            sender: who sent it, as established by the transport.
+            sender: the peer that sent it, as the exchange established it.
             round: the receiver's current round.
 
         Raises:
-            Whatever the scorer or the detokenizer raises; nothing of the message is remembered then.
+            Whatever the scorer or the detokenizer raises. Nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
             return rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
         if len(data) > self._limits.max_bytes:
             return rejected(
-                sender, Reason.OVER_BUDGET, f"{len(data)} bytes, a full share has {self._limits.max_bytes} at most"
+                sender, Reason.OVER_BUDGET, f"{len(data)} bytes, a full message has at most {self._limits.max_bytes}"
             )
         try:
             message = decode(data, self._limits)
@@ -215,23 +200,23 @@ class Admitter:
         header = message.header
         if fault := self._header_fault(header, sender, round):
             return rejected(sender, *fault)
-        share = frozenset(self.terms.assigned(sender, header.round))
-        if len(message.groups) > len(share):
+        assigned = frozenset(self.terms.assigned(sender, header.round))
+        if len(message.groups) > len(assigned):
             return rejected(
-                sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups, its share of the round is {len(share)}"
+                sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups for {len(assigned)} assigned prompts"
             )
 
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []
         give_up = time.monotonic() + self.terms.max_seconds
-        wanted = frozenset(self.terms.wanted(sender, header.round)) if self.terms.wanted else share
+        wanted = frozenset(self.terms.wanted(sender, header.round)) if self.terms.wanted else assigned
         passed_over: list[Group] = []
         remembered = self._admitted.get(header.round, set())
         seen: set[int] = set()
         for group in message.groups:
             again = group.item in seen or (sender, group.item) in remembered
             seen.add(group.item)
-            fault = self._prompt_fault(group, share, again)
+            fault = self._prompt_fault(group, assigned, again)
             if fault is None and group.item not in wanted:
                 passed_over.append(group)
                 continue
@@ -248,10 +233,7 @@ class Admitter:
         return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
 
     def score_group(self, group: Group) -> ScoredGroup:
-        """A group with the text and reward of each completion, by this peer's own tokenizer and scorer.
-
-        ``admit`` does so for what it admits; for the peer's own groups it is called directly.
-        """
+        """A group with the text and reward of each completion, by this peer's own tokenizer and scorer."""
         ids = [rollout.completion_ids.tolist() for rollout in group.rollouts]
         completions = tuple(self._detokenize(row) for row in ids)
         rewards = tuple(self._score(self.terms.prompts[group.item], completions, ids))
@@ -268,21 +250,21 @@ class Admitter:
         if not round - terms.max_staleness <= header.round <= round:
             return (
                 Reason.WRONG_ROUND,
-                f"round {header.round}, this is {round} and up to {terms.max_staleness} before are taken",
+                f"round {header.round}, this is {round} and at most {terms.max_staleness} rounds late are admitted",
             )
         if header.tokenizer != terms.tokenizer:
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"
         if header.temperature != terms.temperature:  # true of NaN as well
-            return Reason.WRONG_SAMPLING, f"temperature {header.temperature}, agreed is {terms.temperature}"
+            return Reason.WRONG_SAMPLING, f"temperature {header.temperature}, this run's is {terms.temperature}"
         if not 0 < header.top_p <= 1:
             return Reason.WRONG_SAMPLING, f"top_p {header.top_p} is not above 0 and at most 1"
         return None
 
-    def _prompt_fault(self, group: Group, share: frozenset[int], again: bool) -> tuple[Reason, str] | None:
+    def _prompt_fault(self, group: Group, assigned: frozenset[int], again: bool) -> tuple[Reason, str] | None:
         if group.item >= len(self.terms.prompts):
             return Reason.UNKNOWN_PROMPT, f"item {group.item}, the task has {len(self.terms.prompts)}"
-        if group.item not in share:
-            return Reason.NOT_THEIR_PROMPT, f"item {group.item} is not in its share of round {group.round}"
+        if group.item not in assigned:
+            return Reason.NOT_THEIR_PROMPT, f"item {group.item} is not assigned to it in round {group.round}"
         if again:
             return Reason.DUPLICATE, f"item {group.item} of round {group.round} was sent before"
         return None
@@ -290,7 +272,7 @@ class Admitter:
     def _rollouts_fault(self, group: Group) -> tuple[Reason, str] | None:
         terms = self.terms
         if len(group.rollouts) != terms.group_size:
-            return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, agreed are {terms.group_size}"
+            return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, a group has {terms.group_size}"
         lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
         if not lengths.all():
             return Reason.EMPTY, f"rollout {int(lengths.argmin())} has no tokens"
@@ -301,7 +283,7 @@ class Admitter:
                 f"the most is {terms.max_completion_length}",
             )
 
-        # All rollouts' tokens in one row; ``stops`` are where each ends.
+        # All rollouts' tokens end to end; ``stops`` are their ends.
         ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])
         logp = np.concatenate([rollout.gen_logp for rollout in group.rollouts])
         stops = np.cumsum(lengths)

@@ -1,9 +1,9 @@
-"""Atomic checkpoints: an ordinary Hugging Face directory, plus what it takes to go on exactly from there.
+"""Atomic checkpoints: an ordinary Hugging Face directory, plus the state with which training goes on exactly.
 
-``checkpoint-<step>/`` after ``step`` finished rounds holds the model or adapter and the tokenizer, loadable with
-``from_pretrained``, and ``trainer_state/`` with the optimiser's state, the cursor and the digests of all files. It is
-written, and deleted, under another name, so a directory named ``checkpoint-*`` is always whole. No generator states
-are kept: every random number is drawn from (seed, peer, round).
+``checkpoint-<step>/``, written after ``step`` finished rounds, holds the model or adapter and the tokenizer, loadable
+with ``from_pretrained``. Its ``trainer_state/`` holds the states of optimiser and selections, the cursor, and the
+digests of all files. A checkpoint is written, and deleted, under another name, so a directory named ``checkpoint-*`` is
+always whole. No generator state is kept: every random number is drawn from (seed, peer, round).
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from ftis.config import FtisError, PeerConfig
+from ftis.files import partial_directory
 from ftis.policy import Policy, first_line
 
 
@@ -54,13 +53,13 @@ def save(
         selections: the state of each selection that has one, by its name.
 
     Raises:
-        CheckpointError: nothing was left half-written; earlier checkpoints are as they were.
+        CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
     """
     target = directory / f"checkpoint-{cursor.step}"
     try:
         for leftover in directory.glob(".partial-*"):  # of a save that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        with _partial(directory) as partial:
+        with partial_directory(directory) as partial:
             policy.save_pretrained(partial)
             state = partial / "trainer_state"
             state.mkdir()
@@ -83,14 +82,14 @@ def save(
 
 
 def delete(checkpoint: Path) -> None:
-    """Delete a checkpoint, if it is there; a kill on the way leaves none that is half there."""
+    """Delete a checkpoint if it exists. A kill in between leaves it whole or gone."""
     if checkpoint.exists():
-        with _partial(checkpoint.parent) as partial:
+        with partial_directory(checkpoint.parent) as partial:
             checkpoint.replace(partial / checkpoint.name)
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps of the whole checkpoints under ``directory``, ascending."""
+    """``step`` of each checkpoint under ``directory``, ascending."""
     matches = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*"))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -101,7 +100,7 @@ def load(
     """The policy, the cursor and the selections' states of ``checkpoint-<step>``.
 
     Args:
-        model_path: where the untrained model came from.
+        model_path: the untrained model's place.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -116,20 +115,10 @@ def load(
         selections = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(
-            f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the one "
-            f"before, or start the run anew"
+            f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the checkpoint "
+            f"before it, or start the run again with --overwrite"
         ) from error
     return policy, cursor, selections
-
-
-@contextmanager
-def _partial(directory: Path) -> Iterator[Path]:
-    """A directory in ``directory`` that is gone afterwards, unless renamed."""
-    path = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -143,7 +132,7 @@ def _digests(directory: Path) -> dict[str, str]:
 
 
 def _check_digests(directory: Path) -> None:
-    """A damaged file may load without complaint, or fail in any of a dozen ways; so look before."""
+    """Check before loading: a damaged file may load without complaint, or fail in a dozen ways."""
     expected = json.loads((directory / "trainer_state" / "digests.json").read_text(encoding="utf-8"))
     found = _digests(directory)
     damaged = [name for name, digest in expected.items() if found.get(name) != digest]
@@ -152,7 +141,7 @@ def _check_digests(directory: Path) -> None:
 
 
 def _flush(directory: Path) -> None:
-    """Force the files to disk, so that the rename cannot overtake their contents at a power failure."""
+    """Force the files to disk, so that a power failure cannot leave the new name without its contents."""
     for path in directory.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -21,10 +21,10 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
 The wing ``wire/`` has a file for each form. Version 1 takes :mod:`ftis.wire.plain` only, version 2 any of
 :data:`ftis.seams.FORMS`; a form's number is its place there. See docs/wire.md.
 
-In version 1 ``encode(decode(data)) == data``, bit by bit (NaNs keep their payload), for all ``data`` that decodes. In
-version 2 how streams are compressed is zstandard's choice; all else is as sure. :func:`decode` raises
-:class:`CodecError` and nothing else, and checks sizes against the limits and the bytes that are there before it takes
-memory for them. The checksum finds accidents, not attackers. Whether a message makes *sense* is admission's question.
+For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. In version 2 only
+zstandard's choice of compression may differ. :func:`decode` raises :class:`CodecError` and nothing else. Before it
+takes memory, it checks sizes against the limits and the bytes present. The checksum finds accidents, not attackers.
+:mod:`ftis.admission` decides whether a message makes sense.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from ftis.seams import FORMS, look_up
 
 MAGIC = b"FTIS"
 VERSION = 2
-"""The newest version; a reader reads all from 1 on."""
+"""The newest version. A reader reads every version from 1 on."""
 MOST_ROLLOUTS = 0xFFFF  # of one group
+LONGEST_NAME = 64  # of a peer, in bytes
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")  # version 1's u16 P is a byte P and a form that is always 0
 _CHECKSUM = struct.Struct("<I")
 _U32 = 0xFFFF_FFFF
-_LONGEST_NAME = 64
 _NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 _FRACTION_BITS: dict[LogpPrecision, int] = {"float32": 0, "fixed6": 6, "fixed9": 9}
-"""Bits after the point of a log-probability, and the precision's number in the form byte. 0 is float32."""
+"""Bits after the point of a log-probability; also the precision's number in the form byte. 0 is float32."""
 
 Integers = npt.NDArray[np.integer]
 Numbers = npt.NDArray[np.uint32]
@@ -71,13 +71,13 @@ class CodecError(FtisError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a sender says of itself and of everything in the message.
+    """What a sender says about itself and the whole message.
 
     Attributes:
         run: 32 lower-case hex digits, see :func:`ftis.config.run_id`.
         peer: the sender's name as in the recipe.
         tokenizer: 32 lower-case hex digits, the tokenizer's fingerprint.
-        temperature, top_k, top_p: of the distribution that was sampled and that ``gen_logp`` belongs to.
+        temperature, top_k, top_p: of the distribution that was sampled; ``gen_logp`` are its log-probabilities.
     """
 
     run: str
@@ -91,7 +91,7 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A header and its groups; each group's peer and round are the header's."""
+    """A header and groups of the header's peer and round."""
 
     header: Header
     groups: tuple[Group, ...]
@@ -99,8 +99,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most a receiver decodes: bytes on the wire, and max_groups · max_rollouts_per_group · max_completion_length
-    tokens, whatever a packed message of few bytes says."""
+    """The most that a receiver decodes. The counts bound memory where few packed bytes claim many tokens."""
 
     max_bytes: int
     max_groups: int
@@ -123,9 +122,9 @@ class Columns:
     """A message's groups field by field.
 
     Attributes:
-        items, counts: (n,), each group's item and number of rollouts.
-        lengths: (R,), each rollout's number of tokens, group after group.
-        ids, logp: (T,), int32 and float32, rollout after rollout.
+        items, counts: [n], each group's item and number of rollouts.
+        lengths: [N], each rollout's number of tokens, group after group.
+        ids, logp: [M], int32 and float32, rollout after rollout.
     """
 
     items: Integers
@@ -137,7 +136,7 @@ class Columns:
 
 @dataclass
 class Reader:
-    """The bytes of a message, read from ``at`` on. ``end`` is where the checksum starts."""
+    """The bytes of a message, read from ``at`` up to ``end``, where the checksum starts."""
 
     data: bytes
     at: int
@@ -155,7 +154,7 @@ class Reader:
         return self.data[self.at - size : self.at]
 
     def array(self, dtype: str, count: int) -> Integers:
-        """``count`` values, whose bytes the caller knows to be there. The array refers to ``data``."""
+        """``count`` values of ``data``, not copied. The caller has checked that their bytes are there."""
         values = np.frombuffer(self.data, dtype, count, self.at)
         self.at += values.nbytes
         return values
@@ -165,12 +164,11 @@ class Form(NamedTuple):
     """One way to write the groups of a message.
 
     Attributes:
-        write: f(columns, bits) gives the bytes in parts, or None where the form cannot carry these columns.
-        read: f(reader, n, bits, limits) gives the columns of n groups, or raises CodecError. It takes memory in
-            proportion to the limits or to the bytes that are there. :func:`decode` checks that the reader has come to
-            the end, and the values.
+        write: f(columns, bits) → the bytes in parts, or None where the form cannot carry these columns.
+        read: f(reader, n, bits, limits) → the columns of n groups; raises CodecError. Its memory is bounded by the
+            limits and the bytes present. :func:`decode` checks the values, and that no bytes are left.
 
-    ``bits`` are those after the point of a log-probability, 0 in float32.
+    ``bits`` counts the bits after the point of a log-probability; 0 is float32.
     """
 
     write: Callable[[Columns, int], list[bytes] | None]
@@ -178,17 +176,17 @@ class Form(NamedTuple):
 
 
 def message_size(tokens: int, rollouts: int, groups: int, peer: str) -> int:
-    """Bytes of a message of version 1 from ``peer`` with so many groups, rollouts and completion tokens in all.
+    """Bytes of a version 1 message from ``peer``; ``tokens`` and ``rollouts`` count those of all groups.
 
-    The same message in version 2 has no more bytes, in any precision.
+    Version 2 takes no more bytes, in any precision.
     """
     return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + _CHECKSUM.size
 
 
 def weight_error(logp: LogpPrecision) -> float:
-    """Largest relative error of one token's importance weight that a precision causes: exp(2^-(b+1)) − 1.
+    """The largest relative error that a precision causes in one token's importance weight: exp(2^-(b+1)) − 1.
 
-    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. float32 is exact: 0.
+    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. The error of float32 is 0.
     """
     bits = _FRACTION_BITS[logp]
     return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
@@ -198,13 +196,12 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
     """The bytes of a message.
 
     Args:
-        version: 2 takes the shortest of its forms, never longer than 1 and usually a quarter of it.
-        logp: precision of the log-probabilities on the wire; version 1 carries ``float32`` only. ``message`` keeps its
-            exact values.
+        version: 2 takes the shortest form, never longer than version 1 and usually a quarter of it.
+        logp: precision of the log-probabilities on the wire; version 1 carries ``float32`` only.
 
     Raises:
-        ValueError: the message cannot be written (a mistake of the caller, never of a peer). In version 2 that
-            includes a negative id and a log-probability that is NaN, above 0 or below ``MIN_LOGP``.
+        ValueError: the message cannot be written (a mistake of the caller, never of a peer). Version 2 also refuses a
+            negative id, and a log-probability that is NaN, above 0 or below ``MIN_LOGP``.
     """
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -223,7 +220,7 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
     bits = _FRACTION_BITS[logp]
     written = ((number, _form(number).write(columns, bits)) for number in range(1 if version == 1 else len(FORMS)))
     carried = [(number, parts) for number, parts in written if parts is not None]
-    form, parts = min(carried, key=lambda one: sum(map(len, one[1])))  # of equally short ones the first
+    form, parts = min(carried, key=lambda one: sum(map(len, one[1])))  # ties: the first
     digests = (bytes.fromhex(header.run), bytes.fromhex(header.tokenizer))
     numbers = (header.temperature, header.top_p, header.top_k, header.round, len(groups))
     fixed = _FIXED.pack(MAGIC, version, len(header.peer), 16 * form + bits, *digests, *numbers)
@@ -232,17 +229,17 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
-    """The message in ``data``, which must be all of it. Its arrays are read-only and do not refer to ``data``.
+    """The message that all of ``data`` makes up. Its arrays are read-only and do not refer to ``data``.
 
     Raises:
-        CodecError: anything is wrong with the bytes.
+        CodecError: the bytes are not a valid message within the limits.
     """
     size = data.nbytes if isinstance(data, memoryview) else len(data)
     if size > limits.max_bytes:
         raise CodecError(f"message of {size} bytes exceeds the limit of {limits.max_bytes}")
     if size < _FIXED.size + _CHECKSUM.size:
-        raise CodecError(f"message of {size} bytes is shorter than any; was it cut off?")
-    data = bytes(data)  # a snapshot, so that nothing changes after it is checked (bytes are not copied)
+        raise CodecError(f"message of {size} bytes is shorter than any message; was it cut off?")
+    data = bytes(data)  # a snapshot, so that nothing changes after its check (bytes are not copied)
     magic, version, name_size, form, run, tokenizer, temperature, top_p, top_k, round_, n = _FIXED.unpack_from(data)
     if magic != MAGIC:
         raise CodecError(f"not a message of ftis: it starts with {magic!r} in place of {MAGIC!r}")
@@ -257,8 +254,8 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     if version == 1:
         name_size, form = name_size + 256 * form, 0
 
-    if not 1 <= name_size <= _LONGEST_NAME:
-        raise CodecError(f"peer name of {name_size} bytes: it has 1 to {_LONGEST_NAME}")
+    if not 1 <= name_size <= LONGEST_NAME:
+        raise CodecError(f"peer name of {name_size} bytes: it has 1 to {LONGEST_NAME}")
     reader = Reader(data, _FIXED.size, end)
     peer = reader.take(name_size, "the peer's name").decode("latin-1")  # the pattern lets only ASCII through
     if not _NAME.fullmatch(peer):
@@ -291,7 +288,7 @@ def _form(number: int) -> Form:
 
 
 def _value_fault(columns: Columns) -> str | None:
-    """Why version 2 does not carry these values, or None if it does; version 1 carries any."""
+    """Why version 2 refuses these values; None if it carries them. Version 1 carries any."""
     if (lowest := int(columns.ids.min(initial=0))) < 0:
         return f"token id {lowest} is negative"
     wrong = ~((columns.logp <= 0) & (columns.logp >= MIN_LOGP))  # true of NaN as well

@@ -1,25 +1,10 @@
-"""The recipe: everything a run depends on, as frozen, strict, typed values read from TOML.
+"""The recipe: everything that a run depends on, as frozen, strict, typed values.
 
-A recipe describes peers, the task they share, how they sample, how they learn, and the arms to
-compare. Unknown keys are errors that name the nearest known one; every key can also be set from the
-command line (``--set training.rounds=10``, ``--set peers.small.learning_rate=1e-4``,
-``--set 'peers.*.device=cpu'``).
+A recipe describes peers, their task, how they sample, how they learn, and the arms to compare.
+:mod:`ftis.lab.recipes` reads it from TOML and from the command line.
 
-Errors that a user can cause and mend are subclasses of :class:`FtisError`; the command line prints
-their message in one line and exits with 1::
-
-    FtisError
-     ├─ RecipeError       a key, a value or a combination in the recipe (config.py)
-     ├─ TaskError         problems that cannot be read or split (tasks.py)
-     ├─ RewardError       a reward function that is missing or returns nonsense (rewards.py)
-     ├─ CodecError        bytes that are not a valid message (codec.py)
-     ├─ ModelError        a model or tokenizer that cannot be loaded or does not fit (policy.py)
-     ├─ ExchangeError     a round that could not be closed (exchange.py)
-     ├─ IdentityError     a key, roster or certificate (identity.py)
-     ├─ ManifestError     bytes that are not a manifest (manifest.py)
-     ├─ CheckpointError   state that cannot be saved or resumed (checkpoint.py)
-     ├─ RunError          a run directory or a peer process that failed (experiment.py)
-     └─ ReportError       a directory that nothing can be reported from (report.py)
+Every error that a user can cause and mend is an :class:`FtisError`; each module has its own kind. The command line
+prints the message and exits with 1.
 """
 
 from __future__ import annotations
@@ -28,7 +13,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,7 +26,7 @@ DEFAULT_SYSTEM_PROMPT = (
 
 
 class FtisError(Exception):
-    """Root of every error that names its own remedy."""
+    """An error whose message names the remedy."""
 
 
 class RecipeError(FtisError):
@@ -79,7 +64,7 @@ class TaskConfig(_Section):
     validation_size: Positive | None = None
     """Use (or hold out, or generate) a seeded subset of this many validation problems."""
     seed: int = 0
-    """Seeds the splits and subsets; independent of the run's seed so that seeds share their splits."""
+    """Seeds the splits and subsets. It is not the run's seed, so runs under different seeds have the same splits."""
     options: dict[str, Any] = {}
     """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
 
@@ -125,7 +110,7 @@ class SamplingConfig(_Section):
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0
-    """Completions sampled at a time; 0 is all of a round at once."""
+    """Completions sampled at a time; 0 is a whole round at once."""
 
 
 class TrainingConfig(_Section):
@@ -133,59 +118,63 @@ class TrainingConfig(_Section):
     prompts_per_round: Positive = 24
     """B, prompts of all peers together. A peer alone samples all of them."""
     mode: Literal["vertical", "horizontal"] = "vertical"
+    """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
     swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
-    """Which peers learn together, in swarms of one size: ``[["a", "b"], ["c", "d"]]``. Without: all of them."""
+    """The peers that learn together, in swarms of one size: ``[["a", "b"], ["c", "d"]]``. Empty: all of them."""
     num_iterations: Positive = 1
     """Passes over a round's rollouts."""
     steps_per_generation: Positive = 1
     """Optimiser steps in one pass: the round's rollouts are split into this many equal parts."""
     scale_rewards: Literal["group", "none"] = "group"
     max_foreign_rollouts: Annotated[int, Field(ge=0)] = 0
-    """Learn from at most so many rollouts of the others a round, in whole groups, from each peer in turn; 0 is all."""
+    """The most foreign rollouts to learn from in a round, in whole groups, from each peer in turn; 0 is no limit."""
     selections: Strings = ()
     """Further selections, by dotted path: ``f(judged) -> shares`` or a class; see docs/extending.md."""
     eval_every: Annotated[int, Field(ge=0)] = 5
-    """Evaluate every so many rounds, besides before and after training; 0 is never in between."""
+    """Rounds between evaluations; 0 evaluates before and after training only."""
     save_every: Positive = 10
-    """Checkpoint every so many rounds, and at the end."""
+    """Rounds between checkpoints; the last round always has one."""
     save_total_limit: Annotated[int, Field(ge=2)] = 2
     record_rollouts: bool = True
 
 
 class NetworkConfig(_Section):
-    """How a peer meets the others (``ftis join``), and when a round closes. Peers may differ in all of it."""
+    """How a peer meets the others (``ftis join``), and when a round closes. Peers may differ in every key."""
 
     listen: Strings = ()
-    """Endpoints, as ``tcp/0.0.0.0:7447`` or ``tls/0.0.0.0:7447``. Without this and ``connect``: one machine."""
+    """Endpoints, as ``tcp/0.0.0.0:7447`` or ``tls/0.0.0.0:7447``."""
     connect: Strings = ()
+    """Endpoints of other peers or routers. Without ``listen`` and ``connect``, peers meet on one machine."""
     mode: Literal["peer", "client", "router"] = "peer"
     """``client``: behind NAT, reached through the peers or routers in ``connect``. ``router``: for ``ftis router``."""
     port: Annotated[int, Field(ge=1, le=65535)] = 17447
-    """Where peers on one machine meet."""
+    """The port where peers on one machine meet."""
     roster: str | None = None
     """File of the peers' public keys (``ftis keys roster``)."""
     open: bool = False
-    """Without a roster: believe whoever takes a peer's name first. See docs/threat-model.md."""
+    """Needs no roster: the first key that uses a peer's name keeps it. See docs/threat-model.md."""
     key: str | None = None
     """This peer's private key (``ftis keys new``)."""
     tls_authority: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
-    """For ``tls/`` endpoints, all three (``ftis keys certs``)."""
+    """``tls/`` endpoints need all three (``ftis keys certs``)."""
     deadline: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds a peer that has published waits for peers that are there but slow."""
+    """Seconds that a peer waits, once it has published, for peers that are present but slow."""
     start_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds a peer waits, once, for peers that have not been seen yet."""
+    """Seconds that a peer waits, once, for peers that it has not seen yet."""
     quorum: Positive = 1
-    """How many other peers' messages a round needs."""
+    """The number of other peers' messages that a round needs."""
     below_quorum: Literal["wait", "alone", "stop"] = "wait"
+    """With fewer messages: wait for more, train alone, or stop with an error."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """How many rounds late a message may be and still be learned from."""
+    """The most rounds by which a message may be late and still be learned from."""
     max_rejections: Annotated[int, Field(ge=0)] = 8
-    """A peer with more rejections since its last faultless message is set aside; 0 never does so."""
+    """A peer with more rejections since its last faultless message is quarantined; 0: never."""
     set_aside_rounds: Positive = 5
+    """Rounds of quarantine."""
     admission_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """The most time spent on one message; what was not judged by then is rejected."""
+    """The most time spent on one message. Groups not judged by then are rejected."""
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -202,14 +191,13 @@ class NetworkConfig(_Section):
 
 
 class WireConfig(_Section):
-    """How a peer writes its messages. Every peer reads all of it, so peers may differ."""
+    """How a peer writes its messages. Every peer reads every format, so peers may differ."""
 
     format: WireFormat = 1
     """2 is compact, about a quarter of 1."""
     logp: LogpPrecision = "float32"
-    """Log-probabilities as sent in format 2: exact, or in fixed point with so many bits after the point. A token's
-    importance weight is then off by at most 0.8% (``fixed6``) or 0.1% (``fixed9``), for the others: the sender itself
-    learns from its own exact values."""
+    """How format 2 carries log-probabilities: exactly, or in fixed point with 6 or 9 bits after the point. Receivers
+    then get a token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
 
     @model_validator(mode="after")
     def _format_carries_precision(self) -> Self:
@@ -219,7 +207,7 @@ class WireConfig(_Section):
 
 
 class ObjectiveConfig(_Section):
-    """Names an objective; an option that is given replaces the objective's own, one that is not leaves it."""
+    """Names an objective. An option replaces the objective's own value; an option left out keeps it."""
 
     name: str = "F-TIS"
     """One of the paper's six, or the dotted path of an ``ftis.objectives.Objective``."""
@@ -245,7 +233,7 @@ class PeerConfig(_Section):
     """For ``train = "subset"``: regular expressions searched in parameter names."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     lr_scheduler_type: Literal["constant", "linear"] = "constant"
-    """``linear``: from ``learning_rate`` in the first round down to 1/rounds of it in the last."""
+    """``linear``: from ``learning_rate`` in the first round to 1/``rounds`` of it in the last."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
@@ -260,8 +248,8 @@ class PeerConfig(_Section):
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
-    """For testing defences (``ftis train`` only): the dotted path of ``f(groups, tokenizer) -> groups``, which this
-    peer applies to what it offers to the others. It learns from its own groups as they were."""
+    """For testing defences (``ftis train`` only): the dotted path of ``f(groups, tokenizer) -> groups``. This peer
+    offers what the function returns, and learns from its own groups as sampled."""
 
     @model_validator(mode="after")
     def _subset_is_named(self) -> Self:
@@ -280,20 +268,20 @@ class ArmConfig(_Section):
     collaborate: bool = True
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated"] = "trained"
-    """What a peer that trains alone gets as much of as a peer of a swarm of m: rollouts ``trained`` on per update (it
-    samples all of a round's prompts itself), or rollouts ``generated`` (it samples 1/m of them)."""
+    """In what a peer that trains alone equals a peer of a swarm of m. ``trained``: rollouts trained on, so it samples
+    all of a round's prompts itself. ``generated``: rollouts sampled, so it samples 1/m of the prompts."""
     set: dict[str, Any] = {}
-    """Dotted keys and their values in this arm. ``training.mode = "horizontal"`` means the same with and without
-    quotes around the key: tables are opened, so that what they don't mention stays as it is."""
+    """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
+    that it mentions."""
 
 
 class ExperimentConfig(_Section):
-    """What a comparison of arms over seeds is about."""
+    """What a comparison of arms over seeds asks."""
 
     title: str = ""
     question: str = ""
     baseline: str = "alone"
-    """The arm that the others are compared with."""
+    """The arm with which the others are compared."""
 
 
 class Recipe(_Section):
@@ -304,10 +292,10 @@ class Recipe(_Section):
     output_dir: str = "runs"
     """The run directory is ``<output_dir>/<name>-seed<seed>``."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
-    """One process per peer, or all in one. ``auto``: parallel where every peer can have a device or core of
+    """One process per peer, or all peers in one. ``auto`` is ``parallel`` where every peer can have a device or core of
     its own. The numbers are the same."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of each peer; 0 divides the cores among the peers, whichever way they run."""
+    """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()
     """Any of ``tensorboard``, ``wandb``, ``trackio``, or a dotted path of ``f(project, run, directory) -> Tracker``."""
     task: TaskConfig
@@ -338,13 +326,13 @@ class Recipe(_Section):
         m, training = self.swarm_size, self.training
         if training.mode == "vertical" and training.prompts_per_round % m:
             raise ValueError(
-                f"training.prompts_per_round = {training.prompts_per_round} cannot be shared equally by {m} peers; "
-                f"take a multiple of {m}"
+                f"training.prompts_per_round = {training.prompts_per_round} cannot be divided equally among {m} "
+                f"peers; take a multiple of {m}"
             )
         if training.mode == "horizontal" and self.sampling.num_generations % m:
             raise ValueError(
-                f"sampling.num_generations = {self.sampling.num_generations} cannot be shared equally by {m} peers "
-                f"in horizontal mode; take a multiple of {m}"
+                f"sampling.num_generations = {self.sampling.num_generations} cannot be divided equally among "
+                f"{m} peers in horizontal mode; take a multiple of {m}"
             )
         if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
             raise ValueError(
@@ -360,25 +348,25 @@ class Recipe(_Section):
         if sorted(names) != sorted(p.name for p in self.peers):
             raise ValueError(
                 f"training.swarms holds {', '.join(names)}; the peers are {', '.join(p.name for p in self.peers)}: put "
-                f"each of them in one swarm"
+                f"each peer in one swarm"
             )
         if len({len(swarm) for swarm in self.training.swarms}) > 1:
-            raise ValueError("training.swarms: give all swarms as many peers, or their shares cannot be compared")
+            raise ValueError("training.swarms: the swarms differ in size; give each the same number of peers")
 
     @property
     def swarm_size(self) -> int:
-        """m, how many peers learn together."""
+        """m, the number of peers that learn together."""
         return len(self.training.swarms[0]) if self.training.swarms else len(self.peers)
 
     @property
     def rollouts_per_group(self) -> int:
-        """How many rollouts one peer samples for a prompt: G, or its G/m of them in horizontal mode."""
+        """Rollouts that one peer samples for a prompt: G, or G/m in horizontal mode."""
         g = self.sampling.num_generations
         return g // self.swarm_size if self.training.mode == "horizontal" else g
 
     @property
     def prompts_per_peer(self) -> int:
-        """How many prompts one peer samples in a round: B/m, or all B of them in horizontal mode."""
+        """Prompts that one peer samples in a round: B/m, or B in horizontal mode."""
         prompts = self.training.prompts_per_round
         return prompts if self.training.mode == "horizontal" else prompts // self.swarm_size
 
@@ -401,13 +389,13 @@ def run_directory(recipe: Recipe) -> Path:
 
 
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
-    """What must be the same on every peer because it changes what a rollout means.
+    """The facts that must be equal on every peer because they change what a rollout means.
 
-    Peers may differ in the rest: model, what of it is trained, optimiser, objective, device. Tokenizers must be the
-    same too; they travel in every header beside the digest of these facts, so that a mismatch is named as such.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too,
+    but a header carries the tokenizer's fingerprint beside the digest of these facts, so a mismatch is named as such.
 
     Args:
-        wire: the newest version of the message format that is read.
+        wire: the newest version of the message format that this peer reads.
     """
     training = recipe.training
     return {
@@ -428,13 +416,17 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
 
 
 def run_id(facts: Mapping[str, Any]) -> str:
-    """Digest of the agreed facts: 32 hex digits of the sha256 of their canonical JSON."""
+    """32 hex digits of the SHA-256 of the agreed facts as canonical JSON."""
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
-def nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` where a known word is close to ``word``, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The end of an error message: the known word that is close to ``word``, or else all known words."""
+    return did_you_mean(word, known) or (f"; known: {', '.join(sorted(known))}" if known else "")

@@ -1,15 +1,14 @@
-"""Greedy pass@1: one deterministic completion per problem, judged by the task's reward."""
+"""Greedy pass@1: one deterministic completion per problem, scored by the task's reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftis.admission import Score
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
-
-Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 
 EVAL_BATCH = 256
 
@@ -32,7 +31,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of problems whose reward is 1 (for rewards other than 0/1: the mean reward)."""
+        """The mean reward: for rewards 0 and 1, the fraction of problems solved."""
         return sum(p.reward for p in self.problems) / len(self.problems)
 
     @property
@@ -58,7 +57,7 @@ def evaluate(
     if not problems:
         raise ValueError("no problems to evaluate on")
     decoding = Decoding(max_completion_length=max_completion_length, temperature=0.0)
-    # Problems of like length go together, which keeps padding small; greedy text does not depend on it.
+    # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
     order = sorted(range(len(problems)), key=lambda i: len(prompt_ids[i]))
     groups = sampler(policy, [prompt_ids[i] for i in order], 1, decoding, 0, batch_size or EVAL_BATCH)
     answered: dict[int, Answered] = {}

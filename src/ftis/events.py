@@ -1,7 +1,10 @@
-"""What happens in a run, as typed values: said by whoever does the work, read by displays, logs and trackers.
+"""What happens in a run, as typed values that displays, logs and trackers read.
 
-An event says what happened; its ``place`` says where. Whoever knows a part of the place adds it on the way
-(:func:`placed`): a peer says that a round ended, the run in which arm, an experiment in which of its jobs.
+An event says what happened; its ``place`` says where. Each caller adds the part that it knows (:func:`placed`): a peer
+says that a round ended, the run adds the arm, an experiment adds the job.
+
+``step`` in events, metrics, cursors and checkpoint names counts finished rounds, a name kept for compatibility.
+Everywhere else a step is an optimiser's step.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened; parts that do not apply are empty.
+    """Where something happened. Parts that do not apply are empty.
 
     Attributes:
         job: one arm under one seed of an experiment, as ``seed 0 F-TIS``.
@@ -26,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A starter has been warmed up for ``step`` of at most ``most`` optimiser steps."""
+    """A starter's warm-up has taken ``step`` of at most ``most`` optimiser steps."""
 
     starter: str
     step: int
@@ -36,7 +39,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class JobsKnown:
-    """An experiment has ``jobs`` jobs, of which ``done`` were finished before."""
+    """An experiment has ``jobs`` jobs; ``done`` of them were finished before."""
 
     jobs: int
     done: int
@@ -52,7 +55,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class ArmBegun:
-    """An arm goes on to ``rounds`` rounds with ``peers``, those that had finished before not among them."""
+    """An arm trains ``peers`` up to ``rounds`` rounds; peers that had finished are left out."""
 
     peers: tuple[str, ...]
     rounds: int
@@ -72,7 +75,7 @@ class Evaluated:
     """A peer was evaluated after ``step`` rounds.
 
     Attributes:
-        accuracies: share of problems answered rightly, by split.
+        accuracies: fraction of problems answered correctly, by split.
     """
 
     step: int
@@ -119,8 +122,8 @@ class NetworkEvent:
 
     Attributes:
         what: one word; docs/metrics.md lists them.
-        text: the same for people.
-        round: the round the peer was in.
+        text: the same as a sentence.
+        round: the peer's round.
     """
 
     what: str
@@ -131,14 +134,14 @@ class NetworkEvent:
 
 @dataclass(frozen=True)
 class Stopping:
-    """Somebody asked the run to stop: its peers finish the rounds they are in."""
+    """The run was asked to stop; its peers finish their rounds."""
 
     place: Place = Place()
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A job in a process of its own met an error."""
+    """A job in its own process met an error."""
 
     message: str
     place: Place = Place()

@@ -1,7 +1,8 @@
-"""How the messages of a round get from peer to peer: a small protocol, and two exchanges for one machine.
+"""How a round's messages get from peer to peer: the protocol, and the exchange of a peer that trains alone.
 
-``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. What
-the bytes mean is not the exchange's business.
+``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. An
+exchange does not read the bytes. :mod:`ftis.lab.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a
+network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class ExchangeError(FtisError):
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
-    """The run was asked to stop while a peer waited; the round it was in has changed nothing yet."""
+    """The run was asked to stop while a peer waited. The peer's round has changed nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Collected:
     Attributes:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
-        late: (sender, message) of earlier rounds that came only now.
-        offered_only: peers that delivered and whose messages were not fetched, as asked.
-        rejections: what was refused before it was fetched.
+        late: (sender, message) of earlier rounds.
+        offered_only: peers that delivered, and whose messages were not fetched, as asked.
+        rejections: of offers, before anything was fetched.
     """
 
     messages: Mapping[str, bytes]
@@ -45,17 +46,17 @@ class Exchange(Protocol):
     """One peer's end of an exchange."""
 
     def catch_up(self, round: int) -> int:
-        """The round to train next: ``round``, or a later one where the others have gone on without this peer."""
+        """The round to train next: ``round``, or a later one if the others have gone on without this peer."""
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        """Offer this peer's message for ``round``, with groups for ``items``; the same round again replaces it."""
+        """Offer this peer's message for ``round``, with groups for ``items``. A second call replaces it."""
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         """Wait for the messages of all other peers for ``round``, except those in ``skip``.
 
         Args:
             skip: peers that are neither waited for nor heard.
-            offers_only: peers that are waited for, but whose messages are left where they are.
+            offers_only: peers that are waited for, but whose messages are not fetched.
 
         Raises:
             Stopped: asked to stop while waiting.

@@ -1,9 +1,11 @@
-"""Files that are whole or not there, JSON lines, and locks that end with their process."""
+"""Files and directories that are whole or absent, JSON lines, and locks that end with their process."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +21,10 @@ class InUseError(FtisError):
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """Write a file so that a reader, even after a crash, finds either what was there before or all of ``content``.
+    """Write a file so that a reader, even after a crash, finds either the old file or all of ``content``.
 
     Args:
-        sync: wait for the disk. Without it a power failure can leave the old file, but never half of the new one.
+        sync: wait for the disk, so that the new file survives a power failure.
     """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -54,9 +56,19 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSONL file. A last line that a kill cut short is skipped."""
+    """The rows of a JSONL file, without a last line that a kill cut short."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@contextmanager
+def partial_directory(parent: Path) -> Iterator[Path]:
+    """A directory in ``parent`` to fill and rename. It is deleted at the end unless it was renamed."""
+    path = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -67,7 +79,7 @@ def locked(path: Path, patience: float) -> Iterator[None]:
         patience: seconds to wait for another process that holds it.
 
     Raises:
-        InUseError: another process still holds it then.
+        InUseError: another process still holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path, timeout=patience)

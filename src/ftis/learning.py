@@ -6,28 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ftis.objectives import Diagnostics, Objective, policy_loss
 from ftis.policy import Policy
-from ftis.rollouts import Batch, Floats, pad
+from ftis.rollouts import Batch, Floats, Rows, pad
 from ftis.sampling import Decoding
 from ftis.selection import Chosen, Judged
 
 CHECKED_ROLLOUTS = 8
 LOGP_TOLERANCE = 1e-3
-"""Own rollouts keep their sampler's log-probabilities as log π_old where those of a few of them differ from the
-learner's by no more than this. Their first ratios are then wrong by at most 0.1%."""
-
-Rows = npt.NDArray[np.int64]
+"""The sampler's log-probabilities of own rollouts serve as log π_old where those of ``CHECKED_ROLLOUTS`` of them differ
+from the learner's by at most this, in nats. The first ratios are then off by at most 0.1%."""
 
 
 def judge(batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding, objective: Objective) -> Judged:
-    """Score the rollouts that can matter under the policy as it is, and take weights and KLs from that.
+    """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
 
-    Rollouts with Â = 0 are never run through the model: they cannot change the gradient.
+    The model never runs on rollouts with Â = 0: they cannot change the gradient.
     """
     rows = np.flatnonzero(advantage_N.numpy())
     if not len(rows):
@@ -47,10 +44,10 @@ def judge(batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding,
 
 
 def old_logps(batch: Batch, rows: Rows, policy: Policy, decoding: Decoding) -> tuple[list[Floats], Floats, bool]:
-    """log π_old of ``rows``, and :class:`~ftis.selection.Judged`'s gap and recomputed.
+    """log π_old of ``rows``, and the gap and recomputed of :class:`~ftis.selection.Judged`.
 
-    The learner is the policy that sampled its own rollouts, so their log π_gen is log π_old, unless sampler and
-    learner compute in ways that differ, or the sampler drew from a truncated distribution.
+    The learner sampled its own rollouts, so their log π_gen is log π_old, unless sampler and learner compute
+    differently or the sampler drew from a truncated distribution.
     """
     known: dict[int, Floats] = {}
 
@@ -83,8 +80,8 @@ class Update:
 
     Attributes:
         losses, grad_norms: of each step; a norm is before clipping.
-        rows: the rollouts run through the model, once per step that held them.
-        diagnostics: of those rows under π_θ as it was in their step; None where no step was taken.
+        rows: the rollouts that the model ran on, once per step that held them.
+        diagnostics: of these rows under their step's π_θ; None where no step was taken.
     """
 
     losses: tuple[float, ...]
@@ -101,10 +98,10 @@ def learn(
     temperature: float,
     minibatches: Sequence[Rows],
 ) -> Update:
-    """One optimiser step along each of ``minibatches``, which hold indices into the batch.
+    """Take one optimiser step for each of ``minibatches``, which hold indices into the batch.
 
-    A step's divisor counts all of its rollouts. Only those that carry gradient are run through the model, and a step
-    in which none does is skipped.
+    A step's divisor counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
+    skipped.
     """
     carries_gradient = set(judged.rows[chosen.kept_R].tolist())
     losses: list[float] = []
@@ -128,7 +125,7 @@ def learn(
 
 
 class StepLoss:
-    """The loss of one optimiser step, called once per micro-batch with the rows of the step it holds."""
+    """The loss of one optimiser step, called once per micro-batch."""
 
     def __init__(self, judged: Judged, chosen: Chosen, objective: Objective, rows: Rows, divisor: int) -> None:
         self.judged, self.objective, self.rows, self.divisor = judged, objective, rows, divisor
@@ -159,7 +156,7 @@ class StepLoss:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Rollouts as padded tensors: old_logp and mask [N, T], gen_logp [N, U], unit [N, T] or None."""
+    """Rollouts as padded tensors; ``unit_NT`` is None where each token is a unit of its own."""
 
     old_logp_NT: Tensor
     gen_logp_NU: Tensor

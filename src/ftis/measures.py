@@ -27,7 +27,7 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 @dataclass(frozen=True)
 class Heard:
-    """What the exchange of a round brought.
+    """What a round's exchange brought, and what admission made of it.
 
     Attributes:
         sent_bytes: size of this peer's own message.
@@ -51,13 +51,13 @@ def round_record(
     prompts: Sequence[Prompt],
     about: Mapping[str, Any],
 ) -> RoundRecord:
-    """All that is recorded of a round.
+    """Everything that is recorded of a round.
 
     Args:
         recipe: with exactly the peers of this swarm.
         own: the learner's name.
         end_ids: ids that end a completion of the learner.
-        about: metrics that come from elsewhere: step, learning rate, tokens sampled, seconds.
+        about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
     """
     metrics = {**about, **own_metrics(judged, update, end_ids)}
     if len(recipe.peers) > 1:
@@ -66,7 +66,7 @@ def round_record(
 
 
 def own_metrics(judged: Judged, update: Update, end_ids: Collection[int]) -> dict[str, Any]:
-    """What a round says of the learner's own rollouts and steps."""
+    """Metrics of the learner's own rollouts and optimiser steps."""
     batch = judged.batch
     own = [rollout for rollout, mine in zip(batch.rollouts, batch.own_N, strict=True) if mine]
     lengths = np.array([len(r) for r in own])
@@ -95,21 +95,16 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int]) -> dic
 
 
 def participation(
-    judged: Judged,
-    chosen: Chosen,
-    update: Update,
-    heard: Heard,
-    recipe: Recipe,
-    own: str,
+    judged: Judged, chosen: Chosen, update: Update, heard: Heard, recipe: Recipe, own: str
 ) -> dict[str, Any]:
-    """Per peer: what came, what of it was admitted, rejected and why, kept, dropped, and with which weights."""
+    """Per peer: what was received, admitted, rejected and why, kept and dropped, and the importance weights."""
     batch, collected = judged.batch, heard.collected
     summaries: dict[str, dict[str, float]] = {}
     kept_R = chosen.kept_R
     if judged.diagnostics is not None:
         source_R = torch.from_numpy(batch.source_N[judged.rows])
         summaries = by_source(judged.diagnostics, source_R, batch.sources)
-    if update.diagnostics is not None:  # clipping happens as the policy moves, the rest is fixed before
+    if update.diagnostics is not None:  # clipping depends on π_θ; the rest was fixed before
         sources = torch.from_numpy(batch.source_N[update.rows])
         for name, summary in by_source(update.diagnostics, sources, batch.sources).items():
             summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
@@ -121,7 +116,7 @@ def participation(
     kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R, strict=True) if kept)
     judged_of = Counter(judged.source_names())
     zero_N = judged.advantage_N.numpy() == 0
-    keep_N = torch.ones(len(batch), dtype=torch.bool)  # what carries no gradient meets no selection
+    keep_N = torch.ones(len(batch), dtype=torch.bool)  # selections see only rows that carry gradient
     keep_N[torch.from_numpy(judged.rows)] = torch.from_numpy(kept_R)
     metrics: dict[str, Any] = {}
     for name in (peer.name for peer in recipe.peers):
@@ -158,14 +153,14 @@ def participation(
         metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
     foreign_R = ~batch.own_N[judged.rows]
     used = int((foreign_R & kept_R).sum())
-    # A round in which not even own rollouts carried gradient had nothing to teach: it is not one without foreign work.
+    # A round in which no rollout, own or foreign, carried gradient does not count as one without foreign rollouts.
     nothing_to_learn = bool((~batch.own_N).any()) and not len(judged.rows)
     metrics["foreign_used"], metrics["without_foreign"] = used, used == 0 and not nothing_to_learn
     return metrics
 
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The round's rollouts, column by column, as :data:`ftis.records.ROLLOUTS` names them."""
+    """The round's rollouts as the columns of :data:`ftis.records.ROLLOUTS`."""
     batch, position = judged.batch, {row: i for i, row in enumerate(judged.rows.tolist())}
     kept = chosen.kept_R
     kl = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
@@ -178,7 +173,7 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
         "completion": list(batch.completions),
         "reward": batch.reward_N,
         "advantage": judged.advantage_N.numpy(),
-        # Null where Â = 0: the learner never scores those rollouts.
+        # Null where Â = 0: the model never runs on these rollouts.
         "kept": [bool(kept[position[r]]) if r in position else None for r in rows],
         "kl_k1": [kl[position[r]] if r in position else None for r in rows],
         "completion_ids": [r.completion_ids for r in batch.rollouts],
@@ -190,8 +185,8 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
 def by_source(diagnostics: Diagnostics, source_N: Tensor, sources: Sequence[str]) -> dict[str, dict[str, float]]:
     """Summaries per source peer; ``source_N`` [N] indexes ``sources``. A peer without rollouts is left out.
 
-    KLs are means over rollouts; quantiles, means and fractions of the rest are over tokens. The effective sample size
-    is (Σw)² / (n Σw²) of the untruncated weights, in (0, 1].
+    KLs are means over rollouts; the rest is over tokens. The effective sample size is (Σw)² / (n Σw²) of the n
+    untruncated weights, in (0, 1].
     """
     source_N = source_N.to(diagnostics.length_N.device)
     token_source = source_N.repeat_interleave(diagnostics.length_N)
@@ -235,7 +230,7 @@ def _clip_ratios(diagnostics: Diagnostics | None) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class PreservedOrder:
-    """Of ``pairs`` rollouts that the advantages told apart, how many keep their signs, and how many their order."""
+    """The pairs of rollouts with Â_i ≠ Â_j, and how many of them keep their signs and their order."""
 
     pairs: int
     sign: int
@@ -243,14 +238,14 @@ class PreservedOrder:
 
 
 def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> PreservedOrder:
-    """What selections leave of the order within groups, with Â' = Â where kept and 0 where dropped.
+    """How much of the order within groups survives selection, with Â' = Â where kept and 0 where dropped.
 
     Over the pairs i < j of one group with Â_i ≠ Â_j::
 
         sign: sgn Â'_i = sgn Â_i  and  sgn Â'_j = sgn Â_j
         rank: sgn(Â'_i − Â'_j) = sgn(Â_i − Â_j)
 
-    With two levels of reward the KL filter can cost signs but no ranks, since it drops only Â ≤ 0.
+    The KL filter drops only Â ≤ 0, so with two levels of reward it can cost signs but no ranks.
 
     Args:
         advantage_N: Â before any selection, float [N].

@@ -17,7 +17,7 @@ def peer_key(name: str, measure: str) -> str:
     """The key of ``measure`` of peer ``name``.
 
     Raises:
-        ValueError: a name that is empty or holds a slash, or an empty measure: :func:`by_peer` could not split the key.
+        ValueError: the name is empty or holds a slash, or the measure is empty, so :func:`by_peer` could not split it.
     """
     if not name or "/" in name or not measure:
         raise ValueError(f"peer {name!r}, measure {measure!r}: a name has letters and no slash, a measure has letters")
@@ -25,7 +25,7 @@ def peer_key(name: str, measure: str) -> str:
 
 
 def by_peer(row: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
-    """A row's values about peers, by the peer's name and the measure, in the row's order; other keys are left out."""
+    """A row's values about peers, by peer and measure, in the row's order. Other keys are left out."""
     found: dict[str, dict[str, Value]] = {}
     for key, value in row.items():
         if key.startswith(PREFIX):

@@ -16,11 +16,10 @@ The paper's six are three corrections, without and with its filter:
 The filter of the F- objectives is a selection (:mod:`ftis.selection`): s_i = 1 if Â_i > 0 or KL_i < g, else 0. A
 dropped rollout still counts in N and in its group's mean and standard deviation.
 
-π_gen is known per unit (:mod:`ftis.rollouts`). Every token of a unit has the unit's weight; with one token a unit that
-is the token's own. Each part of an objective is a function, so a new objective is a row or a value of a file outside
-the package; see docs/extending.md.
+π_gen is known per unit (:mod:`ftis.rollouts`), and every token has the weight of its unit. Each part of an objective is
+a function, so a new objective is a value in a file outside the package; see docs/extending.md.
 
-Source: F-TIS, arXiv 2605.22537. docs/method.md gives each choice where the paper is silent.
+Source: F-TIS, arXiv 2605.22537. docs/method.md gives the choices where the paper is silent.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from ftis.config import ObjectiveConfig, RecipeError, nearest
 from ftis.seams import look_up
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before ``exp``: e^20 ≈ 5e8, far beyond any ratio that still carries meaning,
-and small enough that products and sums of it stay finite in float32."""
+"""Log-ratios are clamped to ± this before ``exp``. e^20 ≈ 5e8 is far beyond any meaningful ratio, and its products and
+sums stay finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class LogProbs:
         return out_NU.scatter_add(1, self.unit_NT, torch.where(self.mask_NT, x_NT, zero))
 
     def tokens(self, x_NU: Tensor) -> Tensor:
-        """Each token's unit's value: [N, U] → [N, T]."""
+        """The value of each token's unit: [N, U] → [N, T]."""
         return x_NU if self.unit_NT is None else x_NU.gather(1, self.unit_NT)
 
     def sequence_mean(self, x_NT: Tensor) -> Tensor:
@@ -81,7 +80,7 @@ class LogProbs:
 
 
 def exp_ratio(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio clamped to ± :data:`MAX_LOG_RATIO`."""
+    """exp(log-ratio clamped to ± :data:`MAX_LOG_RATIO`)."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -118,7 +117,7 @@ def clipped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Ten
 
 @dataclass(frozen=True)
 class Objective:
-    """One way of learning from a batch: a value whose parts are functions, not a class to extend.
+    """One way of learning from a batch: a value whose parts are functions.
 
     Attributes:
         ratio: (log-probs) → ρ [N, T], which carries the gradient.
@@ -166,10 +165,10 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def resolve(config: ObjectiveConfig) -> Objective:
-    """The objective that a recipe names, with the options that the recipe sets and the objective's own otherwise.
+    """The objective that a recipe names; the recipe's options replace the objective's own.
 
     Raises:
-        RecipeError: the name is none of :data:`OBJECTIVES` and no dotted path to an :class:`Objective`.
+        RecipeError: the name is neither in :data:`OBJECTIVES` nor the dotted path of an :class:`Objective`.
     """
     name = config.name
     if name in OBJECTIVES:
@@ -198,7 +197,7 @@ def group_advantages(
     """Group-relative advantages Â_i = (r_i − μ) / σ over the rollouts of i's group.
 
     With ``scale_rewards="none"`` Â_i = r_i − μ. σ is the population standard deviation unless ``std="sample"``.
-    A group whose rewards are all equal gives exactly 0 (there is nothing to prefer), as does a group of one.
+    A group whose rewards are all equal, or a group of one, gives exactly 0.
 
     Args:
         reward_N: float [N].
@@ -268,8 +267,8 @@ def policy_loss(
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
-        divisor: number of sequences in the optimiser's step, where these N are only a micro-batch of it;
-            default N. The sum of micro-batch gradients is then the unsplit batch's gradient.
+        divisor: number of sequences in the optimiser step, if these N are only a micro-batch of it; default N.
+            Micro-batch gradients then add up to the gradient of the whole.
 
     Returns:
         scalar loss, :class:`Diagnostics`.
@@ -307,14 +306,14 @@ def policy_loss(
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What a loss did, per rollout [N] and per completion token (flat, in row order), detached.
+    """What a loss did, per rollout [N] and per completion token [M], detached.
 
     Attributes:
         length_N: number of tokens.
         k1_N, k3_N: both KL estimates, in the objective's reduction.
-        raw_weight: π_old/π_gen of the token's unit, whether or not the objective applies it.
-        weight: the same truncated at C.
-        clipped_low, clipped_high: where ρ is below the clip with Â < 0, or above it with Â > 0.
+        raw_weight: [M], π_old/π_gen of the token's unit, whether or not the objective applies it.
+        weight: [M], min(raw_weight, C).
+        clipped_low, clipped_high: bool [M], ρ < 1−ε with Â < 0; ρ > 1+ε_high with Â > 0.
     """
 
     length_N: Tensor
@@ -337,7 +336,7 @@ def log_probs(
 ) -> LogProbs:
     """:class:`LogProbs` with 0 off the mask.
 
-    Entries are replaced before any subtraction, so that a NaN or infinity there reaches neither a value nor a gradient.
+    Entries are replaced before any subtraction, so a NaN or infinity there reaches neither a value nor a gradient.
     """
     mask_NT = mask_NT.bool()
     zero = torch.zeros((), dtype=logp_NT.dtype, device=logp_NT.device)

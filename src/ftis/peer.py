@@ -35,11 +35,11 @@ from ftis.schedule import assigned, learning_rate, minibatches, seed_of
 from ftis.selection import Selection, select
 
 Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
-"""(own groups, tokenizer) → the groups that are offered to the others in their place; for testing defences."""
+"""(own groups, tokenizer) → the groups to offer in their place; for testing defences."""
 
 
 def train_round(peer: Peer, round: int) -> RoundRecord:
-    """One round of one peer. Raises Stopped if asked to stop before anything has changed."""
+    """Train one round of one peer. Raises Stopped if asked to stop before anything has changed."""
     clock = Stopwatch()
     own = peer.sample(round)
     scored = [peer.admitter.score_group(group) for group in own]
@@ -59,7 +59,7 @@ def train_round(peer: Peer, round: int) -> RoundRecord:
 
 
 def learn_from(peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwatch) -> RoundRecord:
-    """The second half of a round, once its batch is there; a replayed round begins here."""
+    """The second half of a round, from its batch on. A replayed round begins here."""
     judged = judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective)
     clock.lap("logp")
 
@@ -140,12 +140,12 @@ class Peer:
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
     def offer(self, round: int, own: Sequence[Group]) -> int:
-        """Offer own groups to the others; the size of the message.
+        """Offer own groups to the others. Returns the size of the message, in bytes.
 
-        Own rollouts are learned from as sampled, whatever precision or attack the others get.
+        This peer learns from its rollouts as sampled; wire precision and attack change only what the others get.
 
         Raises:
-            Stopped: asked to stop. Nothing of the round has changed anything yet.
+            Stopped: asked to stop. The round has changed nothing yet.
         """
         if self.should_stop():
             raise Stopped
@@ -162,22 +162,22 @@ class Peer:
         return self.exchange.collect(round, self.skipped(round), offers_only)
 
     def skipped(self, round: int) -> frozenset[str]:
-        """Peers that some selection neither waits for nor hears in the round."""
+        """Peers that a selection skips in the round: they are neither waited for nor heard."""
         return frozenset(name for selection in self.selections for name in selection.skipped(round))
 
     def wanted(self, peer: str, round: int) -> Sequence[int]:
-        """The prompts assigned to another peer whose groups every selection wants."""
+        """The prompts assigned to another peer that every selection wants."""
         items: Sequence[int] = assigned(self.recipe, len(self.task.train), peer, round)
         for selection in self.selections:
             items = selection.wanted(peer, round, items)
         return items
 
     def admit(self, collected: Collected, round: int) -> Sequence[Admission]:
-        """Judge each message, tell the selections what became of it, and pass over what there is no room for."""
+        """Admit each message, tell the selections the outcome, and pass over groups beyond their limits."""
         admissions: Sequence[Admission] = []
         for name, data in [*sorted(collected.messages.items()), *collected.late]:
             if name in self.skipped(round):
-                detail = "a selection does not hear this peer in this round"
+                detail = "a selection skips this peer in this round"
                 admissions = [*admissions, rejected(name, Reason.SET_ASIDE, detail)]
                 continue
             admission = self.admitter.admit(name, data, round)
@@ -197,7 +197,7 @@ class Peer:
         return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)
 
     def evaluate(self) -> dict[str, float]:
-        """Greedy pass@1 on validation and on every out-of-distribution task, recorded; accuracy by split."""
+        """Record greedy pass@1 on validation and every out-of-distribution task. Returns accuracy by split."""
         accuracies: dict[str, float] = {}
         for split, task in [("validation", self.task), *self._ood_splits()]:
             problems = task.validation
@@ -224,7 +224,7 @@ class Peer:
         return accuracies
 
     def _ood_splits(self) -> list[tuple[str, Task]]:
-        """Each out-of-distribution task under a name fit for files: ood-<task>, numbered where one occurs twice."""
+        """Each out-of-distribution task under a file name: ood-<task>, numbered where a task occurs twice."""
         names = [f"ood-{task.name.replace(':', '-')}" for task in self.ood]
         return [
             (name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}", task)
@@ -238,7 +238,7 @@ class Peer:
         self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
 
     def about_round(self, round: int, clock: Stopwatch) -> dict[str, Any]:
-        """Metrics of a finished round that no rollout tells."""
+        """Metrics of a finished round that do not come from rollouts."""
         return {
             "step": self.cursor.step,
             "learning_rate": self.learning_rate(round),
@@ -260,7 +260,7 @@ class Peer:
 
 
 class _PromptIds(dict[int, Ints]):
-    """Token ids of training prompts, rendered once when first asked for."""
+    """Token ids of training prompts, each rendered at its first use."""
 
     def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints]) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Stopwatch:
 def run_peer(peer: Peer, directory: Path, say: Say) -> None:
     """Train from the cursor to the recipe's last round: evaluate, train, record, checkpoint.
 
-    Asked to stop, it saves the rounds it has finished and returns; the run can then be resumed.
+    Asked to stop, it saves the finished rounds and returns. The run can then be resumed.
     """
     training = peer.recipe.training
     peer.records.cut_back_to(peer.cursor.step)

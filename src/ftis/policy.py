@@ -1,11 +1,11 @@
 """A model and how it is trained: loading, token log-probabilities, one optimiser step.
 
-Any ``AutoModelForCausalLM`` serves, trained in full, through LoRA (peft), or on a named subset of its
-parameters. Trained weights are kept in float32; the arithmetic runs in bfloat16 where the device has it
-(autocast), and log-probabilities leave this module in float32.
+Any ``AutoModelForCausalLM`` works, trained in full, through LoRA (peft), or in a named subset of its parameters. The
+trained weights are kept in float32. The arithmetic runs in bfloat16 where the device has it (autocast), and
+log-probabilities leave this module in float32.
 
-Dropout is switched off throughout: π_θ must be one distribution, the same when it samples, when its old
-log-probabilities are taken and when it is updated.
+Dropout is off throughout: π_θ must be one distribution, the same when it samples, when its old log-probabilities are
+computed and when it is updated.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.rollouts import Floats, Ints, pad
+from ftis.rollouts import Floats, Ints, Rows, pad
 from ftis.seams import ENGINES, look_up
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
 
-LossOfRows = Callable[[Tensor, Tensor, "np.ndarray[Any, np.dtype[np.int64]]"], Tensor]
-"""(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch, given which rows of the step it holds."""
-
+LossOfRows = Callable[[Tensor, Tensor, Rows], Tensor]
+"""(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch that holds these rows of the optimiser step."""
 
 MICROBATCH_OVERHEAD = {"cpu": 2e8, "cuda": 2.5e12}
-"""What a micro-batch costs beyond its tokens, in parameters x tokens, by kind of device: a few milliseconds of calls
-are worth two thousand tokens of a model of 100,000 parameters, and fourteen of one of 14 million."""
+"""The fixed cost of a micro-batch, in parameters x tokens, by kind of device. On a CPU that is 2,000 tokens of a model
+of 100,000 parameters, or 14 tokens of a model of 14 million."""
 
 
 class ModelError(FtisError):
-    """A model or tokenizer cannot be loaded, or does not fit what it is asked to do."""
+    """A model or tokenizer cannot be loaded, or does not fit its task."""
 
 
 class Forward(Protocol):
-    """Runs rows of prompt and completion through a model."""
+    """Runs rows, each a prompt and its completion, through a model."""
 
     padding_cost: float
-    """What a place beyond a row's end costs, in tokens."""
+    """What a padded place costs, in tokens."""
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Held around a forward pass and its backward pass, in which a checkpointed layer runs once more."""
+        """A context for a forward pass and its backward pass, in which a checkpointed layer runs again."""
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
-        """What the model gives where it predicts each token of the completions, row after row: [M, ·]."""
+        """The model's output where it predicts each completion token, row after row: [M, X]."""
 
 
 class Head(Protocol):
-    """Takes log-probabilities from what goes into the output layer."""
+    """Computes log-probabilities from the output layer's input."""
 
     def taken_off(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts, the model gives the output layer's input instead of logits."""
+        """A context in which the model returns the output layer's input instead of logits."""
 
     def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-        """log softmax(logits / temperature) at the target ids, the products computed in ``dtype``: float32 [M]."""
+        """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
 
 
 @dataclass(frozen=True)
 class PaddedRows(Forward):
     """The plain way, for every model: rows padded on the right.
 
-    Under causal attention nothing before the padding sees it, so no attention mask is needed, and each row's numbers
-    are those it has alone.
+    Under causal attention no token sees the padding after it. So no attention mask is needed, and each row's numbers
+    are those that it has alone.
     """
 
     model: Any
@@ -88,12 +88,12 @@ class PaddedRows(Forward):
         input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
         first = min(len(prompt) for prompt in prompts) - 1
         keep = torch.arange(first, input_ids.shape[1], device=self.device)
-        output_nKX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        output_nLX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
         row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
         at_M = np.concatenate(
             [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
         )
-        return output_nKX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
+        return output_nLX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
 
 class Policy:
@@ -102,11 +102,11 @@ class Policy:
     Attributes:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
-        forward: how rows run through the model: as one line of tokens where that was found to give the same.
-        head: takes log-probabilities in chunks where the logits are a linear layer's; otherwise None.
+        forward: runs rows through the model, in one line where that was found to give the same numbers.
+        head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
-        device_kind: "cpu" or "cuda", which tells costs apart.
-        microbatch_overhead: what a micro-batch costs beyond its tokens, in padded tokens.
+        device_kind: "cpu" or "cuda", the key of costs that depend on the device.
+        microbatch_overhead: the fixed cost of a micro-batch, in padded tokens.
     """
 
     def __init__(
@@ -151,19 +151,19 @@ class Policy:
         """Load a model for training as ``config`` says.
 
         Args:
-            model_path: where the untrained model is, if not at ``config.model``.
-            checkpoint: a directory that :meth:`save_pretrained` wrote, whose weights to go on from.
+            model_path: the untrained model's place, if not ``config.model``.
+            checkpoint: a directory that :meth:`save_pretrained` wrote; training goes on from its weights.
 
         Raises:
-            ModelError: no such directory, not a causal language model, a LoRA target that does not exist.
+            ModelError: there is no such directory, model or LoRA target, or LoRA is asked for on an adapter.
         """
         load_model: Callable[[str], PreTrainedModel] = look_up("model", "engine", ENGINES)
         load_tokenizer: Callable[[str], PreTrainedTokenizerBase] = look_up("tokenizer", "engine", ENGINES)
         source = model_path or config.model
         if config.train == "lora" and (Path(source) / "adapter_config.json").exists():
             raise ModelError(
-                f"peer {config.name!r}: {source} is itself a LoRA adapter, on which no second one can be saved: merge "
-                f'it into its base model first (peft\'s merge_and_unload), or set train = "full"'
+                f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
+                f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
             )
         if checkpoint is None:
             return cls(load_model(source), load_tokenizer(source), config)
@@ -174,7 +174,7 @@ class Policy:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Run the model's arithmetic in the compute dtype."""
+        """A context in which the model's arithmetic runs in the compute dtype."""
         if self.compute_dtype == torch.float32:
             yield
         else:
@@ -183,11 +183,7 @@ class Policy:
 
     @torch.no_grad()
     def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
-        """log π_θ of each completion token under softmax(logits / temperature), without gradient.
-
-        Returns:
-            per row float32 [T].
-        """
+        """log π_θ of each completion token under softmax(logits / temperature), no gradient: per row float32 [T]."""
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
         for rows in self._microbatches(prompt_ids, completion_ids):
             with self.forward.held():
@@ -198,15 +194,12 @@ class Policy:
         return out
 
     def step(
-        self,
-        prompt_ids: Sequence[Ints],
-        completion_ids: Sequence[Ints],
-        temperature: float,
-        loss_of_rows: LossOfRows,
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
     ) -> float:
-        """One optimiser step along :meth:`backward`'s gradient. Returns the gradient's norm before clipping.
+        """Take one optimiser step along :meth:`backward`'s gradient. Returns the gradient's norm before clipping.
 
-        A step whose gradient is not finite is an error: it would destroy the model.
+        Raises:
+            ModelError: the gradient is not finite, so the step would destroy the model. It is not taken.
         """
         self.backward(prompt_ids, completion_ids, temperature, loss_of_rows)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.trainable, self.config.max_grad_norm))
@@ -219,16 +212,11 @@ class Policy:
         return grad_norm
 
     def backward(
-        self,
-        prompt_ids: Sequence[Ints],
-        completion_ids: Sequence[Ints],
-        temperature: float,
-        loss_of_rows: LossOfRows,
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
     ) -> None:
-        """Leave the gradient of the sum of ``loss_of_rows`` over micro-batches of the given rows in the parameters.
+        """Compute the gradient of the sum of ``loss_of_rows`` over micro-batches; the parameters hold it.
 
-        The caller's loss divides by the step's number of sequences, so the gradient does not depend on how the
-        rows were split.
+        The caller's loss divides by the step's number of sequences, so the gradient does not depend on the split.
         """
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self._microbatches(prompt_ids, completion_ids):
@@ -237,7 +225,7 @@ class Policy:
                 loss_of_rows(logp_nT, mask_nT, rows).backward()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The rate of the steps to come."""
+        """Set the rate of the following optimiser steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
@@ -254,7 +242,7 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
 
     def _forward(
-        self, rows: Ints | Any, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
+        self, rows: Rows, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
     ) -> tuple[Tensor, Tensor]:
         """log π_θ [n, T] and mask [n, T] of the given rows."""
         prompts, completions = [prompt_ids[r] for r in rows], [completion_ids[r] for r in rows]
@@ -273,27 +261,27 @@ class Policy:
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
 
-    def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Any]:
+    def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Rows]:
         lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
         return microbatches(lengths, self.config.tokens_per_microbatch, self.microbatch_overhead)
 
 
-def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int, overhead: float = 0.0) -> list[Any]:
+def microbatches(lengths: npt.NDArray[np.int64], budget: int, overhead: float = 0.0) -> list[Rows]:
     """Split rows into micro-batches of at most ``budget`` padded tokens, longest rows first.
 
-    Of all such splits the one of least padded tokens, where a micro-batch costs ``overhead`` tokens besides. A row
-    longer than the budget is a micro-batch of its own.
+    The split is the cheapest: a micro-batch costs its padded tokens and ``overhead`` more. A row longer than the budget
+    is a micro-batch of its own.
     """
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
-    cost = np.zeros(len(order) + 1)  # of the rows from i on, in the best split of them
-    count = np.zeros(len(order), dtype=np.int64)  # how many rows its first micro-batch holds
+    cost = np.zeros(len(order) + 1)  # of the best split of the rows from i on
+    count = np.zeros(len(order), dtype=np.int64)  # rows in that split's first micro-batch
     for i in range(len(order) - 1, -1, -1):
         most = min(max(1, budget // int(max(1, ordered[i]))), len(order) - i)
         costs = np.arange(1, most + 1) * ordered[i] + cost[i + 1 : i + most + 1]
-        best = most - 1 - int(np.argmin(costs[::-1]))  # of equals the largest
+        best = most - 1 - int(np.argmin(costs[::-1]))  # ties: the largest
         cost[i], count[i] = costs[best] + overhead, best + 1
-    batches: list[Any] = []
+    batches: list[Rows] = []
     start = 0
     while start < len(order):
         batches.append(order[start : start + count[start]])
@@ -302,7 +290,7 @@ def microbatches(lengths: np.ndarray[Any, np.dtype[np.int64]], budget: int, over
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """32 hex digits over the map token → id: equal exactly where the same ids mean the same text."""
+    """32 hex digits of the SHA-256 of the map token → id: equal exactly where equal ids mean the same text."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:32]
 

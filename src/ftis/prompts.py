@@ -1,11 +1,11 @@
 """Problems and prompts: the task that a recipe names, and how a problem becomes the token ids of a prompt.
 
-A task has problems to train on and problems to validate with, disjoint by question. Everything random about a split
-follows from the task's own seed: peers that read the same recipe hold the same problems in the same order. They
-compare :attr:`Task.digest` to make sure.
+A task has problems to train on and problems to validate with, disjoint by question. A split is drawn from the task's
+own seed, so peers with the same recipe hold the same problems in the same order. They compare :attr:`Task.digest` to
+make sure.
 
-A task is a function ``f(TaskConfig) -> Task``. The built-in ones are in :mod:`ftis.tasks`; a recipe names any other by
-its dotted path, and :func:`ftis.tasks.problems.make_task` makes what it returns.
+A recipe names a function ``f(TaskConfig) -> Task``: a built-in one of :mod:`ftis.tasks`, or any other by its dotted
+path. :func:`ftis.tasks.problems.make_task` makes the value to return.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Task:
 
     name: str
     train: tuple[Prompt, ...]
-    """Empty for a task that is for evaluation only."""
+    """Empty for a task that only evaluates."""
     validation: tuple[Prompt, ...]
     answer_kind: AnswerKind
     """How answers are compared unless the recipe's ``reward.answer`` says otherwise."""
@@ -56,7 +56,7 @@ def load_task(config: TaskConfig) -> Task:
 
     Raises:
         RecipeError: the name is not built in and leads to no object.
-        TaskError: the object is no such function, or its problems cannot be read or split as asked.
+        TaskError: the object is no such function, or its problems cannot be read or split.
     """
     family, colon, _ = config.name.partition(":")
     with_dataset = f"{family}:<dataset>"
@@ -76,8 +76,8 @@ def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> npt.N
     """Token ids of the text that a model continues, int32 [prompt length].
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, and a
-    user message, up to where the assistant's turn begins. Otherwise the system prompt, a blank line and the user's
-    turn as plain text, with the special tokens that the tokenizer puts around a text.
+    user message, up to the start of the assistant's turn. Otherwise: the system prompt, a blank line and the user's
+    turn as plain text, with the tokenizer's usual special tokens.
 
     Args:
         tokenizer: a tokenizer of transformers.

@@ -5,7 +5,7 @@
     evaluations/<split>-<step>.jsonl   one line per problem
     rollouts/round-<number>.parquet    one row per rollout of the round
 
-A resumed peer cuts everything back to its checkpoint first, so that no round stands twice.
+A resumed peer first cuts everything back to its checkpoint, so no round is recorded twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ftis.files import append_jsonl, read_jsonl, write_jsonl
+from ftis.files import append_jsonl, read_jsonl, write_jsonl, write_whole
 from ftis.seams import TRACKERS, look_up
 
 ROLLOUTS = pa.schema(
@@ -37,13 +37,13 @@ ROLLOUTS = pa.schema(
         "old_logp": pa.list_(pa.float32()),
     }
 )
-"""Columns of a round's rollouts. Named here so that a round whose values are all null has the types of the others, and
-all rounds can be read as one table."""
+"""Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table even where a column
+is null throughout a round."""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round of one peer, as it is recorded.
+    """One round of one peer.
 
     Attributes:
         metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
@@ -55,10 +55,10 @@ class RoundRecord:
 
 
 class Tracker(Protocol):
-    """Follows a run's numbers elsewhere. A recipe's ``report_to`` names ``f(project, run, directory) -> Tracker``."""
+    """Shows a run's numbers elsewhere. A recipe's ``report_to`` names ``f(project, run, directory) -> Tracker``."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers after ``step`` finished rounds."""
+        """Take the numbers after ``step`` finished rounds."""
 
     def finish(self) -> None:
         """The run has ended or stopped."""
@@ -84,7 +84,7 @@ class Records:
         (directory / "evaluations").mkdir(exist_ok=True)
 
     def cut_back_to(self, step: int) -> None:
-        """Forget everything after ``step`` finished rounds."""
+        """Delete everything after ``step`` finished rounds."""
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.directory / name
             if path.exists():
@@ -97,7 +97,7 @@ class Records:
                 path.unlink()
 
     def round(self, record: RoundRecord) -> None:
-        """Write a finished round: its rollouts first, so that a line of metrics says that all of it is there."""
+        """Write a finished round. Rollouts come first, so a line of metrics means that the round is complete."""
         step = int(record.metrics["step"])
         if self.keep_rollouts:
             self._write_rollouts(step - 1, record.rollouts)
@@ -106,7 +106,7 @@ class Records:
             tracker.log({k: v for k, v in record.metrics.items() if isinstance(v, (int, float))}, step)
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
-        """Append one split's evaluation and write its per-problem records."""
+        """Append one split's evaluation and write its problems."""
         name = f"{summary['split']}-{summary['step']}.jsonl"
         write_jsonl(self.directory / "evaluations" / name, problems)
         append_jsonl(self.directory / "evaluations.jsonl", summary)
@@ -114,14 +114,10 @@ class Records:
             tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
 
     def _write_rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
-        path = rollouts_path(self.directory, round)
-        partial = path.with_suffix(".partial")
         table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
-        try:
-            pq.write_table(table, partial, compression="zstd")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd")
+        write_whole(rollouts_path(self.directory, round), buffer.getvalue().to_pybytes(), sync=False)
 
     def close(self) -> None:
         for tracker in self.trackers:
@@ -133,7 +129,7 @@ def rollouts_path(directory: Path, round: int) -> Path:
 
 
 def read_rollouts(directory: Path, round: int) -> list[dict[str, Any]]:
-    """A round's rollouts as they were written, a row each; lists of numbers are arrays of the column's type."""
+    """A round's rollouts as rows. A list of numbers is an array of the column's type."""
     table = pq.ParquetFile(rollouts_path(directory, round)).read()
     columns = {
         name: column.to_numpy() if pa.types.is_list(column.type) else column.to_pylist()

@@ -1,17 +1,19 @@
-"""The values that travel through a round, and what each axis of them means.
+"""The values that travel through a round, and the axes of their arrays.
 
     Prompt ──sample──▶ Rollout × G = Group ──score──▶ ScoredGroup ──collate──▶ Batch
 
-Axis suffixes used throughout. A name like ``gen_logp_NT`` is an array whose rows are rollouts and whose columns are
-completion tokens::
+A suffix has a letter for each axis: ``logp_NT`` has a row per rollout and a column per token::
 
-    _P  prompts               _T  completion tokens, padded     _V  vocabulary
-    _N  rollouts              _U  units of likelihood           _H  hidden width
-    _R  rollouts with Â ≠ 0   _M  tokens of a line              _S  places of a line
-    _L  places of a row       _K  fresh batches of a probe
+    _P  prompts               _T  tokens of a row, padded        _S  tokens of a line
+    _N  rollouts              _U  units of likelihood            _L  places of a row
+    _R  rollouts with Â ≠ 0   _M  completion tokens, end to end  _Q  tokens of a line that predict
+    _V  vocabulary            _H  hidden width                   _X  V or H: a model's output
+    _K  fresh batches of a probe                                 _B  resamples of a probe
 
-A **unit** is what carries one importance weight: a token, or a span of tokens that the sender's tokenizer and the
-learner's have in common. Lower-case suffixes (``logp_nT``) are the same axes in a micro-batch.
+A lower-case letter (``logp_nT``) is a part of that axis, such as a micro-batch's; a 1 is an axis of length 1.
+
+A **unit** carries one importance weight: a token, or a span of tokens that the sender's tokenizer and the learner's
+have in common.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+"""Indices of rollouts in a batch."""
 
 MIN_LOGP = -100.0
 """Sampling in float32, whose smallest normal number is about e^-87, never draws a token less probable than e^-100."""
@@ -75,7 +79,7 @@ class Rollout:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What one peer sampled for one prompt in one round: G rollouts, or its G/m of them in horizontal mode."""
+    """What one peer sampled for one prompt in one round: G rollouts, or G/m in horizontal mode."""
 
     peer: str
     round: int
@@ -85,7 +89,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """A group with the rewards that *this* peer computed for it (never a sender's claim)."""
+    """A group with the texts and rewards that *this* peer computed, never a sender's claims."""
 
     group: Group
     completions: tuple[str, ...]
@@ -98,14 +102,13 @@ class Batch:
 
     Attributes:
         prompt_ids: per rollout, int32 [prompt length], under the learner's own template.
-        rollouts: the completions.
-        completions: their text.
+        completions: the rollouts' texts.
         reward_N: float64 [N].
-        group_N: int64 [N]; equal numbers share a prompt and round, and hence an advantage baseline.
-        source_N: int64 [N]; index into ``sources`` of the peer that sampled it.
-        own_N: bool [N]; whether the learner sampled it itself.
-        item_N, round_N: int64 [N]; the prompt and the round it was sampled in.
-        sources: names of the peers, sorted.
+        group_N: int64 [N]; rollouts of one prompt and round have the same number, and the same advantage baseline.
+        source_N: int64 [N]; the index in ``sources`` of the peer that sampled the rollout.
+        own_N: bool [N]; whether the learner sampled the rollout itself.
+        item_N, round_N: int64 [N]; the rollout's prompt and the round in which it was sampled.
+        sources: names of the peers that sampled, sorted.
     """
 
     prompt_ids: tuple[Ints, ...]
@@ -134,11 +137,11 @@ class Batch:
 def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints], own: str) -> Batch:
     """Flatten scored groups into a batch. Groups of one prompt and round become one group.
 
-    The order depends only on what the groups are, not on how they arrived: by round, item and peer.
+    Rollouts are ordered by round, item and peer, whatever order the groups arrived in.
 
     Args:
         groups: own and admitted foreign groups.
-        prompt_ids: the learner's token ids for each item that occurs.
+        prompt_ids: the learner's token ids of each item that occurs.
         own: the learner's name.
     """
     ordered = sorted(groups, key=lambda s: (s.group.round, s.group.item, s.group.peer))
@@ -166,7 +169,7 @@ def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints], own: 
 
 
 def pad(rows: Sequence[npt.NDArray[Any]], fill: float | int = 0) -> npt.NDArray[Any]:
-    """Stack rows of unequal length into one array [N, longest], filled up on the right with ``fill``."""
+    """Stack rows of unequal length into one array [N, longest], padded on the right with ``fill``."""
     longest = max((len(row) for row in rows), default=0)
     out = np.full((len(rows), longest), fill, dtype=rows[0].dtype if rows else np.float32)
     for i, row in enumerate(rows):

@@ -1,10 +1,10 @@
 """Sampling completions, with the log-probabilities of the distribution they were drawn from.
 
-π_gen is softmax(logits / temperature) restricted to the top k and top p and renormalised: exactly what was drawn
-from. Generation defaults stored with a model (repetition penalties and the like) play no part.
+π_gen is softmax(logits / temperature), restricted to the top k and top p and renormalised: exactly the distribution
+drawn from. Generation defaults stored with a model, such as repetition penalties, play no part.
 
-The samplers are engines: the built-in one (:mod:`ftis.engines.builtin`), transformers' ``generate``
-(:mod:`ftis.engines.generate`), and any of your own; see docs/extending.md. All give the same greedy text and the same
+Samplers are engines: the built-in one (:mod:`ftis.engines.builtin`), transformers' ``generate``
+(:mod:`ftis.engines.generate`), and your own; see docs/extending.md. All give the same greedy text and the same
 log-probabilities.
 """
 
@@ -28,7 +28,7 @@ from ftis.seams import SAMPLERS, look_up
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are drawn. ``temperature`` 0 is greedy; then log-probabilities are those of temperature 1."""
+    """How completions are drawn. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1."""
 
     max_completion_length: int
     temperature: float = 1.0
@@ -49,7 +49,7 @@ class Decoding:
         return self.top_k > 0 or self.top_p < 1
 
     def warpers(self) -> LogitsProcessorList:
-        """logits → logits of π_gen, in the order transformers applies them."""
+        """Processors that turn logits into those of π_gen, in transformers' order."""
         warpers = LogitsProcessorList()
         if not self.greedy:
             if self.temperature != 1.0:
@@ -62,12 +62,10 @@ class Decoding:
 
 
 class Draw(Protocol):
-    """Draws ``repeats`` completions for each prompt; deterministic in ``seed`` on one machine.
+    """Draws ``repeats`` completions for each prompt; returns a tuple of rollouts per prompt.
 
-    At most ``batch_size`` completions are under way at a time (0: all at once), whole groups together.
-
-    Returns:
-        per prompt a tuple of ``repeats`` rollouts.
+    The same ``seed`` gives the same completions on one machine. At most ``batch_size`` completions are drawn at a time
+    (0: all), whole groups together.
     """
 
     def __call__(
@@ -85,7 +83,7 @@ class Sampler(Draw, Protocol):
     """A peer's sampler: opened by ``f(policy)``, told when the policy has new weights, and closed at the end."""
 
     def weights_moved(self, policy: Policy) -> None:
-        """The policy was updated. A sampler with a copy of the weights takes them over here."""
+        """The policy was updated. A sampler with a copy of the weights replaces it here."""
         return None
 
     def close(self) -> None:
@@ -95,7 +93,7 @@ class Sampler(Draw, Protocol):
 
 @dataclass(frozen=True)
 class InPlace(Sampler):
-    """A sampler that draws from the policy itself: it holds nothing, so new weights need no handing over."""
+    """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones."""
 
     draw: Draw
 
@@ -112,11 +110,11 @@ class InPlace(Sampler):
 
 
 def open_sampler(name: str, policy: Policy) -> Sampler:
-    """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it can serve the model.
+    """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it supports the model.
 
     Raises:
-        ModelError: the built-in one was asked for and cannot serve the model.
-        RecipeError: the name is neither built in nor a dotted path to a function of the policy.
+        ModelError: the recipe asks for the built-in one, which does not support the model.
+        RecipeError: the name is neither built in nor the dotted path of a function of the policy.
     """
     if name == "auto":
         try:
@@ -142,7 +140,7 @@ def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tenso
 
 
 def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int) -> list[tuple[Rollout, ...]]:
-    """Rows of tokens and log-probabilities, cut at ``length_N``, as tuples of ``repeats`` rollouts."""
+    """Rollouts from rows of tokens and log-probabilities, cut at ``length_N``, in tuples of ``repeats``."""
     tokens, logps, lengths = tokens_NT.cpu().numpy(), logp_NT.float().cpu().numpy(), length_N.cpu().numpy()
     rollouts = [
         Rollout(completion_ids=tokens[n, :length].astype(np.int32), gen_logp=logps[n, :length].copy())

@@ -1,7 +1,7 @@
 """Who samples which prompts, who learns from which groups, in which optimiser steps and at which rate. No torch.
 
-Everything here is a function of the recipe, a peer's name and the round, so all peers agree on it without a word, and
-any round can be computed without the ones before it.
+Everything here is a function of the recipe, a peer's name and the round. So all peers agree on it without a message,
+and any round can be computed without earlier ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ftis.config import PeerConfig, Recipe, RecipeError
 
 
 def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
-    """The seed for one purpose in one round. Nothing random depends on what was drawn before it."""
+    """The seed for one purpose in one round. So no draw depends on earlier draws."""
     text = f"{recipe.seed}/{peer}/{round}/{purpose}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
@@ -25,8 +25,8 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
     """The round's prompts: ``count`` indices out of ``n_items``, the same on every peer.
 
     The training split is shuffled anew for each epoch from (seed, epoch) and read in order. So the indices of a round
-    are distinct, and a problem occurs at most once an epoch. The rest of an epoch that does not fill a round is left
-    out until the next epoch.
+    are distinct, and a problem occurs at most once an epoch. Problems that do not fill a last round wait for the next
+    epoch.
     """
     if not 1 <= count <= n_items:
         raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
@@ -61,10 +61,10 @@ def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
 
 
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
-    """How many of a round's ``count`` picks fall to each of ``names``. A name without picks is left out.
+    """The number of a round's ``count`` picks that each of ``names`` gets. A name without picks is left out.
 
-    The picks of all rounds in a row go round in one order, which depends on the seed. So within a round, and over any
-    number of rounds, no name gets two more than another.
+    Picks go to the names in turn, in an order drawn from the seed, and a round starts where the last one ended. So
+    within a round, and over any number of rounds, the names' totals differ by at most one.
     """
     order = np.random.default_rng(seed).permutation(len(names))
     each, rest = divmod(count, len(names))
@@ -75,9 +75,9 @@ def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[
 
 
 def groups_per_peer(recipe: Recipe, own: str, round: int) -> dict[str, int]:
-    """How many groups ``own`` learns from of each other peer in ``round``. A peer without any is left out.
+    """The number of groups of each other peer that ``own`` learns from in ``round``. A peer without any is left out.
 
-    ``training.max_foreign_rollouts`` is spread over the peers in turn. The senders have no say in it.
+    ``training.max_foreign_rollouts`` goes to the peers in turn. Senders cannot influence it.
     """
     others = [p.name for p in recipe.peers if p.name != own]
     limit = recipe.training.max_foreign_rollouts

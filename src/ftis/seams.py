@@ -1,18 +1,17 @@
-"""Where a recipe's names become functions: a built-in by its name, anything else by its dotted path.
+"""How a recipe's names lead to objects: a built-in by its name, anything else by its dotted path.
 
-Each seam of docs/extending.md has a table here, from the names of what is built in to where it lives. The tables are
-how the core reaches its wings: a module of the core imports none of them.
+Each seam of docs/extending.md has a table here, from its built-in names to their places. The core reaches its wings
+through these tables only, and imports none of them.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ftis.config import RecipeError
+from ftis.config import RecipeError, did_you_mean
 
 TASKS: Mapping[str, str] = {
     "gsm8k": "ftis.tasks.gsm8k.load",
@@ -36,7 +35,7 @@ ENGINES: Mapping[str, str] = {
     "lines": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
 }
-"""What a policy is made of. ``lines`` and ``head`` are fast ways: ``f(model, device)`` gives None where a model does
+"""The parts of a policy. ``lines`` and ``head`` are fast ways: ``f(model, device)`` returns None for a model that does
 not allow them."""
 
 TRACKERS: Mapping[str, str] = {
@@ -46,29 +45,24 @@ TRACKERS: Mapping[str, str] = {
 }
 """``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records`."""
 
-FORMS: Mapping[str, str] = {
-    "plain": "ftis.wire.plain.PLAIN",
-    "packed": "ftis.wire.packed.PACKED",
-}
-"""How a message's groups stand in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its place here, so
-new ones go to the end, and raise :data:`ftis.codec.VERSION`."""
+FORMS: Mapping[str, str] = {"plain": "ftis.wire.plain.PLAIN", "packed": "ftis.wire.packed.PACKED"}
+"""Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its position here,
+so a new form goes to the end and raises :data:`ftis.codec.VERSION`."""
 
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     """What ``name`` stands for in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
 
     Raises:
-        RecipeError: a word that is not in the table, a module that is not there, a module without that name.
+        RecipeError: the word is not in the table, the module cannot be imported, or it has no such name.
     """
     table = table or {}
     where = f"{key} = {name!r}"
     path = table.get(name, name)
     module_name, dot, attribute = path.rpartition(".")
     if not dot or not all(part.isidentifier() for part in path.split(".")):
-        known = f"; built in: {', '.join(table)}" if table else ""
-        close = difflib.get_close_matches(name, list(table), n=1, cutoff=0.6)
-        meant = f"; did you mean {close[0]!r}?" if close else known
-        raise RecipeError(f"{where}: write a dotted path, as in 'my_module.my_function'{meant}")
+        hint = did_you_mean(name, table) or (f"; built in: {', '.join(table)}" if table else "")
+        raise RecipeError(f"{where}: write a dotted path, as in 'my_module.my_function'{hint}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -84,7 +78,6 @@ def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     if not hasattr(module, attribute):
         public = [n for n, v in vars(module).items() if not n.startswith("_") and not inspect.ismodule(v)]
         own = [n for n in public if inspect.getmodule(getattr(module, n)) is module]
-        close = difflib.get_close_matches(attribute, public, n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; it defines {', '.join(own[:10]) or 'nothing'}"
+        hint = did_you_mean(attribute, public) or f"; it defines {', '.join(own[:10]) or 'nothing'}"
         raise RecipeError(f"{where}: module {module_name!r} has no {attribute!r}{hint}")
     return getattr(module, attribute)

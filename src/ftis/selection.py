@@ -1,11 +1,11 @@
-"""Which rollouts a peer learns from, and how much of each: the selections, of which F-TIS's filter is the first.
+"""Which rollouts a peer learns from, and how much of each. F-TIS's filter is the first selection.
 
 A selection may act at any of these places of a round; the earlier, the cheaper::
 
     skipped ─ collect ─ wanted ─ admit ─ heard ─ within_room ─ judge ─ shares ─ learn
 
-Shares lie in [0, 1] and multiply a rollout's advantage; those of several selections multiply each other. A rollout
-with share 0 is **dropped**: it never meets the model again, but counts in its group's mean and in the divisor.
+A share in [0, 1] multiplies a rollout's advantage; the shares of several selections multiply. A rollout with share 0 is
+**dropped**: the model does not run on it again, but it counts in its group's mean and in the divisor.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Judged:
 
     Attributes:
         advantage_N: float32 [N].
-        rows: int64 [R], the rollouts with Â ≠ 0. The others can carry no gradient and never meet the model.
+        rows: int64 [R], the rollouts with Â ≠ 0. The others carry no gradient, so the model never runs on them.
         old_logp: log π_old of each of ``rows``, float32 [T] each.
-        diagnostics: weights and KLs of ``rows``; None where there is none.
+        diagnostics: weights and KLs of ``rows``; None where R is 0.
         gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
-        recomputed: whether the learner computed log π_old of own rollouts itself instead of taking their sampler's.
+        recomputed: whether the learner computed log π_old of own rollouts itself or took their sampler's log π_gen.
     """
 
     batch: Batch
@@ -63,7 +63,7 @@ class Chosen:
     """What the selections decided.
 
     Attributes:
-        share_R: float32 [R], in [0, 1], of each of the judged rows.
+        share_R: float32 [R], in [0, 1], of each judged row.
         reason_R: the selection that first lowered the share; None where it is 1.
     """
 
@@ -77,7 +77,7 @@ class Chosen:
 
 
 class Selection(Protocol):
-    """One reason to learn less, or nothing, from a rollout. Every method has a default that changes nothing."""
+    """One reason to learn less, or nothing, from a rollout. The default of every method changes nothing."""
 
     name: str
     """The reason that records give."""
@@ -87,15 +87,15 @@ class Selection(Protocol):
         return ()
 
     def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
-        """Of the prompts assigned to another peer, those whose groups are worth scoring."""
+        """Those of ``items``, prompts assigned to ``peer``, whose groups are worth scoring."""
         return items
 
     def heard(self, admission: Admission, round: int) -> None:
-        """Told what became of each message that was heard in ``round``."""
+        """Take note of what became of one message in ``round``."""
         return None
 
     def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
-        """The round's admissions, with the groups there is no room for passed over."""
+        """The round's admissions; groups beyond a limit have moved to ``passed_over``."""
         return admissions
 
     def shares(self, judged: Judged) -> Tensor:
@@ -103,19 +103,19 @@ class Selection(Protocol):
         return torch.ones(len(judged.rows))
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold so that a resumed peer decides as before: a JSON object."""
+        """A JSON object for the checkpoint, with which a resumed peer decides as before."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state that a checkpoint held."""
+        """Continue from the state that a checkpoint held."""
         return None
 
 
 def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
-    """The product of all selections' shares, and the first selection that lowered each.
+    """The product of all selections' shares, and for each the first selection that lowered it.
 
     Raises:
-        RecipeError: a selection returned another number of shares, or one outside [0, 1].
+        RecipeError: a selection returned a wrong number of shares, or one outside [0, 1].
     """
     n = len(judged.rows)
     share_R = torch.ones(n)
@@ -141,7 +141,7 @@ def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
 class KLFilter(Selection):
     """F-TIS's filter: share 1 where Â > 0 or KL < g, else 0.
 
-    The KL is estimated at the round's start by ``objective.kl_estimator`` and ``kl_reduction``. NaN drops.
+    KL is estimated at the round's start by ``objective.kl_estimator`` and ``kl_reduction``. NaN drops.
     """
 
     objective: Objective
@@ -163,8 +163,8 @@ def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float) -> Tensor:
 class ForeignLimit(Selection):
     """At most ``training.max_foreign_rollouts`` foreign rollouts a round, in whole groups, from each peer in turn.
 
-    It decides before anything is scored, so a round's cost stays flat however many peers there are. Late groups take
-    what room the others leave.
+    It decides before anything is scored, so a round's cost does not grow with the number of peers. Late groups take the
+    room that is left.
     """
 
     recipe: Recipe
@@ -189,13 +189,13 @@ class ForeignLimit(Selection):
 
 @dataclass
 class Penalties(Selection):
-    """A peer with too many rejections since its last faultless message is set aside for some rounds.
+    """Quarantine: a peer with too many rejections since its last faultless message is skipped for some rounds.
 
     Attributes:
-        max_rejections: the most that are tolerated; 0 never sets a peer aside.
-        rounds: for how many rounds it is set aside.
+        max_rejections: the most that a peer may have; 0: no limit.
+        rounds: length of a quarantine.
         rejections: per peer, since its last faultless message.
-        until: the round from which on a peer set aside is heard again.
+        until: per peer, the first round after its quarantine.
     """
 
     max_rejections: int
@@ -226,7 +226,7 @@ class Penalties(Selection):
 
 @dataclass(frozen=True)
 class OfShares(Selection):
-    """A selection made of one function: judged → shares [R]."""
+    """A selection that is one function: judged → shares [R]."""
 
     function: Callable[[Judged], Tensor]
     name: str
@@ -236,12 +236,12 @@ class OfShares(Selection):
 
 
 def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) -> tuple[Selection, ...]:
-    """The objective's filter, the foreign limit, penalties, and those that ``training.selections`` names.
+    """The objective's filter, the foreign limit, the penalties, and those that ``training.selections`` names.
 
-    A dotted path names a function ``f(judged) -> shares`` or a class, which is called with (recipe, own peer's name).
+    A dotted path names a function ``f(judged) -> shares``, or a class that takes (recipe, own peer's name).
 
     Raises:
-        RecipeError: a path leads nowhere, or to neither.
+        RecipeError: a path leads nowhere, or to neither a function nor a class.
     """
     selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
     if recipe.training.max_foreign_rollouts:

@@ -1,1 +1,1 @@
-"""How a model is run fast. Each engine proves itself against the plain way when a model is loaded."""
+"""Fast ways to run a model. Each engine is compared with the plain way when a model is loaded."""

@@ -1,7 +1,7 @@
 """The built-in sampler, for decoders with full attention in every layer.
 
-It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the
-batch, lets waiting prompts take their place, and steps in few operations (:mod:`ftis.engines.decoder`).
+It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch,
+refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
 
 COMPACT_BELOW = 0.75
-"""The batch is compacted once fewer than this share of its rows are unfinished: copying the cache costs about as
-much as a decoding step, so it must pay for itself."""
+"""Finished rows are dropped once fewer than this fraction of the batch's rows are unfinished: dropping copies the
+cache, which costs about as much as a decoding step."""
 
 WORTH_DROPPING = {"cpu": 2e6, "cuda": 0.0}
-"""Few rows of a small model cost less to carry along than to drop: it pays from so many on, as rows x parameters."""
+"""The fewest rows to drop at a time, as rows x parameters: a few rows of a small model cost less to keep than to
+drop."""
 
-ADMIT_FROM = 0.5
-"""Waiting prompts are admitted once this share of the batch is vacant: a prefill and a copy of the cache cost several
-steps, so some groups must share them."""
+REFILL_FROM = 0.5
+"""Waiting prompts refill the batch once this fraction of it is vacant: a prefill and a copy of the cache cost several
+decoding steps, so several groups must be prefilled together."""
 
 RACE_UP_TO = 2**16
-"""Above so many probabilities a CPU draws one random number a row instead of one for each of them."""
+"""The most probabilities for which a CPU draws a random number each. Above it draws one number per row."""
 
 
 def open_sampler(policy: Policy) -> Sampler:
@@ -55,7 +56,7 @@ def open_sampler(policy: Policy) -> Sampler:
 def builtin_sampler(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
 ) -> list[tuple[Rollout, ...]]:
-    """The fast sampler; see the module's docstring and :class:`~ftis.sampling.Draw`."""
+    """Draw completions as :class:`~ftis.sampling.Draw` says."""
     if not prompt_ids:
         return []
     device, steps = policy.device, decoding.max_completion_length
@@ -68,7 +69,7 @@ def builtin_sampler(
     worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():
-        logits = rows.admit(at_a_time)
+        logits = rows.refill(at_a_time)
         while True:
             token, logp = _draw(logits, decoding, warpers, generator)
             ended = ends_V[token] | (rows.length == steps - 1)
@@ -84,10 +85,10 @@ def builtin_sampler(
             if remaining:
                 logits = rows.step(token)
             vacant = at_a_time - math.ceil(len(rows.active) / repeats)
-            if rows.waiting and vacant >= max(1, ADMIT_FROM * at_a_time):
-                logits = torch.cat([logits[: len(rows.active)], rows.admit(vacant)])
+            if rows.waiting and vacant >= max(1, REFILL_FROM * at_a_time):
+                logits = torch.cat([logits[: len(rows.active)], rows.refill(vacant)])
     number, length, token, logp, ended = (torch.cat(column) for column in zip(*drawn, strict=True))
-    # A row that has ended may go on for some steps until it is dropped; what it draws there is cut off.
+    # A row that has ended goes on until it is dropped; the tokens that it draws then are cut off.
     within = length < steps
     at = number[within], length[within]
     tokens_NT = torch.zeros(len(prompt_ids) * repeats, steps, dtype=torch.int64, device=device)
@@ -99,14 +100,16 @@ def builtin_sampler(
 class _Rows:
     """The rows being completed, in the batch's order, and the keys and values of their tokens.
 
-    All rows write to one slot at a time; a row's first slot is ``start``. Once rows have ended and are dropped,
-    waiting prompts can be admitted in their place, their prompts ending where the others are.
+    All rows write to the same slot in a decoding step. Prompts that refill the batch end at the slot that the other
+    rows have reached.
 
     Attributes:
-        waiting: numbers of the prompts not admitted yet.
-        number: int64 [n], a row's number among all rollouts.
-        length: int64 [n], how many tokens were drawn for it.
-        active: bool [n], whether it has not ended.
+        waiting: indices of the prompts that are not in the batch yet.
+        number: int64 [n], a row's index among all rollouts.
+        length: int64 [n], the number of tokens drawn for the row.
+        start: int64 [n], the row's first slot.
+        position: int64 [n], the position of the row's next token.
+        active: bool [n], whether the row has not ended.
     """
 
     def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, steps: int) -> None:
@@ -122,8 +125,8 @@ class _Rows:
         self.cache = SlotCache(policy.model, capacity=0)
         self.visible: Tensor | None = None
 
-    def admit(self, n_prompts: int) -> Tensor:
-        """Groups of rows for the next waiting prompts, each prompt prefilled once; logits [new rows, V]."""
+    def refill(self, n_prompts: int) -> Tensor:
+        """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
         chosen, self.waiting = self.waiting[:n_prompts], self.waiting[n_prompts:]
         input_PT, mask_PT = left_padded([self.prompt_ids[i] for i in chosen], self.policy.device)
         length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
@@ -169,7 +172,7 @@ class _Rows:
     def step(self, token: Tensor) -> Tensor:
         """Logits [n, V] after one more token in each row."""
         used, position = self.cache.get_seq_length() + 1, self.position
-        # A row that has ended may go on until it is dropped, but not beyond the positions a model may have.
+        # A row that has ended goes on until it is dropped, but not beyond the model's positions.
         self.position = (position + 1).clamp(max=self.positions - 1)
         seen = self.visible[..., :used] if self.visible is not None else None
         if self.decoder is not None:
@@ -192,7 +195,7 @@ class _Rows:
         return logits
 
     def _captured(self, token: Tensor, position: Tensor) -> Tensor:
-        """The same step as a CUDA graph, captured anew for each batch of rows."""
+        """The same decoding step as a CUDA graph, captured again after each change of the batch's rows."""
         if self.graph is None:
             assert self.decoder is not None
             keys, values = self.cache.all_slots()
@@ -203,7 +206,7 @@ class _Rows:
         return self.graph(token, position)
 
     def _update_visible(self) -> None:
-        """Which slots each row may attend to, if not all of them: what a step of either kind takes for it."""
+        """Set the slots that each row may attend to, as a decoding step takes them; None is all."""
         self.visible, self.graph = None, None
         if len(self.start) and bool(self.start.any()):
             slots = torch.arange(self.cache.capacity, device=self.start.device)
@@ -217,7 +220,7 @@ class _Rows:
 def _draw(
     logits_NV: Tensor, decoding: Decoding, warpers: LogitsProcessorList, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability under π_gen, which rounding may have left a little above 0."""
+    """A token per row and its log-probability under π_gen; rounding may leave it a little above 0."""
     scores_NV = logits_NV.float()
     for warper in warpers:
         scores_NV = warper(None, scores_NV)
@@ -231,6 +234,6 @@ def _draw(
         cdf_NV = p_NV.cumsum(-1, dtype=torch.float64)
         at_N1 = torch.rand(len(p_NV), 1, dtype=torch.float64, generator=generator) * cdf_NV[:, -1:]
         token_N1 = torch.searchsorted(cdf_NV, at_N1, right=True).clamp(max=p_NV.shape[1] - 1)
-    else:  # p / q with q ~ Exp(1) is largest for each token as often as it is probable
+    else:  # with q ~ Exp(1) per token, p / q is largest for a token with probability p
         token_N1 = p_NV.div_(torch.empty_like(p_NV).exponential_(generator=generator)).argmax(-1, keepdim=True)
     return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1)

@@ -1,12 +1,11 @@
-"""One decoding step of a decoder such as Llama's or Qwen's in few operations.
+"""A decoding step of a decoder such as Llama's or Qwen's in few operations.
 
-A step of one token a row does little arithmetic in many small operations, and transformers' modules take longer to
-call them than the operations themselves run on small models. Here the weights of a layer are joined and cast once per
+A decoding step adds one token to each row. It does little arithmetic in many small operations, and on small models
+calling transformers' modules takes longer than the operations. Here a layer's weights are joined and cast once per
 batch of completions (queries, keys and values in one matrix; gate and up in another; adapters merged in), and a layer
-is some twenty operations.
+takes some twenty operations.
 
-Whether a model is of this kind is found out by asking: by its layers' parts, and by comparing one step's logits with
-the model's own.
+:func:`fuses` checks the parts of a model's layers, and compares one step's logits with the model's own.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
 TOLERANCE = 1e-3
-"""How far the logits of a step may be from the model's own, of their largest, for the model to be of this kind."""
+"""The largest difference from the model's own logits, relative to the largest of them, with which a model is fused."""
 
 PARTS = {
     "": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
     "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"},
     "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
 }
-"""The parts of a layer, of its attention and of its MLP that a step takes account of."""
+"""The parts of a layer, of its attention and of its MLP that :class:`FusedDecoder` computes."""
 
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles do not depend on how long a sequence has become."""
@@ -38,7 +37,7 @@ FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights as [in, out]; those after a norm over n numbers have that norm's weight and √n multiplied in."""
+    """Weights as [in, out]. The weight and √n of a norm over n numbers are multiplied into the weights after it."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -53,7 +52,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """The weights of ``model`` as they are now, joined and cast to ``dtype``, and the step they make.
+    """A copy of the weights of ``model``, joined and cast to ``dtype``, and its decoding step.
 
     The residual stream, norms and rotations stay in float32, as under autocast.
     """
@@ -75,7 +74,7 @@ class FusedDecoder:
         self.head, self.head_bias = _joined([head], dtype)
         self.layers = [self._layer(layer) for layer in inner.layers]
         cos, sin = inner.rotary_emb(self.embedding[:1], torch.arange(positions, device=device)[None])
-        # rotate_half(x) is x rolled by half with its first half negated; here the sine bears the sign.
+        # rotate_half(x) is x rolled by half with its first half negated; here the sine has the sign.
         sign = torch.ones(self.width, device=device)
         sign[: self.width // 2] = -1
         self.cos, self.sin = cos[0].float().unsqueeze(1), (sin[0].float() * sign).unsqueeze(1)
@@ -110,9 +109,9 @@ class FusedDecoder:
 
         Args:
             position_N: the token's place in its row.
-            keys, values: per layer [N, heads, slots, width], with a slot for this token, yet to be filled.
-            bias: [N, 1, 1, slots], 0 on slots that the row may attend to and −∞ elsewhere; None: to all of them.
-            slot_1: the number of this token's slot, int64 [1]; None: the last one.
+            keys, values: per layer [N, heads, slots, width]; this fills the token's slot.
+            bias: [N, 1, 1, slots], 0 on slots that the row may attend to and −∞ elsewhere; None: 0 throughout.
+            slot_1: the index of this token's slot, int64 [1]; None: the last one.
         """
         n, n_query, n_turned = len(token_N), self.n_query, self.n_query + self.n_key
         width, half = self.width, self.width // 2
@@ -131,7 +130,7 @@ class FusedDecoder:
             else:
                 key.index_copy_(2, slot_1, turned[:, n_query:].to(key.dtype).unsqueeze(2))
                 value.index_copy_(2, slot_1, qkv[:, n_turned:].unsqueeze(2))
-            # The queries that share a key are to attention one row's queries at several places.
+            # To attention, the queries of one key head are one row's queries at several places.
             query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
             x_NH = self._plus(x_NH, _attend(query, key, value, bias).reshape(n, -1), layer.out, layer.out_bias)
             gate, up = _affine(self._unit(x_NH), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
@@ -154,12 +153,12 @@ class FusedDecoder:
 class StepGraph:
     """:meth:`FusedDecoder.step` for one batch of rows and one set of slots, on a GPU as one CUDA graph.
 
-    A graph's shapes and addresses are the same each time: a step attends to all slots, those not used yet hidden by
-    the bias, and finds in a tensor which slot is its token's. On other devices it takes the same step uncaptured.
+    A graph needs the same shapes and addresses each time. So a step attends to all slots, with a bias that hides unused
+    ones, and reads the index of its token's slot from a tensor. On other devices the step is not captured.
 
     Args:
         shown: [N, 1, 1, slots], 0 on slots that a row may attend to once they are used, −∞ on others.
-        used: how many slots are.
+        used: the number of slots used so far.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class StepGraph:
     ) -> None:
         self.decoder, self.keys, self.values, self.shown, self.used = decoder, keys, values, shown, used
         for tensor in (*keys, *values):
-            tensor[:, :, used:] = 0  # attended to with a weight of 0, which NaN survives
+            tensor[:, :, used:] = 0  # their weight is 0, but 0 · NaN is NaN
         self.bias = shown.clone()
         self.bias[..., used:] = -torch.inf
         self.token = torch.zeros(len(shown), dtype=torch.int64, device=shown.device)
@@ -176,10 +175,10 @@ class StepGraph:
         self.logits: Tensor | None = None
 
     def __call__(self, token_N: Tensor, position_N: Tensor) -> Tensor:
-        """Logits [N, V] after one more token in each row, until the next call.
+        """Logits [N, V] after one more token in each row. The next call overwrites them.
 
         Raises:
-            RuntimeError: the step cannot be captured, or gives something else once it is.
+            RuntimeError: the step cannot be captured, or the captured step gives other logits.
         """
         self.token.copy_(token_N)
         self.position.copy_(position_N)
@@ -200,7 +199,7 @@ class StepGraph:
     def _capture(self) -> Tensor:
         device = self.token.device
         usual, side = torch.cuda.current_stream(device), _side_stream(device)
-        with torch.cuda.stream(usual):  # this device and stream are the current ones afterwards, whatever goes wrong
+        with torch.cuda.stream(usual):  # restores the current device and stream, even after an error
             side.wait_stream(usual)
             with torch.cuda.stream(side):
                 expected = self._step().clone()
@@ -208,7 +207,7 @@ class StepGraph:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=side):
                 self.logits = self._step()
-            self.logits.zero_()  # so that a graph into which nothing was captured is found out
+            self.logits.zero_()  # so that an empty graph shows
             self.graph.replay()
             if not torch.allclose(self.logits, expected, rtol=0.0, atol=float(expected.abs().max()) * 1e-2):
                 raise RuntimeError("a captured step gives other logits than the step itself")
@@ -217,7 +216,7 @@ class StepGraph:
 
 @cache
 def _side_stream(device: torch.device) -> Any:
-    """Where steps are tried and captured: one stream, since each takes a workspace of its own."""
+    """The stream on which steps are tried and captured: one for all, since each stream takes a workspace."""
     return torch.cuda.Stream(device)
 
 
@@ -229,7 +228,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> T
     """softmax(query keyᵀ + bias) value, per row and key head: [N, heads, queries, width]."""
     if query.device.type != "cpu":
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
-    # On a CPU torch's kernel for it takes twice as long as two products where heads are small, and no less elsewhere.
+    # On a CPU, torch's attention takes twice as long as two products where heads are small, and as long elsewhere.
     weight = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
     if bias is not None:
         weight.view(*query.shape[:3], -1).add_(bias)
@@ -237,7 +236,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> T
 
 
 def fuses(model: Any) -> bool:
-    """Whether :class:`FusedDecoder` computes what ``model`` does; found out once a model."""
+    """Whether :class:`FusedDecoder` computes what ``model`` does. Each model is checked once."""
     if model not in _FUSES:
         _FUSES[model] = _computes_the_same(model)
     return _FUSES[model]
@@ -294,7 +293,7 @@ def _joined(
 ) -> tuple[Tensor, Tensor | None]:
     """The weights of linear layers side by side, [in, out], and their biases.
 
-    Adapters are merged in, the weight of a ``norm`` before them too; the first layer is scaled by ``first_scale``.
+    Adapters and the weight of a ``norm`` before the layers are merged in; ``first_scale`` scales the first layer.
     """
     weights, biases = [], []
     for i, module in enumerate(modules):

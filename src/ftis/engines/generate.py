@@ -24,7 +24,7 @@ def open_sampler(policy: Policy) -> Sampler:
 def generate_sampler(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
 ) -> list[tuple[Rollout, ...]]:
-    """transformers' ``generate``, one batch after the other; see :class:`~ftis.sampling.Draw`."""
+    """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other."""
     at_a_time = max(1, batch_size // repeats) if batch_size else max(1, len(prompt_ids))
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
@@ -44,7 +44,7 @@ def _generated(
         do_sample=not decoding.greedy,
         eos_token_id=ends,
         pad_token_id=ends[0],
-        # Neutral: the recipe's own temperature and truncation are the warpers below, ahead of the recorder.
+        # Neutral: the warpers below apply the recipe's temperature and truncation, ahead of the recorder.
         **({} if decoding.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
     )
     devices = [policy.device] if policy.device.type == "cuda" else []
@@ -64,7 +64,7 @@ def _generated(
 
 
 class _LogpRecorder(LogitsProcessor):
-    """Last in the list of processors: sees each step's final logits, and one step later the token drawn from them."""
+    """The last processor: it sees the final logits of each token, and in its next call the token drawn from them."""
 
     def __init__(self, prompt_length: int) -> None:
         self.prompt_length = prompt_length
@@ -82,13 +82,13 @@ class _LogpRecorder(LogitsProcessor):
 
     def _settle(self, input_ids: Tensor) -> None:
         if self.pending is not None:
-            # A finished row is filled with the pad id, whose probability may be 0; those positions are cut off.
+            # A finished row gets the pad id, whose probability may be 0; those positions are cut off.
             self.columns.append(self.pending.gather(1, input_ids[:, -1:]).squeeze(1))
 
 
 @contextmanager
 def _without_generation_defaults(model: Any) -> Iterator[None]:
-    """``generate`` fills what a caller leaves open from the model's own defaults; hide them while it runs."""
+    """Hide the model's generation defaults, from which ``generate`` fills in what a caller leaves open."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     stored, inner.generation_config = inner.generation_config, GenerationConfig()
     try:

@@ -1,7 +1,7 @@
-"""Log-probabilities taken from an output layer in chunks, so that all logits of a batch never exist at once.
+"""Log-probabilities from an output layer in chunks, so that a batch's logits never exist all at once.
 
-With a vocabulary of 152,000, the float32 logits of a thousand tokens take 608 MB; here only those of a chunk exist.
-Whether a model's logits are its output layer's is found out by asking.
+With a vocabulary of 152,000, the float32 logits of 1,000 tokens take 608 MB. Here only those of a chunk exist.
+:func:`fit` checks that a model's logits are its output layer's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ftis.policy import Head, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
 LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
-"""Log-probabilities of a large vocabulary are taken of at least so many tokens at a time, by kind of device, so that
-reading the head's weights is worth while; with a small one of more, up to so many logits: what a cache holds."""
+"""The size of a chunk, by kind of device: as many logits as a cache holds, but at least so many tokens that reading the
+head's weights is worth it."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class ChunkedHead(Head):
     """A linear output layer.
 
     Attributes:
-        logits_at_once: the most logits that exist at a time. Fewer tokens than that take the plain way.
+        logits_at_once: the most logits that exist at a time. Tokens with no more logits take the plain way.
     """
 
     linear: Any
@@ -54,11 +54,11 @@ class ChunkedHead(Head):
 
 
 def fit(model: Any, device: torch.device) -> ChunkedHead | None:
-    """The model's output layer, if the logits are its output and nothing is done to them; otherwise None.
+    """The model's output layer, if its output is the model's logits unchanged; otherwise None.
 
-    Found out by asking: while the layer answers with a ramp, the model must return that ramp. A model that caps or
-    scales its logits, or multiplies with the weights by itself, does not. A layer that is more than linear (an adapter
-    on it, say) is none either.
+    While the layer returns a ramp, the model must return the same ramp. A model that caps or scales its logits, or
+    multiplies with the weights by itself, does not. Nor does a layer qualify that is more than linear, such as one
+    with an adapter.
     """
     linear = model.get_output_embeddings()
     if type(linear) is not torch.nn.Linear:
@@ -79,7 +79,7 @@ def _precision(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractC
 
 @contextlib.contextmanager
 def _answering(head: Any, answer: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this lasts, ``head`` gives ``answer(its input)``."""
+    """A context in which ``head`` returns ``answer(its input)``."""
     forward, head.forward = head.forward, answer
     try:
         yield
@@ -90,8 +90,8 @@ def _answering(head: Any, answer: Callable[[Tensor], Tensor]) -> Iterator[None]:
 class _HeadLogp(torch.autograd.Function):
     """log softmax((W h + b) / temperature) at one id for each row h: float32 [M].
 
-    Only ``chunk`` rows' logits exist at a time. The backward pass computes them again rather than keeping them; the
-    matrix products are in the dtype of ``hidden_MH``, sums over chunks in float32.
+    The logits of only ``chunk`` rows exist at a time. The backward pass recomputes them. Matrix products are in the
+    dtype of ``hidden_MH``, sums over chunks in float32.
     """
 
     @staticmethod

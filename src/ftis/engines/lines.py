@@ -1,10 +1,10 @@
 """Rows that begin with the same prompts, run through a model as one line of tokens.
 
-All of a decoder but its attention treats each token by itself. So the tokens of a micro-batch's rows can go through
-it in one line [1, S], without padding and with each distinct prompt once, however many completions it has; attention
-alone lays them out as rows, and gives its results back to the line. The gradients are those of the rows.
+Only a decoder's attention mixes tokens. So the tokens of a micro-batch's rows can go through the rest in one line [1,
+S], without padding, and with each distinct prompt once, however many completions it has. Attention lays the tokens out
+as rows, and puts its results back into the line. The gradients are those of the rows.
 
-Whether a model can be run like this is found out by asking: see :func:`runs_lines`.
+:func:`runs_lines` checks whether a model can be run like this.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ from ftis.policy import Forward
 from ftis.rollouts import Ints
 
 TOLERANCE = 1e-3
-"""How far logits may be from those of rows by themselves, of their largest, for a model to be run in one line."""
+"""The largest difference from the logits of separate rows, relative to the largest of them, with which lines are
+run."""
 
 WEIGHTS_AT_ONCE = 2**22
-"""Up to so many attention weights a CPU is faster with plain products than with torch's kernel, which spares them."""
+"""The most attention weights for which plain products are faster on a CPU than torch's kernel, which never stores them
+all."""
 
 ATTENTION = "ftis_line"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Where the S tokens of a line, prompts first, are in n rows of at most L places, and the other way round.
+    """The S tokens of a line, prompts first, and their places in n rows of at most L places.
 
-    A completion's last token predicts nothing, and is not there. Rows are padded on the right, where under causal
-    attention nothing that counts sees the padding.
+    A completion's last token predicts nothing, so it is left out. Rows are padded on the right; under causal attention
+    no token sees the padding.
 
     Attributes:
         input_ids_1S: int64.
         position_1S: int64, each token's position in its rows.
-        token_nL: int64, the token at each place of the rows; any beyond a row's end.
-        place_S: int64, the first place of each token, numbered through all rows.
-        source_U: int64, the tokens that predict one or, at a prompt's end, several tokens of completions.
-        source_M: int64, which of ``source_U`` predicts each token of all completions, row after row.
+        token_nL: int64, the token at each place of the rows; any token beyond a row's end.
+        place_S: int64, the first place of each token, counted through all rows.
+        source_Q: int64, the tokens that predict a completion token; a prompt's last token predicts several.
+        source_M: int64, the index in ``source_Q`` of the token that predicts each completion token, row after row.
     """
 
     input_ids_1S: Tensor
     position_1S: Tensor
     token_nL: Tensor
     place_S: Tensor
-    source_U: Tensor
+    source_Q: Tensor
     source_M: Tensor
 
 
@@ -77,8 +79,8 @@ def lay_out(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: 
 
     token, place = token_nL[within], np.arange(n * longest).reshape(n, longest)[within]
     place_S = np.empty(prompt_length.sum() + length_n.sum(), dtype=np.int64)
-    place_S[token[::-1]] = place[::-1]  # of several the first, being written last
-    source_U, source_M = np.unique(token_nL[within & (t >= before_n[:, None] - 1)], return_inverse=True)
+    place_S[token[::-1]] = place[::-1]  # the first of several places, since it is written last
+    source_Q, source_M = np.unique(token_nL[within & (t >= before_n[:, None] - 1)], return_inverse=True)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -88,7 +90,7 @@ def lay_out(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: 
         position_1S=tensor(place_S % longest)[None],
         token_nL=tensor(token_nL),
         place_S=tensor(place_S),
-        source_U=tensor(source_U),
+        source_Q=tensor(source_Q),
         source_M=tensor(source_M),
     )
 
@@ -101,7 +103,7 @@ def _extents(rows: Sequence[Ints], start: int) -> tuple[np.ndarray[Any, Any], np
 
 @contextmanager
 def line_attention(model: Any) -> Iterator[None]:
-    """While this lasts, ``model(..., line=...)`` runs lines; hold it around the backward pass too."""
+    """A context in which ``model(..., line=...)`` runs lines. It must span the backward pass too."""
     config = model.config.get_text_config(decoder=True)
     usual, config._attn_implementation = config._attn_implementation, ATTENTION
     try:
@@ -111,21 +113,21 @@ def line_attention(model: Any) -> Iterator[None]:
 
 
 def run_line(model: Any, line: Line) -> Tensor:
-    """What ``model`` gives for each completion token at the one that predicts it: its logits [M, V], as a rule."""
+    """The output of ``model`` at the token that predicts each completion token: [M, X]."""
     output = model(
         input_ids=line.input_ids_1S,
         position_ids=line.position_1S,
         use_cache=False,
-        logits_to_keep=line.source_U,
+        logits_to_keep=line.source_Q,
         line=line,
     ).logits[0]
     return _taken(output, line.source_M)
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]`` along the first axis; gradients of entries taken several times come out the same each time.
+    """``x[index]`` along the first axis, with a deterministic gradient where entries are taken several times.
 
-    Those of indexing, and of index_select on a GPU, are added in whatever order threads come.
+    Indexing, and index_select on a GPU, add such gradients in the order in which threads come.
     """
     return embedding(index, x)
 
@@ -143,12 +145,13 @@ def _attention(
     """Causal attention within each row: query, key and value [1, heads, S, width] → [1, S, heads, width]."""
     more = [name for name in ("softcap", "position_bias", "s_aux") if kwargs.get(name) is not None]
     if line is None or attention_mask is not None or more:
-        raise TypeError("the model does not hand its keyword arguments to its attention, or wants more of it")
+        raise TypeError("the model does not pass its keyword arguments to its attention, or needs more of it")
     (heads, _, width), kv_heads = query.shape[1:], key.shape[1]
-    # Under autocast rotations leave queries and keys in float32, and torch's attention would cast them.
-    joined_ShD = torch.cat([query[0].to(value.dtype), key[0].to(value.dtype), value[0]]).transpose(0, 1)
+    # Under autocast, rotations leave queries and keys in float32, and torch's attention would cast them.
+    # [S, heads, width]: queries, keys and values are laid out in rows together.
+    joined = torch.cat([query[0].to(value.dtype), key[0].to(value.dtype), value[0]]).transpose(0, 1)
     n, length = line.token_nL.shape
-    rows = _taken(joined_ShD.flatten(1), line.token_nL.flatten()).view(n, length, -1, width)
+    rows = _taken(joined.flatten(1), line.token_nL.flatten()).view(n, length, -1, width)
     q, k, v = rows.split([heads, kv_heads, kv_heads], 2)
     if rows.device.type == "cpu" and n * heads * length**2 <= WEIGHTS_AT_ONCE:
         out = _plain_attention(q, k, v, width**-0.5 if scaling is None else scaling)
@@ -156,18 +159,18 @@ def _attention(
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads)
         out = out.transpose(1, 2)
-    out_SD = out.reshape(n * length, -1).index_select(0, line.place_S)  # no place twice
-    return out_SD.view(1, -1, heads, width), None
+    of_tokens = out.reshape(n * length, -1).index_select(0, line.place_S)  # no place occurs twice
+    return of_tokens.view(1, -1, heads, width), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """The same by two products and a softmax; all [n, L, heads, width]."""
+    """Causal attention by two products and a softmax; q, k, v and the result are [n, L, heads, width]."""
     n, length, heads, width = q.shape
     kv_heads = k.shape[2]
-    # The queries that share a key are to the products one head's queries.
+    # To the products, the queries of one key head are one head's queries.
     q = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).reshape(n * kv_heads, -1, width)
     k, v = (part.transpose(1, 2).reshape(n * kv_heads, length, width) for part in (k, v))
     weight = torch.bmm(q * scaling, k.transpose(1, 2)).view(n * kv_heads, -1, length, length)
@@ -177,11 +180,11 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 
 
 def full_attention_decoder(model: Any) -> bool:
-    """Whether every layer of ``model`` attends to all that came before, by torch's attention and without ALiBi."""
+    """Whether every layer attends to all earlier tokens, with torch's attention and without ALiBi."""
     config = model.config
     if config.is_encoder_decoder or getattr(config, "alibi", False):
         return False
-    if config._attn_implementation != "sdpa":  # others read a mask of visible places in their own ways, if at all
+    if config._attn_implementation != "sdpa":  # others treat a mask in their own ways, or ignore it
         return False
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -194,7 +197,7 @@ class Lines(Forward):
     model: Any
     device: torch.device
     padding_cost: float = 0.05
-    """Attention alone passes over the places beyond a row's end."""
+    """Only attention computes padded places."""
 
     def held(self) -> AbstractContextManager[None]:
         return line_attention(self.model)
@@ -204,13 +207,13 @@ class Lines(Forward):
 
 
 def fit(model: Any, device: torch.device) -> Lines | None:
-    """The engine for a model that can be run like this; otherwise None."""
+    """The engine for a model that can be run in lines; otherwise None."""
     return Lines(model, device) if runs_lines(model, device) else None
 
 
 @torch.no_grad()
 def runs_lines(model: Any, device: torch.device) -> bool:
-    """Whether lines give what rows by themselves do: a decoder with full attention, and asked on two short rows."""
+    """Whether ``model`` has full attention, and a line gives two short rows the logits that they have alone."""
     if not full_attention_decoder(model):
         return False
     vocab_size = model.get_input_embeddings().weight.shape[0]

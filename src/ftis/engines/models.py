@@ -1,4 +1,4 @@
-"""Models and tokenizers from directories or the Hub, and what of a model is trained: all, a LoRA adapter, a subset."""
+"""Models and tokenizers from directories or the Hub, and the parameters to train: all, a LoRA adapter, a subset."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from ftis.policy import ModelError, first_line
 
 
 def load_model(source: str) -> PreTrainedModel:
-    """A causal language model in float32 from a directory or the Hub; a LoRA directory is merged into its base."""
+    """A causal language model in float32 from a directory or the Hub. A LoRA directory is merged into its base.
+
+    Raises:
+        ModelError: there is no model at ``source``, or it cannot be loaded.
+    """
     _check_directory(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        if getattr(model, "_hf_peft_config_loaded", False):  # it would save its adapter only, whatever was trained
+        if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
             from peft import AutoPeftModelForCausalLM
 
             model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
@@ -34,12 +38,17 @@ def load_model(source: str) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model.
+
+    Raises:
+        ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.
+    """
     _check_directory(source)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer of {source!r} cannot be loaded: {first_line(error)}") from None
-    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers makes an empty one up
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers invents an empty one
         raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
@@ -47,7 +56,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _check_directory(source: str) -> None:
-    """Say what is wrong with a local path in our words; what looks like a Hub id is left to transformers."""
+    """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
     looks_local = source.startswith((".", "~", "/")) or source.count("/") > 1 or directory.exists()
     if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
@@ -61,10 +70,10 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     """``model`` with exactly the parameters that ``config.train`` names requiring gradients.
 
     Args:
-        adapter: directory of a LoRA adapter to go on training.
+        adapter: directory of a LoRA adapter that is trained further.
 
     Raises:
-        ModelError: LoRA does not fit the model, a pattern matches no parameter, or no layer can be checkpointed.
+        ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
     trainable = _chosen(model, config, adapter)
     if config.gradient_checkpointing:
@@ -105,9 +114,9 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
 
 
 def _checkpoint_layers(model: Any, peer: str) -> None:
-    """Make each layer forget its activations and compute them again in the backward pass.
+    """Make each layer discard its activations and recompute them in the backward pass.
 
-    transformers' own switch works in train mode only, which would bring dropout back.
+    transformers' own switch works only in train mode, where dropout is on.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

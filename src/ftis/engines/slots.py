@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class SlotLayer(DynamicLayer):
-    """Keys and values of one layer in preallocated slots, so that growing by a token copies nothing."""
+    """The slots of one layer: [rows, heads, capacity, width], the first ``used`` of them filled."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(Cache):
-    """The slots of all layers of a model, ``capacity`` of them a row."""
+    """The slots of all layers of a model, ``capacity`` per row."""
 
     def __init__(self, model: Any, capacity: int) -> None:
         n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -60,7 +60,7 @@ class SlotCache(Cache):
             layer.map(of_rows)
 
     def select(self, kept: Tensor) -> None:
-        """Only the rows of these numbers, in their order."""
+        """Keep only the rows of these indices, in their order."""
         used = self.get_seq_length()
 
         def of(rows: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class SlotCache(Cache):
         self.map(of)
 
     def grown(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of each layer with one more slot used."""
+        """Use one more slot. Returns the used keys and values of each layer."""
         for layer in self.slots:
             layer.used += 1
         used = self.get_seq_length()
@@ -79,13 +79,15 @@ class SlotCache(Cache):
         return [tensor[:, :, :used] for tensor in keys], [tensor[:, :, :used] for tensor in values]
 
     def all_slots(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of each layer, in all slots."""
+        """Keys and values of each layer, unused slots included."""
         keys = [layer.keys for layer in self.slots if layer.keys is not None]
         values = [layer.values for layer in self.slots if layer.values is not None]
         return keys, values
 
     def put_before(self, old: SlotCache, span: int, width: int) -> None:
-        """Add the rows of ``old`` in front, the last ``span`` slots of each; all rows then end at slot ``width``."""
+        """Put the rows of ``old``, the last ``span`` slots of each, before these. All rows then end at slot
+        ``width``.
+        """
         self.capacity += width - self.get_seq_length()
         for mine, theirs in zip(self.slots, old.slots, strict=True):
             of_both = [(theirs.keys, mine.keys), (theirs.values, mine.values)]

@@ -1,4 +1,4 @@
-"""A peer put together from its recipe: one way for local, joined and replayed runs."""
+"""Assembly of a peer from its recipe, the same for local, joined and replayed runs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ftis.selection import selections_of
 
 
 def check_names(recipe: Recipe) -> None:
-    """Look up all that the recipe names by dotted path, so that a mistake is said before anything is loaded.
+    """Look up every dotted path of the recipe, so that a mistake shows before anything is loaded.
 
     Raises:
-        RecipeError: the first name that leads nowhere, or to something of another kind.
+        RecipeError: a name leads nowhere, or to an object of the wrong kind.
     """
     objective = resolve(recipe.objective)
     for peer in recipe.peers:
@@ -57,14 +57,18 @@ def assemble(
     records: Records | None = None,
     networked: bool = False,
 ) -> Peer:
-    """Everything a peer needs for its loop, from the recipe.
+    """The peer ``name`` of the recipe, ready for :func:`ftis.peer.run_peer`.
 
     Args:
         recipe: with exactly the peers of this swarm.
-        directory: where its records and checkpoints go.
-        model_path: where the model is, if not at the recipe's ``model`` (a starter made on the spot).
+        directory: for the peer's records and checkpoints.
+        model_path: the model's place, if not the recipe's ``model`` (a starter made on the spot).
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
-        networked: the others are on machines of their own: they may be late, and a message's judging is timed.
+        records: in place of new records under ``directory``.
+        networked: the others run on their own machines, so messages may be late and admission has a time limit.
+
+    Raises:
+        FtisError: the model, the task, a checkpoint or a name of the recipe cannot be loaded.
     """
     config = recipe.peer(name)
     if resume_step:
@@ -129,8 +133,8 @@ def evaluate_model(
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
-        recipe: its prompt, reward and completion length are taken; default: the defaults of a recipe.
-        max_completion_length: instead of the recipe's.
+        recipe: gives prompt, reward and completion length; None: a recipe's defaults.
+        max_completion_length: replaces the recipe's.
     """
     loaded = load_task(task)
     prompt, reward = (recipe.prompt, recipe.reward) if recipe else (PromptConfig(), RewardConfig())

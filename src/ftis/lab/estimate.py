@@ -1,4 +1,4 @@
-"""What a run would take, told before it is started: ``ftis train --dry-run``."""
+"""The memory and bytes of a run, estimated before it starts: ``ftis train --dry-run``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ftis.policy import resolve_device, resolve_dtype
 
 
 def estimate(recipe: Recipe) -> list[str]:
-    """What a run would take, in lines for people: parameters and memory per peer, bytes on the wire per round.
+    """Lines to print: parameters and memory per peer, bytes on the wire per round.
 
     Memory counts weights, gradients, AdamW's two moments, the largest micro-batch's logits (three float32 copies of
-    completion tokens × vocabulary) and the sampler's keys and values; activations come on top. Bytes are the most
-    there can be, reached when every completion has the maximum length.
+    completion tokens × vocabulary) and the sampler's keys and values. Activations come on top. Bytes are an upper
+    bound, reached when every completion has the maximum length.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -83,7 +83,7 @@ def _trained_parameters(model: Any, peer: PeerConfig) -> int:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes for people, as ``1.2 MB``."""
+    """A number of bytes as a text such as ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

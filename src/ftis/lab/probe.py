@@ -1,11 +1,11 @@
 """How biased is the update that each objective takes from foreign rollouts? Measured at a checkpoint of a run.
 
-With the learner as it was after S rounds, an objective's direction f is the gradient of its loss over round S's
-recorded *foreign* rollouts alone. It should point along the on-policy direction: the gradient of the loss without
-correction over rollouts that the learner samples itself, for the same prompts, in groups of the same size. That one
-is known only from K fresh batches o_1 … o_K, each as large as the foreign one::
+The learner is restored to its state after S rounds. An objective's direction f is then the gradient of its loss over
+round S's recorded *foreign* rollouts alone. It should point along the on-policy direction: the gradient of the
+uncorrected loss over rollouts that the learner samples itself, for the same prompts, in groups of the same size. The
+on-policy direction is known only from K fresh batches o_1 … o_K, each as large as the foreign batch::
 
-    ō_−k              the mean of all fresh batches but o_k
+    ō, ō_−k           the mean of all fresh batches; without o_k
     U                 mean over k ≠ l of ⟨o_k, o_l⟩
 
     cosine            mean over k of cos(f, ō_−k)
@@ -13,11 +13,11 @@ is known only from K fresh batches o_1 … o_K, each as large as the foreign one
     corrected cosine  ⟨f, ō⟩ / (|f| √U)
     projection        ⟨f, ō⟩ / U
 
-A batch is small and its gradient noisy, so f would not reach a cosine of 1 even without bias. The *ceiling* is what a
-fresh batch scores in f's place against the others: an unbiased estimate from as many rollouts. |ō|² holds noise
-too; U does not, since the noise of different batches averages to zero, and estimates the squared length of the
-true on-policy direction μ. So the corrected cosine is that of this foreign batch with μ, and the projection is
-⟨E f, μ⟩ / |μ|²: how much of the true direction the objective takes, 1 without bias, whatever the noise in f.
+A batch is small and its gradient noisy, so f would not reach a cosine of 1 even without bias. The *ceiling* is the
+score of a fresh batch in f's place against the others: an unbiased estimate from as many rollouts. |ō|² contains noise.
+U contains none, since the noise of different batches averages to zero, so it estimates the squared length of the true
+on-policy direction μ. The corrected cosine is therefore that of this foreign batch with μ. The projection estimates
+⟨E f, μ⟩ / |μ|², the part of the true direction that the objective takes: 1 without bias, whatever the noise in f.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from ftis.selection import Chosen, Judged, KLFilter, select
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 MIN_FRESH = 3
-"""Leaving one out must leave two, or there are no two different batches to estimate U from."""
+"""U needs two different batches, after one has been left out."""
 CHUNK = 1 << 24
-"""Numbers multiplied at a time, so that sums in float64 need no float64 copy of a whole gradient."""
+"""Numbers multiplied at a time, so that float64 sums need no float64 copy of a whole gradient."""
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval. None is undefined: a gradient of length 0, or U ≤ 0."""
+    """A value with its 95 % interval. None is undefined: a gradient has length 0, or U ≤ 0."""
 
     value: float | None
     low: float | None = None
@@ -83,45 +83,45 @@ class Products:
 
 
 Statistic = Callable[[Products, Array], Array]
-"""(products, weight_RK) → [R], nan where undefined. A row of weights counts how often each fresh batch is taken."""
+"""(products, weight_BK) → [B], nan where undefined. A row of weights says how often each fresh batch is taken."""
 
 
-def cosine(products: Products, weight_RK: Array) -> Array:
+def cosine(products: Products, weight_BK: Array) -> Array:
     """Mean over the batches taken of cos(f, mean of the others taken)."""
     fresh, toward = products.fresh_KK, products.toward_K
-    product_RK = weight_RK @ fresh  # ⟨o_k, Σ⟩, with Σ the sum of all that are taken
-    squared_RK = (product_RK * weight_RK).sum(1, keepdims=True) - 2 * product_RK + fresh.diagonal()  # |Σ − o_k|²
+    product_BK = weight_BK @ fresh  # ⟨o_k, Σ⟩, with Σ the sum of all that are taken
+    squared_BK = (product_BK * weight_BK).sum(1, keepdims=True) - 2 * product_BK + fresh.diagonal()  # |Σ − o_k|²
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine_RK = ((weight_RK @ toward)[:, None] - toward) / np.sqrt(products.squared * squared_RK)
-    taken_RK = np.where(weight_RK > 0, cosine_RK, 0)
-    return np.asarray((weight_RK * taken_RK).sum(1) / weight_RK.sum(1))
+        cosine_BK = ((weight_BK @ toward)[:, None] - toward) / np.sqrt(products.squared * squared_BK)
+    taken_BK = np.where(weight_BK > 0, cosine_BK, 0)
+    return np.asarray((weight_BK * taken_BK).sum(1) / weight_BK.sum(1))
 
 
-def norm_ratio(products: Products, weight_RK: Array) -> Array:
+def norm_ratio(products: Products, weight_BK: Array) -> Array:
     """|f| over the root mean square of |o_k|."""
-    return np.asarray(np.sqrt(products.squared / (weight_RK @ products.fresh_KK.diagonal() / weight_RK.sum(1))))
+    return np.asarray(np.sqrt(products.squared / (weight_BK @ products.fresh_KK.diagonal() / weight_BK.sum(1))))
 
 
-def corrected_cosine(products: Products, weight_RK: Array) -> Array:
+def corrected_cosine(products: Products, weight_BK: Array) -> Array:
     """⟨f, ō⟩ / (|f| √U)."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return projection(products, weight_RK) * np.sqrt(_true_square(products, weight_RK) / products.squared)
+        return projection(products, weight_BK) * np.sqrt(_true_square(products, weight_BK) / products.squared)
 
 
-def projection(products: Products, weight_RK: Array) -> Array:
+def projection(products: Products, weight_BK: Array) -> Array:
     """⟨f, ō⟩ / U."""
-    toward_R = weight_RK @ products.toward_K / weight_RK.sum(1)
-    return np.asarray(toward_R / _true_square(products, weight_RK))
+    toward_B = weight_BK @ products.toward_K / weight_BK.sum(1)
+    return np.asarray(toward_B / _true_square(products, weight_BK))
 
 
-def _true_square(products: Products, weight_RK: Array) -> Array:
-    """U, from products of different batches only (copies of one share their noise); nan where it is not above 0."""
+def _true_square(products: Products, weight_BK: Array) -> Array:
+    """U, from products of different batches only, since copies of one have the same noise; nan where U ≤ 0."""
     fresh = products.fresh_KK
-    pairs_R = weight_RK.sum(1) ** 2 - (weight_RK**2).sum(1)
-    sum_R = ((weight_RK @ fresh) * weight_RK).sum(1) - (weight_RK**2) @ fresh.diagonal()
+    pairs_B = weight_BK.sum(1) ** 2 - (weight_BK**2).sum(1)
+    sum_B = ((weight_BK @ fresh) * weight_BK).sum(1) - (weight_BK**2) @ fresh.diagonal()
     with np.errstate(divide="ignore", invalid="ignore"):
-        u_R = sum_R / pairs_R
-        return np.asarray(np.where(u_R > 0, u_R, np.nan))
+        u_B = sum_B / pairs_B
+        return np.asarray(np.where(u_B > 0, u_B, np.nan))
 
 
 STATISTICS: dict[str, Statistic] = {
@@ -135,9 +135,10 @@ STATISTICS: dict[str, Statistic] = {
 def with_interval(statistic: Statistic, products: Products, rng: np.random.Generator) -> Estimate:
     """A statistic with its bootstrap interval over the fresh batches.
 
-    A resample holds some batches twice, so its mean is noisier than the real one and its cosines are lower, all by
-    about as much; the resampled values are therefore shifted until their mean is the statistic's value. Foreign
-    rollouts are not resampled: the interval is about these. No interval where 5 % of the resamples are undefined.
+    A resample holds some batches twice, so its mean is noisier than the real one, and its cosines are lower, all by
+    about as much. The resampled values are therefore shifted until their mean is the statistic's value. Foreign
+    rollouts are not resampled: the interval is for this foreign batch. There is none where 5 % of the resamples are
+    undefined.
     """
     k = len(products.fresh_KK)
     value = float(statistic(products, np.ones((1, k)))[0])
@@ -152,17 +153,17 @@ def with_interval(statistic: Statistic, products: Products, rng: np.random.Gener
 
 
 def ceiling(statistic: Statistic, fresh_KK: Array) -> Estimate:
-    """The mean of what each fresh batch scores against the others, and the range where one more would, with 95 %.
+    """The mean score of each fresh batch against the others, and the 95 % range of the score of one more batch.
 
-    The range is mean ± t s √(1 + 1/K) with s the K scores' standard deviation: an objective whose value lies in
-    it does as well as one batch of the learner's own could.
+    The range is mean ± t s √(1 + 1/K), with s the K scores' standard deviation. An objective whose value lies in it
+    does as well as a batch of the learner's own rollouts could.
     """
     k = len(fresh_KK)
     scores = []
     for left_out in range(k):
         others = np.delete(np.arange(k), left_out)
         products = Products(fresh_KK[np.ix_(others, others)], fresh_KK[left_out, others], fresh_KK[left_out, left_out])
-        # A fresh batch is measured against the whole mean of the others, as ō_−k is for a direction.
+        # A fresh batch is compared with the mean of all others, as a direction is with ō_−k.
         score = _cosine_with_mean(products) if statistic is cosine else statistic(products, np.ones((1, k - 1)))[0]
         scores.append(float(score))
     if np.isnan(scores).any():
@@ -189,16 +190,16 @@ def probe(
 ) -> dict[str, Any]:
     """Compare objectives at ``checkpoint-<step>`` of a recorded peer; docs/diagnostics.md explains the result.
 
-    Memory holds fresh + 2 gradients, each as large as the trained parameters in float32.
+    Memory holds ``fresh`` + 2 gradients, each as large as the trained parameters in float32.
 
     Args:
-        arm: may be None where the run has one.
-        step: finished rounds; round ``step`` is the one whose foreign rollouts are used. 0 is the untrained model.
-        fresh: K, batches of own rollouts.
+        arm: may be None if the run has one.
+        step: S, finished rounds, and the round whose foreign rollouts are used; 0 is the untrained model.
+        fresh: K, the number of fresh batches.
         seed: of the fresh batches and the resampling.
 
     Raises:
-        RunError: no such checkpoint or rollouts; no foreign rollout, or none that carries gradient.
+        RunError: a checkpoint or rollouts are missing, or no foreign rollout carries gradient.
     """
     if fresh < MIN_FRESH:
         raise RunError(f"--fresh {fresh}: at least {MIN_FRESH} fresh batches are needed, 16 make a useful interval")
@@ -211,8 +212,8 @@ def probe(
     finished = recording.rounds()
     if not 0 <= step < finished:
         raise RunError(
-            f"{recording.directory} has rounds 0 to {finished - 1}: at step {step} no rollouts follow; choose a "
-            f"checkpoint before the last (training.save_total_limit says how many are kept) or 0"
+            f"{recording.directory} has rounds 0 to {finished - 1}, and no rollouts after step {step}: choose 0 or a "
+            f"checkpoint before the last (training.save_total_limit says how many are kept)"
         )
     recording.check_recorded(step, step + 1)
     with with_threads(recording.threads):
@@ -285,7 +286,7 @@ def _compare(
 
 
 def as_learning_by(peer: Peer, objective: str) -> Peer:
-    """The peer under another objective with its recipe's options. The objective's filter is the only selection."""
+    """The peer with another objective under its recipe's options. The objective's filter is the only selection."""
     resolved = resolve(peer.recipe.objective.model_copy(update={"name": objective}))
     selections = (KLFilter(resolved),) if resolved.filtered else ()
     return replace(peer, objective=resolved, selections=selections)
@@ -313,10 +314,10 @@ def dot(a: Tensor, b: Tensor) -> float:
 def _fresh_batch(
     peer: Peer, batch: Batch, foreign_N: npt.NDArray[np.bool_], round: int, purpose: str
 ) -> tuple[Batch, npt.NDArray[np.bool_]]:
-    """Own rollouts in the place of the foreign ones, and which of them take part in the gradient.
+    """Own rollouts in place of the foreign ones, and which of them contribute to the gradient: bool [N].
 
-    Per prompt, as many as its whole group had (which advantages are relative to), of which as many take part as were
-    foreign. In vertical mode both are all of the group.
+    Each prompt's group is as large as before, since advantages depend on it, and as many of its rollouts contribute as
+    were foreign. In vertical mode that is the whole group.
     """
     items = sorted({int(item) for item in batch.item_N[foreign_N]})
     sizes = {item: int((batch.item_N == item).sum()) for item in items}
@@ -328,7 +329,7 @@ def _fresh_batch(
 
 
 def _only(advantage_N: Tensor, used_N: npt.NDArray[np.bool_]) -> Tensor:
-    """Advantages with those of unused rollouts set to 0, so that they never meet the model."""
+    """Advantages with those of unused rollouts set to 0, so that the model does not run on them."""
     return torch.where(torch.from_numpy(used_N), advantage_N, torch.zeros_like(advantage_N))
 
 
@@ -348,7 +349,7 @@ FILTER_MEASURES = ("kept_share", "advantage_sign_preserved", "advantage_rank_pre
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """A probe's result for a terminal: the ceiling, then the objectives, the highest cosine first."""
+    """A probe's result for a terminal: the ceiling, then the objectives by descending cosine."""
     foreign = result["foreign"]
     title = (
         f"{result['arm']}/{result['peer']} after {result['step']} rounds: {foreign['rollouts']} rollouts of "
@@ -364,7 +365,7 @@ def table(result: Mapping[str, Any]) -> Table:
     for name, values in ranked:
         printed.add_row(name, *(_estimate_text(values[key]) for key in STATISTICS))
     lines = [
-        "below each value: its 95 % interval; the ceiling's is where one more batch of its own would lie",
+        "below each value: its 95 % interval; below the ceiling: the 95 % range of one more fresh batch",
         f"foreign: effective sample size {foreign['effective_sample_size']:.2f}, truncated "
         f"{foreign['truncated_fraction']:.2f}, KL {foreign['kl/k1']:.2f} (k1) {foreign['kl/k3']:.2f} (k3)",
     ]

@@ -26,8 +26,6 @@ import json
 import os
 import platform
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +39,7 @@ from transformers import __version__ as transformers_version
 
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
+from ftis.files import partial_directory, write_json
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.sampling import Decoding
@@ -52,8 +51,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SYMBOLS = "0123456789+-*=;"
 
 STYLES = {"reasoned": 0.24, "direct": 0.56, "slip": 0.06, "untagged": 0.14}
-"""Fraction of warm-up completions in each style: right reasoning and tags; no reasoning at all; reasoning with one
-wrong step; right reasoning whose answer lacks its tags."""
+"""Fraction of warm-up completions in each style: correct reasoning and tags; no reasoning; reasoning with one wrong
+line; correct reasoning whose answer lacks its tags."""
 
 OPERATOR_COUNTS = (1, 1, 2, 2, 3, 4)
 BATCH_SIZE = 32
@@ -63,13 +62,13 @@ CHECK_EVERY = 50
 CHECK_PROBLEMS = 256
 CHECK_OPERATORS = 2
 TARGET = 0.55
-"""Warm-up stops once this fraction of sampled two-operator completions with reasoning and tags is right. A fixed number
-of steps would not do: the step at which a model grasps the task varies by hundreds with the seed."""
+"""Warm-up stops once this fraction of sampled two-operator completions with reasoning and tags is correct. A fixed
+number of steps would not do: the step at which a model grasps the task varies by hundreds with the seed."""
 
 
 @dataclass(frozen=True)
 class Starter:
-    """What a starter is made of."""
+    """The size, data and seed of a starter."""
 
     hidden_size: int
     intermediate_size: int
@@ -113,10 +112,10 @@ CODE = (
     "sampling.py",
     *(f"engines/{name}.py" for name in ("models", "lines", "head", "decoder", "slots", "builtin")),
 )
-"""Where a warm-up's steps and samples are computed: other code, other last bits."""
+"""The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 
 Report = Callable[[str, int, int], None]
-"""(name, step, at most): how far a warm-up is."""
+"""(starter, optimiser steps taken, most steps): the progress of a warm-up."""
 
 
 def is_starter(model: str) -> bool:
@@ -124,7 +123,7 @@ def is_starter(model: str) -> bool:
 
 
 def lookup(model: str) -> tuple[str, Starter]:
-    """``starter:<name>`` or ``starter:<name>@<seed>`` → its label and what it is made of.
+    """The label and ingredients of ``starter:<name>`` or ``starter:<name>@<seed>``.
 
     Raises:
         ModelError: no such starter.
@@ -174,21 +173,17 @@ def make(model: str, report: Report = lambda name, step, of: None) -> Path:
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
-    try:
+    with partial_directory(target.parent) as partial:
         with _one_thread():
             policy, steps, right = warm_up(starter, lambda step: report(label, step, MAX_STEPS))
         policy.save_pretrained(partial)
-        card = {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": right}
-        (partial / "starter.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        write_json(partial / "starter.json", {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": right})
         partial.chmod(0o755)
         try:
             partial.rename(target)
         except OSError:
-            if not (target / "config.json").exists():  # else another process has made the same one meanwhile
+            if not (target / "config.json").exists():  # otherwise another process has just made the same starter
                 raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -202,10 +197,10 @@ def _check_shipped(directory: Path, digest: str) -> None:
 
 
 def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, int, float]:
-    """Train a fresh model on solved problems until it solves enough of them.
+    """Train a new model on solved problems until it solves enough of them.
 
     Returns:
-        The model, the optimiser steps it took, and the fraction it solved, see :data:`TARGET`.
+        The model, the optimiser steps taken, and the fraction of :data:`TARGET` that it reached.
     """
     torch.manual_seed(starter.seed)
     tokenizer = make_tokenizer()
@@ -250,7 +245,7 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each symbol and each tag; a beginning-of-sequence token goes in front."""
+    """A tokenizer with a token for each symbol and each tag. It puts a beginning-of-sequence token in front."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *TAGS, *SYMBOLS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -277,7 +272,9 @@ def write_completion(question: str, style: str, rng: np.random.Generator) -> str
 
 
 def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, ...], str]:
-    """``steps`` with the result of step ``at`` off by ``error``; the steps after it compute rightly from there."""
+    """The lines of reasoning with the result of line ``at`` off by ``error``; later lines are correct given that
+    result.
+    """
     out: list[str] = []
     value = steps[0][0]
     for i, step in enumerate(steps):
@@ -290,7 +287,7 @@ def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, 
 
 
 def _problem(starter: Starter, rng: np.random.Generator, count: int) -> str:
-    """A problem with ``count`` of the starter's operators that is in no validation split."""
+    """A problem with ``count`` operators of the starter that is in no validation split."""
     while True:
         question = str(rng.integers(10))
         for _ in range(count):
@@ -306,7 +303,7 @@ def _example(starter: Starter, rng: np.random.Generator) -> tuple[str, str]:
 
 
 def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None:
-    """One optimiser step on pairs of a prompt's and a completion's text: the mean of −log π over completion tokens."""
+    """Take one optimiser step on (prompt, completion) texts: the loss is the mean of −log π over completion tokens."""
     prompts = [np.array(policy.tokenizer(p)["input_ids"], dtype=np.int32) for p, _ in examples]
     completions = [
         np.array([*policy.tokenizer(c, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id], np.int32)
@@ -317,7 +314,7 @@ def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None
 
 
 def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Generator) -> float:
-    """The fraction of right answers among sampled completions with reasoning and tags."""
+    """The fraction of correct answers among sampled completions with reasoning and tags."""
     questions = [_problem(starter, rng, CHECK_OPERATORS) for _ in range(CHECK_PROBLEMS)]
     prompts = [np.array(policy.tokenizer(f"{q}=")["input_ids"], dtype=np.int32) for q in questions]
     groups = builtin_sampler(policy, prompts, 2, Decoding(max_completion_length=40), int(rng.integers(2**31)))
@@ -334,7 +331,7 @@ def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Genera
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run on one thread: small models are fastest so, and sums have one order."""
+    """Run on one thread, which is fastest for small models and keeps the order of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

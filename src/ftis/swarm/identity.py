@@ -1,12 +1,12 @@
-"""Who a peer is: its ed25519 key, the run's roster of public keys, and certificates for a private swarm's TLS.
+"""Who a peer is: its ed25519 key, the run's roster of public keys, and certificates for the TLS of a private swarm.
 
     <name>.key      private key, PKCS#8 PEM, readable by its owner only
     <name>.pub      public key: 64 hex digits and the peer's name
     roster.toml     [peers]  <name> = "<public key>"
     ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys certs``
 
-The signing key says whose rollouts these are, the certificate only who may connect. Whoever steals one of them does not
-have the other.
+The signing key proves whose rollouts these are; the certificate only lets a peer connect. They are separate, so a thief
+of one does not have the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
 _UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
-"""What reading a damaged or foreign PEM raises."""
+"""The errors of reading a damaged PEM or one of another kind."""
 CERTIFICATE_DAYS = 825
 
 
@@ -59,7 +59,7 @@ def verify(public: str, data: bytes, signature: bytes) -> bool:
 
 
 def new_key(directory: Path, name: str) -> str:
-    """Write ``<name>.key`` and ``<name>.pub``; the public key as hex.
+    """Write ``<name>.key`` and ``<name>.pub``. Returns the public key as hex.
 
     Raises:
         IdentityError: ``name`` is not a peer's name, or the key exists already.
@@ -83,7 +83,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     except FileNotFoundError:
         raise IdentityError(f"no key at {path}: make one with ftis keys new") from None
     except _UNREADABLE as error:
-        raise IdentityError(f"{path} cannot be read as a private key ({error})") from None
+        raise IdentityError(f"{path} cannot be read as a private key ({error}): make one with ftis keys new") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise IdentityError(f"{path} holds a key of another kind than ed25519: make one with ftis keys new")
     return key
@@ -102,9 +102,11 @@ def collect_roster(public_files: Iterable[Path]) -> dict[str, str]:
         except (OSError, ValueError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from None
         if not _HEX_KEY.fullmatch(public) or not _NAME.fullmatch(name):
-            raise IdentityError(f"{path} is not a public key: it holds 64 hex digits and a peer's name")
+            raise IdentityError(
+                f"{path} is not a public key (64 hex digits and a peer's name): give a .pub file of ftis keys new"
+            )
         if name in roster or public in roster.values():
-            raise IdentityError(f"{path}: the name {name!r} or its key is in the roster already")
+            raise IdentityError(f"{path}: the name {name!r} or its key is given twice; leave one of the files out")
         roster[name] = public
     return roster
 
@@ -142,24 +144,24 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
-    """Make a certificate per peer for mutual TLS, and the authority that signs them unless ``directory`` has one.
+    """Make a certificate per peer for mutual TLS, and their authority unless ``directory`` has one.
 
     Args:
-        hosts: DNS names or addresses at which the peers may be reached; they go into each certificate.
+        hosts: DNS names or addresses of the peers; they go into each certificate.
 
     Raises:
         IdentityError: a name or host is bad, a peer has a certificate already, or the authority is damaged or
-            incomplete. Nothing has been written then.
+            incomplete. Nothing is written then.
     """
     for name in names:
         _check_name(name)
         if name == "ca":
             raise IdentityError("a certificate for 'ca' would overwrite the authority's ca.pem: give it another name")
         if names.count(name) > 1:
-            raise IdentityError(f"the name {name!r} is given twice")
+            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
         for path in (directory / f"{name}.tls.key", directory / f"{name}.pem"):
             if path.exists():
-                raise IdentityError(f"{path} exists already: move it away to have it made anew")
+                raise IdentityError(f"{path} exists already: move it away to make a new one")
     known_as = {name: [_host(h) for h in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])] for name in names}
     authority_key, authority = _authority(directory)
     for name in names:
@@ -187,11 +189,13 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
             owner = certificate.public_key()
         except _UNREADABLE as error:
-            raise IdentityError(f"the authority in {directory} cannot be read ({error})") from None
+            raise IdentityError(
+                f"the authority in {directory} cannot be read ({error}): bring back its ca.key and ca.pem"
+            ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise IdentityError(f"{key_file} is not a key that ftis keys certs made")
+            raise IdentityError(f"{key_file} is not a key of ftis keys certs: use another directory")
         if key.public_key() != owner:
-            raise IdentityError(f"{key_file} is not the key of {certificate_file}: what it signed would not be trusted")
+            raise IdentityError(f"{key_file} is not the key of {certificate_file}: bring back the right one")
         return key, certificate
     if certificate_file.exists():
         raise IdentityError(f"{certificate_file} is there without its ca.key: bring it back or use another directory")
@@ -239,7 +243,7 @@ def _check_name(name: str) -> None:
 def _write_private(path: Path, key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> None:
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     if path.exists():
-        raise IdentityError(f"{path} exists already: a new key would make the old one's roster void")
+        raise IdentityError(f"{path} exists already, and rosters name its public key: move it away to make a new one")
     _write(path, pem, os.O_EXCL, mode=0o600)
 
 

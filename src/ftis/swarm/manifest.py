@@ -1,12 +1,12 @@
-"""What a peer signs for a round: which bytes it offers. Pure: bytes in, bytes out.
+"""What a peer signs for a round: the bytes that it offers. Pure: bytes in, bytes out.
 
 A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole::
 
     {"chunks": ["<sha256 of each 256 KiB>", …], "incarnation": 1, "items": [12, 57], "peer": "small",
      "round": 7, "run": "<32 hex digits>", "size": 40960, "version": 1}
 
-The contents are bound by the chunks' digests, so it does not matter who hands them over. A signature covers
-``b"ftis manifest 1\\0"`` and the bytes. There is one way to write a manifest; anything else is refused.
+The digests bind the chunks, so any peer may hand them over. A signature covers ``b"ftis manifest 1\\0"`` and the
+manifest's bytes. There is one way to write a manifest; anything else is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ftis.swarm.identity import public_hex, verify
 VERSION = 1
 CHUNK_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
-"""Of a manifest: enough for 100,000 items or 3 GB of contents."""
+"""The most bytes of a manifest: enough for 100,000 items or 3 GB of contents."""
 _CONTEXT = b"ftis manifest 1\0"
 _DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(NAME_PATTERN)
@@ -41,10 +41,10 @@ class Manifest:
     """One peer's offer for one round.
 
     Attributes:
-        incarnation: how often the peer has been started; a restarted peer may offer other bytes under a higher one.
+        incarnation: the number of the peer's starts. A restarted peer has a higher one, and may offer other bytes.
         size: bytes of the message.
-        chunks: SHA-256 of each :data:`CHUNK_BYTES` of it, the last one shorter.
-        items: the prompts of its groups, ascending.
+        chunks: SHA-256 of each :data:`CHUNK_BYTES` of the message; the last chunk may be shorter.
+        items: the prompts of the message's groups, ascending.
     """
 
     run: str
@@ -57,7 +57,7 @@ class Manifest:
 
     @property
     def contents(self) -> tuple[int, tuple[str, ...]]:
-        """What identifies the bytes on offer: equal for equal bytes, whoever offers them."""
+        """The identity of the offered bytes: equal for equal bytes, whoever offers them."""
         return self.size, self.chunks
 
 
@@ -78,7 +78,7 @@ def chunk_size(manifest: Manifest, index: int) -> int:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The one way to write ``manifest``."""
+    """``manifest`` in its only written form."""
     return json.dumps({**vars(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
@@ -88,12 +88,12 @@ def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
 
 
 def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
-    """What travels beside a manifest: the public key (32 bytes) and its signature of ``data`` (64 bytes)."""
+    """The public key (32 bytes) and its signature of ``data`` (64 bytes), which travel beside a manifest."""
     return bytes.fromhex(public_hex(key)) + sign(key, data)
 
 
 def unseal(sealed: bytes) -> tuple[str, bytes]:
-    """Public key (hex) and signature of a :func:`seal`."""
+    """The public key (hex) and the signature in a :func:`seal`."""
     return sealed[:32].hex(), sealed[32:]
 
 
@@ -106,7 +106,7 @@ def parse(data: bytes) -> Manifest:
     """The manifest in ``data``.
 
     Raises:
-        ManifestError: the bytes are not a manifest, or not written in the one way.
+        ManifestError: the bytes are not a manifest in its only written form.
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"manifest of {len(data)} bytes exceeds {MAX_BYTES}")
