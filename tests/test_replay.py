@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from ftis import cli
-from ftis.records import read_jsonl, read_rollouts
+from ftis.files import read_jsonl
+from ftis.records import read_rollouts
 from recipes import write_recipe
 
 
@@ -139,14 +140,14 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
 def test_numbers_survive_the_records_exactly(tmp_path: Path) -> None:
     import numpy as np
 
-    from ftis.records import ROLLOUTS, Records
+    from ftis.records import ROLLOUTS, Records, RoundRecord
 
     rng = np.random.default_rng(0)
     logps = [-np.exp(rng.normal(0, 8, n)).astype(np.float32) for n in (1, 5, 9)]
     ids = [rng.integers(0, 2**31 - 1, len(row), dtype=np.int32) for row in logps]
     columns: dict[str, Any] = {name: [None] * 3 for name in ROLLOUTS.names}
     columns |= {"reward": rng.normal(size=3), "gen_logp": logps, "completion_ids": ids}
-    Records(tmp_path).rollouts(7, columns)
+    Records(tmp_path).round(RoundRecord({"step": 8}, columns))
     rows = read_rollouts(tmp_path, 7)
     assert [row["reward"] for row in rows] == columns["reward"].tolist()
     for row, logp, tokens in zip(rows, logps, ids, strict=True):
