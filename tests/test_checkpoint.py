@@ -81,7 +81,12 @@ def policy(tiny_policy: TinyPolicy) -> Policy:
 def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     train: str, dtype: str, tiny_policy: TinyPolicy, tmp_path: Path
 ) -> None:
-    settings = {"learning_rate": 1e-2, "weight_decay": 0.01, "dtype": dtype, "tokens_per_microbatch": 24}
+    settings: dict[str, Any] = {
+        "learning_rate": 1e-2,
+        "weight_decay": 0.01,
+        "dtype": dtype,
+        "tokens_per_microbatch": 24,
+    }
     uninterrupted = tiny_policy(**TRAINS[train], **settings)
     for k in range(3):
         train_step(uninterrupted, k)
@@ -90,7 +95,7 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     assert path == tmp_path / "checkpoint-3"
 
     config = uninterrupted.config
-    resumed, found = checkpoint.load(tmp_path, 3, config, config.model)
+    resumed, found, _ = checkpoint.load(tmp_path, 3, config, config.model)
     assert found == cursor
     assert resumed is not uninterrupted
     assert_equal(weights(resumed), weights(uninterrupted))
@@ -155,7 +160,7 @@ def test_a_step_saved_again_is_replaced(policy: Policy, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, policy, Cursor(1, seconds=2.0), keep=2)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
     assert not (tmp_path / "checkpoint-1" / "stale").exists()
-    resumed, cursor = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    resumed, cursor, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert cursor.seconds == 2.0
     assert_equal(weights(resumed), weights(policy))
 
@@ -382,6 +387,6 @@ def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, t
         checkpoint.load(tmp_path, 1, other.config, other.config.model)
     assert_one_line(caught)
     lora = tiny_policy(**TRAINS["lora"])
-    with pytest.raises(FtisError) as caught:
+    with pytest.raises(FtisError) as other_kind:
         checkpoint.load(tmp_path, 1, lora.config, lora.config.model)
-    assert_one_line(caught)
+    assert_one_line(other_kind)
