@@ -13,7 +13,8 @@ import torch
 from ftis import cli
 from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
-from ftis.objectives import OBJECTIVES, order_preserved
+from ftis.measures import order_preserved
+from ftis.objectives import OBJECTIVES
 from ftis.records import read_rollouts
 from recipes import write_recipe
 
@@ -262,7 +263,7 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     peer = recording.load(0)
     batch = recording.batch(peer, 0)
     before = [p.detach().clone() for p in peer.policy.trainable]
-    gradient, start = direction(peer, batch, peer.advantages(batch), len(batch))
+    gradient, judged, _ = direction(peer, batch, peer.advantages(batch), len(batch))
     assert all(torch.equal(p, q) for p, q in zip(peer.policy.trainable, before, strict=True))
     norm = json.loads((run / "mixed" / "a" / "metrics.jsonl").read_text().splitlines()[0])["grad_norm"]
     assert float(gradient.norm()) == pytest.approx(norm, rel=1e-5)
@@ -270,9 +271,9 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     with torch.no_grad():
         for p, g in zip(peer.policy.trainable, gradient.split([p.numel() for p in before]), strict=True):
             p -= 1e-3 * g.view_as(p)
-    moved, _ = direction(peer, batch, start.advantage_N, len(batch))
+    moved, _, _ = direction(peer, batch, judged.advantage_N, len(batch))
     assert not torch.equal(moved, gradient)
-    nothing, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, torch.zeros(len(batch)), len(batch))
+    nothing, _, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, torch.zeros(len(batch)), len(batch))
     assert not nothing.any()
 
 
