@@ -125,7 +125,10 @@ def test_shares_multiply_and_the_first_to_lower_one_is_the_reason() -> None:
 
 
 def test_without_gradient_nobody_is_asked() -> None:
-    chosen = select(judged_of([0.0, 0.0]), [OfShares(lambda judged: 1 / 0, "never")])
+    def never(judged: Judged) -> Tensor:
+        raise AssertionError("asked")
+
+    chosen = select(judged_of([0.0, 0.0]), [OfShares(never, "never")])
     assert chosen.share_R.shape == (0,)
     assert chosen.reason_R == ()
 
