@@ -17,9 +17,9 @@ from watched import Watched
 
 from ftis import checkpoint
 from ftis.cli import main
+from ftis.files import read_jsonl
 from ftis.lab import join as swarm
 from ftis.lab.recipes import load
-from ftis.records import read_jsonl
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
@@ -177,7 +177,7 @@ def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Pa
         assert all(row[f"peer/{other}/admitted"] == 8 for row in rows for other in "abc")
         assert checkpoint.steps(directory)
         for step in checkpoint.steps(directory):
-            _, cursor = checkpoint.load(directory, step, config.peer(name), str(models[name]))
+            _, cursor, _ = checkpoint.load(directory, step, config.peer(name), str(models[name]))
             assert cursor.step == step
 
 
