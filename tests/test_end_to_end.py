@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from ftis import cli
+from ftis.files import read_jsonl
 from ftis.lab import starters
-from ftis.records import read_jsonl
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -220,8 +220,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     assert 3 < done < 200
     assert (run_of(workplace) / "F-TIS" / "a" / f"checkpoint-{done}").exists()
     # Its recipe is part of what is resumed, so the rest of the rounds is run under the same one.
-    process = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
-    assert process.returncode == 0, process.stderr
+    resumed = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
+    assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in read_jsonl(metrics)] == list(range(1, 201))
 
 
