@@ -113,6 +113,14 @@ def make_model(kind: str, seed: int, **overrides: Any) -> PreTrainedModel:
     return model
 
 
+def assert_one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    """The error says something, all of ``parts`` too, in one line."""
+    message = str(error.value)
+    assert message.strip()
+    assert "\n" not in message
+    assert all(part in message for part in parts), message
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
     return make_tokenizer

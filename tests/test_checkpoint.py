@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPolicy
+from conftest import TinyPolicy, assert_one_line
+from policies import weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -48,10 +49,6 @@ def train_step(policy: Policy, k: int) -> None:
     policy.step(PROMPTS, COMPLETIONS, 1.0, loss)
 
 
-def weights(policy: Policy) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
-
-
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
@@ -59,11 +56,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def assert_one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
-    assert "\n" not in str(error.value)
-    assert all(part in str(error.value) for part in parts), str(error.value)
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commands import command, ftis
+from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from ftis import cli
 from ftis.files import read_jsonl
 from ftis.lab import starters
 from recipes import write_recipe
@@ -45,33 +46,6 @@ def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.Monke
     return tmp_path
 
 
-def ftis(*arguments: str) -> int:
-    """Run the command in this process; its exit code."""
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
-
-
-PROGRAM = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-from ftis.cli import main
-main()
-"""
-
-
-def command(*arguments: str) -> list[str]:
-    """The command line of ``ftis`` in a process of its own, started as from a terminal."""
-    return [sys.executable, "-c", PROGRAM, *arguments]
-
-
-TIMES = ("step_time", "time/", "seconds")
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
-
-
 def records_of(run: Path) -> dict[str, Any]:
     """Everything a run recorded, without what depends on the clock."""
     out: dict[str, Any] = {}
@@ -80,12 +54,6 @@ def records_of(run: Path) -> dict[str, Any]:
     for path in sorted(run.rglob("*.parquet")):
         out[str(path.relative_to(run))] = pq.read_table(path).to_pylist()
     return out
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(next(checkpoint.glob("*.safetensors")))
 
 
 def run_of(workplace: Path, name: str = "tiny") -> Path:

@@ -11,6 +11,7 @@ import torch
 from conftest import TinyPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies import relative_difference
 from torch import Tensor
 
 from ftis.engines import lines
@@ -65,13 +66,6 @@ def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
 def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.ndarray]) -> dict[str, Tensor]:
     policy.backward(prompts, completions, 0.8, weighted)
     return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
-
-
-def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """‖a − b‖ / ‖b‖ of all gradients together."""
-    assert a.keys() == b.keys()
-    difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
-    return float(np.sqrt(difference / sum(float(g.double().square().sum()) for g in b.values())))
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyModelDir, TinyPolicy
+from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import AutoPeftModelForCausalLM
+from policies import gradients, relative_difference, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -56,25 +57,6 @@ def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
 def ascend(policy: Policy, steps: int = 1) -> None:
     for _ in range(steps):
         policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
-
-
-def gradients(policy: Policy) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-
-
-def weights(policy: Policy) -> dict[str, Tensor]:
-    return {n: p.detach().clone() for n, p in policy.model.named_parameters()}
-
-
-def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
-    return float(np.sqrt(difference / sum(float(v.double().square().sum()) for v in a.values())))
-
-
-def assert_one_line(error: pytest.ExceptionInfo[ModelError]) -> None:
-    assert str(error.value).strip()
-    assert "\n" not in str(error.value)
 
 
 @torch.no_grad()

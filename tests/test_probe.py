@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import ftis
 
-from ftis import cli
 from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
 from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
 from ftis.records import read_rollouts
 from recipes import write_recipe
-
-
-def ftis(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from commands import ftis
+from run_files import weights, without_times
 
-from ftis import cli
 from ftis.files import read_jsonl
 from ftis.records import read_rollouts
 from recipes import write_recipe
-
-
-def ftis(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +54,10 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path("runs/tiny-seed0")
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(next(checkpoint.glob("*.safetensors")))
-
-
 def same(one: Path, other: Path) -> bool:
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
     return all(torch.equal(left[name], right[name]) for name in left)
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("step_time", "time/", "seconds"))} for row in rows]
 
 
 @pytest.mark.parametrize("arm", ["F-TIS", "wide", "alone"])
