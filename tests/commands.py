@@ -24,6 +24,15 @@ def ftis(*arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
+def trained(place: Path) -> Path:
+    """``place``, after the recipe there was trained in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(str(place))
+        assert ftis("train", "recipe.toml") == 0
+    return place
+
+
 PROGRAM = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background

@@ -375,9 +375,7 @@ def test_ten_thousand_tiny_groups_that_nobody_asked_for_are_refused_before_decod
     assert only(admitter().admit("ada", tiny_groups, round=0)).reason == "over_budget"
 
 
-def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number_before_one_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_form", lambda _: pytest.fail("read"))
     judge = admitter(max_completion_length=MANY * 8)
     assert len(tiny_groups) < judge.terms.limits.max_bytes

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from commands import command, ftis
+from conftest import save_qwen2
 from run_files import weights, without_times
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis.files import read_jsonl
 from ftis.lab import starters
@@ -327,25 +328,13 @@ def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    paths = {}
-    for seed, (name, width) in enumerate({"a": 16, "b": 32}.items()):
-        torch.manual_seed(seed)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) + 7,  # padded embeddings, as real models have
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=4096,
-            eos_token_id=0,
-            pad_token_id=0,
-            bos_token_id=None,
-        )
-        paths[name] = root / name
-        Qwen2ForCausalLM(config).save_pretrained(paths[name])
-        tokenizer.save_pretrained(paths[name])
-    return paths
+    padded = len(tokenizer) + 7  # embeddings of real models are
+    tokens = {"vocab_size": padded, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 4096}
+    return {
+        name: save_qwen2(root / name, tokenizer, seed, hidden_size=width, **sizes, **tokens)
+        for seed, (name, width) in enumerate({"a": 16, "b": 32}.items())
+    }
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {

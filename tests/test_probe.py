@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ftis
+from commands import ftis, trained
 
 from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
@@ -46,11 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
             {"name": "alone", "collaborate": False, "set": short},
         ],
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(str(place))
-        assert ftis("train", "recipe.toml") == 0
-    return place
+    return trained(place)
 
 
 @pytest.fixture

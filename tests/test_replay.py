@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import ftis
+from commands import ftis, trained
 from run_files import weights, without_times
 
 from ftis.files import read_jsonl
@@ -38,11 +38,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
         ],
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(str(place))
-        assert ftis("train", "recipe.toml") == 0
-    return place
+    return trained(place)
 
 
 @pytest.fixture
