@@ -8,6 +8,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
-from light_swarm import Swarm
+from light_swarm import Swarm, free_port
 
-__all__ = ["TOKENIZER", "Swarm", "light_admitter", "light_recipe", "made_up_groups"]
+__all__ = ["TOKENIZER", "Swarm", "free_port", "light_admitter", "light_recipe", "made_up_groups"]

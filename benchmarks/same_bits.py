@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from doubles import free_port
 from safetensors import safe_open
 
 PROGRAM = "from ftis.cli import main; main()"
@@ -50,12 +50,6 @@ def finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
     if any(codes):
         failed = next(process for process in running if process.returncode)
         sys.exit(f"failed: {failed.args!r}")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def digest(value: Any) -> str:

@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from timing import median_seconds
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 import ftis.engines.builtin
@@ -92,15 +93,6 @@ def continuous(policy: Policy, batch: int, length: int, seed: int) -> int:
     )
     outputs = policy.model.generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
     return sum(len(output.generated_tokens) for output in outputs.values())
-
-
-def median_seconds(body: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        body()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
 
 
 def limits() -> tuple[float, float]:
@@ -191,11 +183,11 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
     for name, (with_it, without_it, replaced) in cases.items():
         ratios = []
         for seed in range(repeats + 1):
-            fast = median_seconds(partial(with_it, seed), 1)
+            fast = median_seconds(partial(with_it, seed), 1, warm=0)
             kept = {key: getattr(ftis.engines.builtin, key) for key in replaced}
             for key, value in replaced.items():
                 setattr(ftis.engines.builtin, key, value)
-            ratios.append(median_seconds(partial(without_it, seed), 1) / fast)
+            ratios.append(median_seconds(partial(without_it, seed), 1, warm=0) / fast)
             for key, value in kept.items():
                 setattr(ftis.engines.builtin, key, value)
         results.append({"model": shape, "part": name, "gain": round(statistics.median(ratios[1:]), 2)})

@@ -35,13 +35,13 @@ import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles import TOKENIZER, Swarm, light_admitter, light_recipe, made_up_groups
+from timing import median_seconds
 
 from ftis.codec import Header, Message, encode
 from ftis.schedule import groups_per_peer
@@ -136,19 +136,10 @@ def admission(peers: int, limit: int) -> dict[str, float]:
         "bytes": sum(map(len, messages.values())),
         "manifest_bytes": sum(len(document) + 96 for document, _ in signed),
         "rollouts": admitted * ROLLOUTS,
-        "admit_seconds": median_seconds(admit),
-        "manifest_seconds": median_seconds(read),
+        "admit_seconds": median_seconds(admit, REPEAT, clock=time.process_time),
+        "manifest_seconds": median_seconds(read, REPEAT, clock=time.process_time),
         "peak_megabytes": peak / 1e6,
     }
-
-
-def median_seconds(work: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(REPEAT + 1):  # the first is not counted
-        began = time.process_time()  # whatever else this machine does
-        work()
-        times.append(time.process_time() - began)
-    return statistics.median(times[1:])
 
 
 def exchange(peers: int, limit: int, rounds: int = 8) -> dict[str, float]:

@@ -24,13 +24,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timing import median_seconds
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from ftis.codec import Header, Limits, Message, decode, encode, message_size, weight_error
@@ -93,15 +91,6 @@ def flat_logp(message: Message) -> np.ndarray:
     return np.concatenate([r.gen_logp for g in message.groups for r in g.rollouts]).astype(np.float64)
 
 
-def seconds(call: Callable[[], object], repeat: int) -> float:
-    times = []
-    for _ in range(repeat + 1):  # the first is not counted
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
-
-
 def measure(made: Message, version: WireFormat, precision: LogpPrecision, repeat: int) -> dict[str, float]:
     data = encode(made, version, precision)
     exact, sent = flat_logp(made), flat_logp(decode(data, LIMITS))
@@ -123,8 +112,8 @@ def measure(made: Message, version: WireFormat, precision: LogpPrecision, repeat
         "logp": logp / tokens,
         "rest": (len(data) - ids - logp) / tokens,
         "weight_error": float(np.abs(np.expm1(exact - sent)).max()),
-        "encode": tokens / seconds(lambda: encode(made, version, precision), repeat) / 1e6,
-        "decode": tokens / seconds(lambda: decode(data, LIMITS), repeat) / 1e6,
+        "encode": tokens / median_seconds(lambda: encode(made, version, precision), repeat) / 1e6,
+        "decode": tokens / median_seconds(lambda: decode(data, LIMITS), repeat) / 1e6,
     }
 
 

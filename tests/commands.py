@@ -1,18 +1,49 @@
-"""Whether an ``ftis`` command line is one that the command line would take; nothing is run."""
+"""``ftis`` command lines: run in this process, written for another, or only parsed."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
-from ftis.cli import app
+from ftis.cli import app, main
 
 ROOT = Path(__file__).parents[1]
+
+
+def ftis(*arguments: str) -> int:
+    """Run the command in this process; its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+def trained(place: Path) -> Path:
+    """``place``, after the recipe there was trained in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(str(place))
+        assert ftis("train", "recipe.toml") == 0
+    return place
+
+
+PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+from ftis.cli import main
+main()
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of ``ftis`` in a process of its own, started as from a terminal."""
+    return [sys.executable, "-c", PROGRAM, *arguments]
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:

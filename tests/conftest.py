@@ -113,6 +113,14 @@ def make_model(kind: str, seed: int, **overrides: Any) -> PreTrainedModel:
     return model
 
 
+def assert_one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    """The error says something, all of ``parts`` too, in one line."""
+    message = str(error.value)
+    assert message.strip()
+    assert "\n" not in message
+    assert all(part in message for part in parts), message
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
     return make_tokenizer
@@ -146,36 +154,39 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
     return directory
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random models of the starters' family, of different sizes."""
+def save_qwen2(
+    directory: Path, tokenizer: PreTrainedTokenizerFast, seed: int, *, hidden_size: int, **settings: Any
+) -> Path:
+    """A model of random weights with its tokenizer. Returns the directory."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    torch.manual_seed(seed)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    config = Qwen2Config(hidden_size=hidden_size, intermediate_size=2 * hidden_size, **{**heads, **settings})
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random models of the starters' family, of different sizes."""
     from ftis.lab import starters
 
     root = tmp_path_factory.mktemp("models")
     tokenizer = starters.make_tokenizer()
-    paths = {}
-    for seed, (name, width) in enumerate({"a": 16, "b": 24, "c": 32}.items()):
-        torch.manual_seed(seed)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        paths[name] = root / name
-        Qwen2ForCausalLM(config).save_pretrained(paths[name])
-        tokenizer.save_pretrained(paths[name])
-    return paths
+    tokens = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": True,
+    }
+    return {
+        name: save_qwen2(root / name, tokenizer, seed, hidden_size=width, num_hidden_layers=2, **tokens)
+        for seed, (name, width) in enumerate({"a": 16, "b": 24, "c": 32}.items())
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""One tiny recipe for all tests that train: peers of a few thousand parameters on the clock calculator, in seconds."""
+"""One tiny recipe for all tests that train: peers of a few thousand parameters on the clock calculator, in seconds.
+
+And the recipes and tasks of tests that train nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ftis.config import Recipe, TaskConfig
+from ftis.lab.recipes import parse
+from ftis.prompts import Task, load_task
 
 SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": "clock", "validation_size": 4},
@@ -65,6 +72,24 @@ def write_recipe(
     path.write_text("".join(lines), encoding="utf-8")
     (place / "tiny_rewards.py").write_text(REWARDS, encoding="utf-8")
     return path
+
+
+def recipe_of(*peers: str, **training: Any) -> Recipe:
+    """A recipe of peers without models; ``training``: keys of that section."""
+    return parse(
+        {
+            "name": "a",
+            "task": {"name": "clock"},
+            "sampling": {"num_generations": 2},
+            "training": {"prompts_per_round": 4 * len(peers), **training},
+            "peers": [{"name": name, "model": "none"} for name in peers],
+        }
+    )
+
+
+def task_of(name: str, **keys: Any) -> Task:
+    """The task that a recipe names; ``keys``: the rest of its section."""
+    return load_task(TaskConfig(name=name, **keys))
 
 
 def _pairs(keys: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from ftis.lab.reading import arm_configs
 from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
 from ftis.metric_keys import peer_key
-from ftis.records import Records
+from ftis.records import Records, RoundRecord
 
 ROUNDS = 4
 G = 2
@@ -103,9 +103,9 @@ class Scene:
                 records.evaluation(summary, answers(arm.name))
         share = PROMPTS * G // len(self.peers)
         for step in range(1, rounds + 1):
-            records.metrics(metrics(step, peer, sources, share, PROMPTS * G))
             own = share if arm.collaborate else PROMPTS * G
-            records.rollouts(step - 1, rollouts(step - 1, dict.fromkeys(sources, own), self.text))
+            numbers = metrics(step, peer, sources, share, PROMPTS * G)
+            records.round(RoundRecord(numbers, rollouts(step - 1, dict.fromkeys(sources, own), self.text)))
         (directory / f"checkpoint-{rounds}").mkdir()
         (directory / f"checkpoint-{rounds}" / "tokenizer.json").write_text(tokenizer(), encoding="utf-8")
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPolicy
+from conftest import TinyPolicy, assert_one_line
+from policies import weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -48,10 +49,6 @@ def train_step(policy: Policy, k: int) -> None:
     policy.step(PROMPTS, COMPLETIONS, 1.0, loss)
 
 
-def weights(policy: Policy) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
-
-
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
@@ -59,11 +56,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def assert_one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
-    assert "\n" not in str(error.value)
-    assert all(part in str(error.value) for part in parts), str(error.value)
 
 
 @pytest.fixture
@@ -81,7 +73,12 @@ def policy(tiny_policy: TinyPolicy) -> Policy:
 def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     train: str, dtype: str, tiny_policy: TinyPolicy, tmp_path: Path
 ) -> None:
-    settings = {"learning_rate": 1e-2, "weight_decay": 0.01, "dtype": dtype, "tokens_per_microbatch": 24}
+    settings: dict[str, Any] = {
+        "learning_rate": 1e-2,
+        "weight_decay": 0.01,
+        "dtype": dtype,
+        "tokens_per_microbatch": 24,
+    }
     uninterrupted = tiny_policy(**TRAINS[train], **settings)
     for k in range(3):
         train_step(uninterrupted, k)
@@ -382,9 +379,9 @@ def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, t
         checkpoint.load(tmp_path, 1, other.config, other.config.model)
     assert_one_line(caught)
     lora = tiny_policy(**TRAINS["lora"])
-    with pytest.raises(FtisError) as caught:
+    with pytest.raises(FtisError) as other_kind:
         checkpoint.load(tmp_path, 1, lora.config, lora.config.model)
-    assert_one_line(caught)
+    assert_one_line(other_kind)
 
 
 def test_the_selections_states_come_back(tmp_path: Path, tiny_policy: TinyPolicy) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz_cases import signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import peak_of
 from pydantic import TypeAdapter, ValidationError
 from wire_messages import (
     BOUNDLESS,
@@ -27,7 +28,6 @@ from wire_messages import (
     messages,
     refused_or_canonical,
     rollout,
-    signed,
     tiny,
 )
 
@@ -228,14 +228,11 @@ def promise(groups: int, items: bytes = b"", counts: bytes = b"", lengths: bytes
     ],
 )
 def test_a_promise_of_gigabytes_takes_no_memory(data: bytes, says: str) -> None:
-    tracemalloc.start()
-    try:
+    def refuse() -> None:
         with pytest.raises(CodecError, match=says):
             decode(data, BOUNDLESS)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 100_000
+
+    assert peak_of(refuse) < 100_000
 
 
 @pytest.mark.parametrize(

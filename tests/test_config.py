@@ -116,9 +116,9 @@ def test_defaults_are_not_shared_between_recipes() -> None:
 def test_a_recipe_is_frozen() -> None:
     recipe = parse(SMALLEST)
     with pytest.raises(ValidationError):
-        recipe.seed = 3  # type: ignore[misc]
+        recipe.seed = 3
     with pytest.raises(ValidationError):
-        recipe.training.rounds = 3  # type: ignore[misc]
+        recipe.training.rounds = 3
 
 
 def test_reading_does_not_change_what_was_given() -> None:

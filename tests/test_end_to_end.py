@@ -17,11 +17,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from commands import command, ftis
+from conftest import save_qwen2
+from run_files import weights, without_times
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ftis import cli
+from ftis.files import read_jsonl
 from ftis.lab import starters
-from ftis.records import read_jsonl
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -45,33 +47,6 @@ def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.Monke
     return tmp_path
 
 
-def ftis(*arguments: str) -> int:
-    """Run the command in this process; its exit code."""
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
-
-
-PROGRAM = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-from ftis.cli import main
-main()
-"""
-
-
-def command(*arguments: str) -> list[str]:
-    """The command line of ``ftis`` in a process of its own, started as from a terminal."""
-    return [sys.executable, "-c", PROGRAM, *arguments]
-
-
-TIMES = ("step_time", "time/", "seconds")
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
-
-
 def records_of(run: Path) -> dict[str, Any]:
     """Everything a run recorded, without what depends on the clock."""
     out: dict[str, Any] = {}
@@ -80,12 +55,6 @@ def records_of(run: Path) -> dict[str, Any]:
     for path in sorted(run.rglob("*.parquet")):
         out[str(path.relative_to(run))] = pq.read_table(path).to_pylist()
     return out
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(next(checkpoint.glob("*.safetensors")))
 
 
 def run_of(workplace: Path, name: str = "tiny") -> Path:
@@ -220,8 +189,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     assert 3 < done < 200
     assert (run_of(workplace) / "F-TIS" / "a" / f"checkpoint-{done}").exists()
     # Its recipe is part of what is resumed, so the rest of the rounds is run under the same one.
-    process = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
-    assert process.returncode == 0, process.stderr
+    resumed = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
+    assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in read_jsonl(metrics)] == list(range(1, 201))
 
 
@@ -359,25 +328,13 @@ def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    paths = {}
-    for seed, (name, width) in enumerate({"a": 16, "b": 32}.items()):
-        torch.manual_seed(seed)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) + 7,  # padded embeddings, as real models have
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=4096,
-            eos_token_id=0,
-            pad_token_id=0,
-            bos_token_id=None,
-        )
-        paths[name] = root / name
-        Qwen2ForCausalLM(config).save_pretrained(paths[name])
-        tokenizer.save_pretrained(paths[name])
-    return paths
+    padded = len(tokenizer) + 7  # embeddings of real models are
+    tokens = {"vocab_size": padded, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 4096}
+    return {
+        name: save_qwen2(root / name, tokenizer, seed, hidden_size=width, **sizes, **tokens)
+        for seed, (name, width) in enumerate({"a": 16, "b": 32}.items())
+    }
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {

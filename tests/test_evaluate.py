@@ -42,6 +42,12 @@ class FakeSampler:
         self.decodings.add(decoding)
         return [(Rollout(np.full_like(p, p[-1]), np.zeros(len(p), np.float32)),) for p in prompt_ids]
 
+    def weights_moved(self, policy: Any) -> None:
+        raise AssertionError("an evaluation moves no weights")
+
+    def close(self) -> None:
+        raise AssertionError("the sampler is the peer's")
+
 
 def score(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
     assert len(completions) == len(ids) == 1

@@ -38,13 +38,6 @@ def in_thread(function: Callable[..., Any], *args: Any) -> Future[Any]:
     return future
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, "waited in vain"
-        time.sleep(0.002)
-
-
 # --- alone ------------------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +73,8 @@ class Turns:
         assert self.working is None, f"{name} works while {self.working} does"
         self.working = name
         self.log.append(name)
-        time.sleep(0.001)  # time for another to break in, were it let
+        for _ in range(10):
+            time.sleep(0)  # lets the other threads run, so that one would break in, were it let
         assert self.working == name
         self.working = None
 
@@ -353,6 +347,8 @@ exchange = DirectoryExchange(directory, name, ("a", "b"), deadline=60)
 other = "b" if name == "a" else "a"
 for round in range(rounds):
     exchange.publish(round, f"{name}{round};".encode() * 20_000)
+    if round == 0:
+        print("began", flush=True)
     assert exchange.collect(round).messages == {other: f"{other}{round};".encode() * 20_000}, round
 print("done")
 """
@@ -366,7 +362,7 @@ def test_two_processes_exchange_a_hundred_rounds(tmp_path: Path) -> None:
         for name in "ab"
     ]
     try:
-        assert [process.communicate(timeout=PATIENCE)[0] for process in processes] == ["done\n"] * 2
+        assert [process.communicate(timeout=PATIENCE)[0] for process in processes] == ["began\ndone\n"] * 2
     finally:
         for process in processes:
             process.kill()
@@ -387,12 +383,13 @@ def test_a_killed_process_is_waited_for_and_its_successor_takes_over(tmp_path: P
     killed = start("a", 10_000)
     started = [killed]
     try:
-        eventually(lambda: any(path.name.endswith("-a.ftis") for path in tmp_path.glob("*")))
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "began\n"
         killed.kill()  # in its first round, for b has not begun
         killed.wait()
         (tmp_path / f".000000-a.ftis.partial-{killed.pid}").write_bytes(b"a0;a0")  # as it may have left
         started += [start("b", 5), start("a", 5)]
-        assert [process.communicate(timeout=PATIENCE)[0] for process in started[1:]] == ["done\n"] * 2
+        assert [process.communicate(timeout=PATIENCE)[0] for process in started[1:]] == ["began\ndone\n"] * 2
     finally:
         for process in started:
             process.kill()

@@ -11,6 +11,7 @@ import torch
 from conftest import TinyPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies import relative_difference
 from torch import Tensor
 
 from ftis.engines import lines
@@ -43,7 +44,7 @@ def some_rows(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def policy_of(kind: str, tiny_policy: TinyPolicy) -> Policy:
     """A model whose weights are of ordinary size: larger ones magnify what float32 rounds."""
-    lora = {"train": "lora", "lora_r": 4, "lora_alpha": 8} if kind == "lora" else {}
+    lora: dict[str, Any] = {"train": "lora", "lora_r": 4, "lora_alpha": 8} if kind == "lora" else {}
     policy = tiny_policy("qwen2" if lora else kind, **lora)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -65,13 +66,6 @@ def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
 def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.ndarray]) -> dict[str, Tensor]:
     policy.backward(prompts, completions, 0.8, weighted)
     return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
-
-
-def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """‖a − b‖ / ‖b‖ of all gradients together."""
-    assert a.keys() == b.keys()
-    difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
-    return float(np.sqrt(difference / sum(float(g.double().square().sum()) for g in b.values())))
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
@@ -110,7 +104,7 @@ def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> Non
 
 
 def test_the_width_of_integers_does_not_make_prompts_alike() -> None:
-    prompts = [np.array([5, 0], np.int32), np.array([5], np.int64)]
+    prompts: list[np.ndarray] = [np.array([5, 0], np.int32), np.array([5], np.int64)]
     line = lay_out(prompts, [np.array([7], np.int32)] * 2, CPU)
     assert line.input_ids_1S[0].tolist() == [5, 0, 5]
 

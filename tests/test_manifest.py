@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tracemalloc
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import peak_of
 
 from ftis.config import FtisError
 from ftis.swarm.identity import public_hex
@@ -351,13 +351,11 @@ def test_a_mutated_manifest_is_refused_or_canonical(manifest: Manifest, data: st
 
 
 def peak_of_refusing(data: bytes) -> int:
-    tracemalloc.start()
-    try:
+    def refuse() -> None:
         with pytest.raises(ManifestError):
             parse(data)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+
+    return peak_of(refuse)
 
 
 def test_a_promise_of_gigabytes_takes_no_memory() -> None:

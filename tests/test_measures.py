@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from ftis.admission import Admission, Reason, Rejection
-from ftis.config import Recipe
 from ftis.exchange import Collected
-from ftis.lab.recipes import parse
 from ftis.learning import Update
 from ftis.measures import Heard, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
@@ -19,20 +17,9 @@ from ftis.objectives import OBJECTIVES, Diagnostics, policy_loss
 from ftis.records import ROLLOUTS
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Chosen, Judged
+from recipes import recipe_of
 
 END = 2
-
-
-def recipe_of(*peers: str, **training: Any) -> Recipe:
-    return parse(
-        {
-            "name": "a",
-            "task": {"name": "clock"},
-            "sampling": {"num_generations": 2},
-            "training": {"prompts_per_round": 4 * len(peers), **training},
-            "peers": [{"name": name, "model": "none"} for name in peers],
-        }
-    )
 
 
 def scored(peer: str, item: int, rewards: tuple[float, ...], lengths: tuple[int, ...]) -> ScoredGroup:

@@ -10,9 +10,10 @@ import math
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -40,6 +41,8 @@ from ftis.selection import kl_shares
 ALL = ["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"]
 FILTERED = ["F-NoIS", "F-VIS", "F-TIS"]
 Rows = list[list[float]]
+Estimator = Literal["k1", "k3"]
+Reduction = Literal["sum", "mean"]
 LOG_PROBS = ("logp", "old", "gen")
 
 
@@ -130,8 +133,11 @@ class Sample:
     advantage: torch.Tensor
     mask: torch.Tensor
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.logp, self.old, self.gen, self.advantage, self.mask
+
+    def lists(self) -> tuple[Rows, Rows, Rows, list[float], list[list[bool]]]:
+        return self.logp.tolist(), self.old.tolist(), self.gen.tolist(), self.advantage.tolist(), self.mask.tolist()
 
     def take(self, rows: Any) -> Sample:
         return Sample(*(tensor[rows] for tensor in self.tensors()))
@@ -179,7 +185,10 @@ def value_and_gradient(
     return loss.detach(), logp.grad, diagnostics
 
 
-def assert_same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...], tolerance: float = 1e-12) -> None:
+LossAndGradient = tuple[torch.Tensor, torch.Tensor, *tuple[object, ...]]
+
+
+def assert_same(one: LossAndGradient, other: LossAndGradient, tolerance: float = 1e-12) -> None:
     for a, b in zip(one[:2], other[:2], strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -193,7 +202,7 @@ def assert_same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...], 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("name", ALL)
 def test_loss_and_gradient_are_the_reference(
-    name: str, estimator: str, reduction: str, epsilon_high: float | None, seed: int
+    name: str, estimator: Estimator, reduction: Reduction, epsilon_high: float | None, seed: int
 ) -> None:
     rng = random.Random(f"{name} {estimator} {reduction} {epsilon_high} {seed}")
     objective = replace(
@@ -209,9 +218,7 @@ def test_loss_and_gradient_are_the_reference(
         sample = draw(rng, holes=k % 3 == 0)
         divisor = rng.choice([None, 7])
         loss, gradient, _ = value_and_gradient(objective, sample, divisor=divisor)
-        expected_loss, expected_gradient, branches = reference_loss(
-            objective, *(tensor.tolist() for tensor in sample.tensors()), divisor=divisor
-        )
+        expected_loss, expected_gradient, branches = reference_loss(objective, *sample.lists(), divisor=divisor)
         assert loss.item() == pytest.approx(expected_loss, rel=1e-10, abs=1e-10)
         torch.testing.assert_close(
             gradient, torch.tensor(expected_gradient, dtype=torch.float64), rtol=1e-10, atol=1e-10
@@ -369,7 +376,7 @@ def test_vis_inside_the_clip_at_the_rounds_start_is_uncapped_tis(seed: int) -> N
     """At π = π_old, without clipping and truncation, both are the plain importance-weighted gradient."""
     sample = draw(random.Random(seed))
     sample.logp = sample.old
-    wide = {"epsilon": 1.0 - 1e-15, "epsilon_high": 1e9, "importance_sampling_clip_max": math.inf}
+    wide: dict[str, Any] = {"epsilon": 1.0 - 1e-15, "epsilon_high": 1e9, "importance_sampling_clip_max": math.inf}
     tis, vis = replace(OBJECTIVES["TIS"], **wide), replace(OBJECTIVES["VIS"], **wide)
     assert_same(value_and_gradient(vis, sample), value_and_gradient(tis, sample))
 
@@ -377,7 +384,7 @@ def test_vis_inside_the_clip_at_the_rounds_start_is_uncapped_tis(seed: int) -> N
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("name", FILTERED)
-def test_a_filter_that_keeps_all_is_none(name: str, estimator: str, seed: int) -> None:
+def test_a_filter_that_keeps_all_is_none(name: str, estimator: Estimator, seed: int) -> None:
     sample = draw(random.Random(seed))
     keeps_all = replace(OBJECTIVES[name], kl_threshold=math.inf, kl_estimator=estimator)
     plain = OBJECTIVES[name.removeprefix("F-")]
@@ -444,8 +451,11 @@ def test_microbatches_with_the_divisor_sum_to_the_whole(name: str, parts: list[i
 
 def test_a_sequence_counts_once_whatever_its_length() -> None:
     """Per-sequence mean first: the same token repeated adds nothing."""
+    logp, old, gen = (torch.tensor([[x]], dtype=torch.float64) for x in (-1.0, -1.1, -1.2))
     short = Sample(
-        *(torch.tensor([[x]], dtype=torch.float64) for x in (-1.0, -1.1, -1.2)),
+        logp,
+        old,
+        gen,
         torch.tensor([0.7], dtype=torch.float64),
         torch.ones(1, 1, dtype=torch.bool),
     )
@@ -509,8 +519,7 @@ def test_log_ratios_are_clamped_where_the_reference_clamps_them() -> None:
             far = torch.tensor([[rng.choice([0.0, 0.0, 25.0, -25.0]) for _ in range(8)] for _ in range(9)])
             setattr(sample, field, getattr(sample, field) + far.double())
         loss, gradient, _ = value_and_gradient(OBJECTIVES[name], sample)
-        rows = (tensor.tolist() for tensor in sample.tensors())
-        expected_loss, expected_gradient, _ = reference_loss(OBJECTIVES[name], *rows)
+        expected_loss, expected_gradient, _ = reference_loss(OBJECTIVES[name], *sample.lists())
         assert loss.item() == pytest.approx(expected_loss, rel=1e-10)
         torch.testing.assert_close(
             gradient, torch.tensor(expected_gradient, dtype=torch.float64), rtol=1e-10, atol=1e-10
@@ -561,7 +570,7 @@ def test_units_by_hand() -> None:
     """
     gen = torch.tensor([[-6.0 + LN(2), -3.0], [-3.0 + LN(1 / 3), -3.0 + LN(12)]], dtype=torch.float64)
     logp = HAND.logp.clone().requires_grad_(True)
-    settings = {"mask_NT": HAND.mask, "unit_NT": UNITS}
+    settings: dict[str, Any] = {"mask_NT": HAND.mask, "unit_NT": UNITS}
     loss, diagnostics = policy_loss(OBJECTIVES["TIS"], logp, HAND.old, gen, HAND.advantage, **settings)
     loss.backward()
     assert loss.item() == pytest.approx(-(0.55 - 0.8625) / 2, rel=1e-12)
@@ -678,7 +687,7 @@ def test_a_wrong_shape_is_named_by_the_advantages_too() -> None:
 # --- advantages ---------------------------------------------------------------------------------------
 
 
-def advantages(rewards: list[float], groups: list[int], *settings: str, dtype: torch.dtype = torch.float64) -> Any:
+def advantages(rewards: Sequence[float], groups: list[int], *settings: Any, dtype: torch.dtype = torch.float64) -> Any:
     return group_advantages(torch.tensor(rewards, dtype=dtype), torch.tensor(groups), *settings)
 
 

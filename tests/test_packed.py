@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_cases import signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import (
@@ -27,7 +28,6 @@ from wire_messages import (
     messages,
     packed,
     rollout,
-    signed,
     stored,
     synthetic,
     tiny,

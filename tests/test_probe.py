@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import ftis, trained
 
-from ftis import cli
-from ftis.lab.probe import STATISTICS, Products, as_learning_by, ceiling, direction, dot, probe, with_interval
+from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
 from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
 from ftis.records import read_rollouts
 from recipes import write_recipe
-
-
-def ftis(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
             {"name": "alone", "collaborate": False, "set": short},
         ],
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(str(place))
-        assert ftis("train", "recipe.toml") == 0
-    return place
+    return trained(place)
 
 
 @pytest.fixture
@@ -257,6 +247,8 @@ def test_in_horizontal_mode_as_many_own_rollouts_take_part_as_foreign_ones(run: 
 
 
 def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
+    from dataclasses import replace
+
     (recording,) = recordings(run, "mixed", ["a"])
     peer = recording.load(0)
     batch = recording.batch(peer, 0)
@@ -269,9 +261,9 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     with torch.no_grad():
         for p, g in zip(peer.policy.trainable, gradient.split([p.numel() for p in before]), strict=True):
             p -= 1e-3 * g.view_as(p)
-    moved, *_ = direction(peer, batch, judged.advantage_N, len(batch))
+    moved, _, _ = direction(peer, batch, judged.advantage_N, len(batch))
     assert not torch.equal(moved, gradient)
-    nothing, *_ = direction(as_learning_by(peer, "NoIS"), batch, torch.zeros(len(batch)), len(batch))
+    nothing, _, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, torch.zeros(len(batch)), len(batch))
     assert not nothing.any()
 
 

@@ -14,15 +14,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ftis.config import PromptConfig, RecipeError, TaskConfig
-from ftis.prompts import Task, TaskError, load_task, render_prompt
+from ftis.config import PromptConfig, RecipeError
+from ftis.prompts import TaskError, render_prompt
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import Problem, make_task, require_unseen
-
-
-def load(name: str, **keys: Any) -> Task:
-    return load_task(TaskConfig(name=name, **keys))
-
+from recipes import task_of as load
 
 # --- the task that a recipe names ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:
     }
 
 
+def record(step: int, columns: Mapping[str, Any] | None = None, **metrics: Any) -> RoundRecord:
+    """Of the round that ends with ``step``."""
+    return RoundRecord({"step": step, "reward": step / 10, **metrics}, columns or rollouts(1))
+
+
 def written(directory: Path, round: int) -> Path:
     return directory / "rollouts" / f"round-{round:06d}.parquet"
 
@@ -47,7 +53,7 @@ def fill(directory: Path, steps: int) -> Records:
     records = Records(directory)
     for step in range(steps + 1):
         if step:
-            records.round(RoundRecord({"step": step, "reward": step / 10}, rollouts(2)))
+            records.round(record(step, rollouts(2)))
         if step % 2 == 0:
             for split in ("validation", "ood-clock-2"):
                 records.evaluation({"step": step, "split": split, "accuracy": 0.5}, [{"item": 0, "step": step}])
@@ -79,7 +85,7 @@ def test_a_run_cut_back_and_gone_on_with_is_as_if_uninterrupted(tmp_path: Path) 
     records = fill(tmp_path / "resumed", 5)
     records.cut_back_to(3)
     for step in (4, 5, 6):
-        records.round(RoundRecord({"step": step, "reward": step / 10}, rollouts(2)))
+        records.round(record(step, rollouts(2)))
         if step % 2 == 0:
             for split in ("validation", "ood-clock-2"):
                 records.evaluation({"step": step, "split": split, "accuracy": 0.5}, [{"item": 0, "step": step}])
@@ -102,18 +108,24 @@ def test_a_line_that_a_kill_cut_short_is_gone_after_cutting_back(tmp_path: Path)
         file.write('{"step": 5, "rew')
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     records.cut_back_to(4)
-    records.round(RoundRecord({"step": 5, "reward": 0.25}, rollouts(1)))
+    records.round(record(5, reward=0.25))
     assert read_jsonl(tmp_path / "metrics.jsonl")[-1] == {"step": 5, "reward": 0.25}
 
 
 def test_a_kill_while_cutting_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = fill(tmp_path, 4)
     before = (tmp_path / "metrics.jsonl").read_bytes()
+    open_file = Path.open
 
-    def killed(self: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
+    def killed_half_way(self: Path, mode: str = "r", **kwargs: Any) -> Any:
+        file = open_file(self, mode, **kwargs)
+        if "w" in mode:
+            with file:
+                file.write(before[: len(before) // 2])
+            raise KeyboardInterrupt
+        return file
 
-    monkeypatch.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "open", killed_half_way)
     with pytest.raises(KeyboardInterrupt):
         records.cut_back_to(2)
     monkeypatch.undo()
@@ -126,14 +138,14 @@ def test_a_kill_while_cutting_back_loses_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_lines_hold_what_was_written_whatever_the_text(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": 1, "text": "line\nbreaks\r\n \u2028 \u2029 \x85 \x0b \x0c \x1c \x00 «ü» 🙂 \ud800"},
         {"step": 2, "text": "", "nested": {"a": [1, None, True]}},
         {"step": 3, "tiny": 5e-324, "large": 2**63, "inf": math.inf},
     ]
-    records = Records(tmp_path, keep_rollouts=False)
+    records = Records(tmp_path)
     for row in rows:
-        records.round(RoundRecord(row, {}))
+        records.round(RoundRecord(row, rollouts(1)))
     assert read_jsonl(tmp_path / "metrics.jsonl") == rows
     assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 3
 
@@ -167,7 +179,7 @@ def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None
 
 def test_rollouts_survive_the_round_trip_nulls_and_all(tmp_path: Path) -> None:
     columns = rollouts(7)
-    Records(tmp_path).round(RoundRecord({"step": 5}, columns))
+    Records(tmp_path).round(record(5, columns))
     table = pq.read_table(written(tmp_path, 4))
     assert table.schema.remove_metadata() == ROLLOUTS
     assert table.column_names == list(columns)
@@ -179,7 +191,7 @@ def test_rollouts_survive_the_round_trip_nulls_and_all(tmp_path: Path) -> None:
 
 def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
     columns = rollouts(7)
-    Records(tmp_path).round(RoundRecord({"step": 5}, columns))
+    Records(tmp_path).round(record(5, columns))
     rows = read_rollouts(tmp_path, 4)
     assert len(rows) == 7
     for i, row in enumerate(rows):
@@ -194,7 +206,7 @@ def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
 def test_all_rounds_can_be_read_as_one_table_even_those_without_any_gradient(first: bool, tmp_path: Path) -> None:
     records = Records(tmp_path)
     for round in range(3):
-        records.round(RoundRecord({"step": round + 1}, rollouts(4, scored=(round == 0) != first)))
+        records.round(record(round + 1, rollouts(4, scored=(round == 0) != first)))
     table = ds.dataset(tmp_path / "rollouts").to_table()
     assert table.num_rows == 12
     assert table.column("kept").null_count == (2 + 8 if not first else 4 + 4)
@@ -205,7 +217,7 @@ def test_rollouts_of_a_round_replace_earlier_ones_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = Records(tmp_path)
-    records.round(RoundRecord({"step": 1}, rollouts(3)))
+    records.round(record(1, rollouts(3)))
     before = written(tmp_path, 0).read_bytes()
     write_table = pq.write_table
 
@@ -216,17 +228,17 @@ def test_rollouts_of_a_round_replace_earlier_ones_whole_or_not_at_all(
 
     monkeypatch.setattr(pq, "write_table", killed_half_way)
     with pytest.raises(KeyboardInterrupt):
-        records.round(RoundRecord({"step": 1}, rollouts(5)))
+        records.round(record(1, rollouts(5)))
     monkeypatch.undo()
     assert written(tmp_path, 0).read_bytes() == before
-    records.round(RoundRecord({"step": 1}, rollouts(5)))
+    records.round(record(1, rollouts(5)))
     assert pq.read_table(written(tmp_path, 0)).num_rows == 5
     assert len(list((tmp_path / "rollouts").iterdir())) == 1
 
 
 def test_a_column_that_nobody_declared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="surprise"):
-        Records(tmp_path).round(RoundRecord({"step": 1}, {**rollouts(2), "surprise": [1, 2]}))
+        Records(tmp_path).round(record(1, {**rollouts(2), "surprise": [1, 2]}))
 
 
 # --- trackers ---------------------------------------------------------------------------------------------------------
@@ -236,10 +248,10 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    records = Records(tmp_path, open_trackers(["tensorboard"], "project", "run", tmp_path), keep_rollouts=False)
+    records = Records(tmp_path, open_trackers(["tensorboard"], "project", "run", tmp_path))
     for step in (1, 2, 3):
-        metrics = {"step": step, "reward": step / 4, "peer/b/first_rejection": "text", "peer/b/admitted": 12}
-        records.round(RoundRecord(metrics, {}))
+        numbers: dict[str, Any] = {"reward": step / 4, "peer/b/first_rejection": "text", "peer/b/admitted": 12}
+        records.round(record(step, **numbers))
     records.evaluation({"step": 3, "split": "validation", "accuracy": 0.75}, [])
     records.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -275,9 +287,9 @@ def test_other_trackers_are_started_fed_and_finished(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeTracker()
-    monkeypatch.setitem(sys.modules, kind, fake)  # type: ignore[arg-type]
-    records = Records(tmp_path, open_trackers([kind], "project", "run", tmp_path), keep_rollouts=False)
-    records.round(RoundRecord({"step": 1, "reward": 0.5, "note": "text"}, {}))
+    monkeypatch.setitem(sys.modules, kind, fake)
+    records = Records(tmp_path, open_trackers([kind], "project", "run", tmp_path))
+    records.round(record(1, reward=0.5, note="text"))
     records.evaluation({"step": 1, "split": "validation", "accuracy": 0.75}, [])
     records.close()
     (started, settings), *rest = fake.calls

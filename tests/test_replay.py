@@ -11,17 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from commands import ftis, trained
+from run_files import weights, without_times
 
-from ftis import cli
-from ftis.records import read_jsonl, read_rollouts
+from ftis.files import read_jsonl
+from ftis.records import read_rollouts
 from recipes import write_recipe
-
-
-def ftis(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(list(arguments))
-    return int(exit_.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +38,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
         ],
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.syspath_prepend(str(place))
-        assert ftis("train", "recipe.toml") == 0
-    return place
+    return trained(place)
 
 
 @pytest.fixture
@@ -59,18 +50,10 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path("runs/tiny-seed0")
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(next(checkpoint.glob("*.safetensors")))
-
-
 def same(one: Path, other: Path) -> bool:
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
     return all(torch.equal(left[name], right[name]) for name in left)
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("step_time", "time/", "seconds"))} for row in rows]
 
 
 @pytest.mark.parametrize("arm", ["F-TIS", "wide", "alone"])
@@ -139,14 +122,14 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
 def test_numbers_survive_the_records_exactly(tmp_path: Path) -> None:
     import numpy as np
 
-    from ftis.records import ROLLOUTS, Records
+    from ftis.records import ROLLOUTS, Records, RoundRecord
 
     rng = np.random.default_rng(0)
     logps = [-np.exp(rng.normal(0, 8, n)).astype(np.float32) for n in (1, 5, 9)]
     ids = [rng.integers(0, 2**31 - 1, len(row), dtype=np.int32) for row in logps]
     columns: dict[str, Any] = {name: [None] * 3 for name in ROLLOUTS.names}
     columns |= {"reward": rng.normal(size=3), "gen_logp": logps, "completion_ids": ids}
-    Records(tmp_path).rollouts(7, columns)
+    Records(tmp_path).round(RoundRecord({"step": 8}, columns))
     rows = read_rollouts(tmp_path, 7)
     assert [row["reward"] for row in rows] == columns["reward"].tolist()
     for row, logp, tokens in zip(rows, logps, ids, strict=True):

@@ -89,7 +89,9 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
     select = SlotCache.select
 
     def counted(self: SlotCache, kept: torch.Tensor) -> None:
-        compactions.append((len(kept), len(self.slots[0].keys)))
+        rows = self.slots[0].keys
+        assert rows is not None
+        compactions.append((len(kept), len(rows)))
         select(self, kept)
 
     monkeypatch.setattr(SlotCache, "select", counted)
@@ -186,7 +188,7 @@ def full_logits(policy: Policy, prompt: np.ndarray, rollout: Rollout) -> np.ndar
 def warped(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
     """Probabilities [V] after temperature, top-k and nucleus truncation, from their definitions."""
     scaled = logits / temperature
-    p = np.exp(scaled - scaled.max())
+    p: np.ndarray = np.exp(scaled - scaled.max())
     p /= p.sum()
     if top_k:
         p[np.argsort(-p, kind="stable")[top_k:]] = 0
@@ -407,7 +409,8 @@ def test_a_policy_learns_after_sampling_beyond_its_models_positions(rope: str, t
         (prompt, rollout.completion_ids) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
     ]
     assert max(len(prompt) + len(completion) for prompt, completion in rows) > 8
-    norm = policy.step(*map(list, zip(*rows, strict=True)), 1.0, lambda logp_nT, mask_nT, of: (logp_nT * mask_nT).sum())
+    prompts, completions = ([row[i] for row in rows] for i in range(2))
+    norm = policy.step(prompts, completions, 1.0, lambda logp_nT, mask_nT, of: (logp_nT * mask_nT).sum())
     assert norm > 0
 
 
@@ -514,9 +517,8 @@ def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPoli
     token, position, shown = torch.tensor([5, 9, 30]), torch.tensor([4, 4, 4]), torch.zeros(3, 1, 1, 8)
     generator = torch.Generator().manual_seed(0)
     used = [torch.randn(shape, generator=generator) for _ in range(2 * n_layers)]
-    expected = decoder.step(
-        token, position, *([t[:, :, :5].clone() for t in used[i::2]] for i in range(2)), bias=None
-    ).detach()
+    keys, values = ([t[:, :, :5].clone() for t in used[i::2]] for i in range(2))
+    expected = decoder.step(token, position, keys, values, bias=None).detach()
     for tensor in used:
         tensor[:, :, 4:] = torch.nan
     with torch.no_grad():

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_admission import END, TERMS, admitter, assigned, group, message, rollout
+from admissions import END, TERMS, admitter, assigned, group, items, message, only
 from torch import Tensor
+from wire_messages import rollout
 
 from ftis import admission as admission_module
-from ftis.admission import Admission, Rejection
+from ftis.admission import Admission
 from ftis.codec import Message, decode
 from ftis.config import Recipe, RecipeError
 from ftis.exchange import Collected
-from ftis.lab.recipes import parse
 from ftis.objectives import OBJECTIVES, Diagnostics
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
@@ -35,15 +35,9 @@ from ftis.selection import (
     select,
     selections_of,
 )
+from recipes import recipe_of
 
 NOISE = b"not a message"
-
-
-def recipe_of(**training: Any) -> Recipe:
-    peers = [{"name": name, "model": "none"} for name in ("ada", "bob")]
-    sampling = {"num_generations": 2}
-    document = {"name": "a", "task": {"name": "clock"}, "sampling": sampling, "training": training, "peers": peers}
-    return parse(document)
 
 
 def batch_of(n: int) -> Batch:
@@ -125,7 +119,10 @@ def test_shares_multiply_and_the_first_to_lower_one_is_the_reason() -> None:
 
 
 def test_without_gradient_nobody_is_asked() -> None:
-    chosen = select(judged_of([0.0, 0.0]), [OfShares(lambda judged: 1 / 0, "never")])
+    def never(judged: Judged) -> Tensor:
+        raise AssertionError("asked")
+
+    chosen = select(judged_of([0.0, 0.0]), [OfShares(never, "never")])
     assert chosen.share_R.shape == (0,)
     assert chosen.reason_R == ()
 
@@ -138,12 +135,13 @@ def test_shares_that_are_none_are_named(shares: list[float]) -> None:
 
 def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    recipe = recipe_of(selections=["test_selection.halves", "test_selection.NothingOfBob"], prompts_per_round=4)
+    recipe = recipe_of("ada", "bob", selections=["test_selection.halves", "test_selection.NothingOfBob"])
     kinds = selections_of(recipe, "ada", 100, OBJECTIVES["F-TIS"])
     assert [selection.name for selection in kinds] == ["kl", "penalty", "halves", "nothing_of_bob"]
     assert select(judged_of([1.0, -1.0]), kinds).share_R.tolist() == [0, 0]
-    assert [s.name for s in selections_of(recipe_of(), "ada", 100, OBJECTIVES["TIS"])] == ["penalty"]
-    assert [s.name for s in selections_of(recipe_of(max_foreign_rollouts=8), "ada", 9, OBJECTIVES["F-TIS"])] == [
+    assert [s.name for s in selections_of(recipe_of("ada", "bob"), "ada", 100, OBJECTIVES["TIS"])] == ["penalty"]
+    limited = recipe_of("ada", "bob", max_foreign_rollouts=8)
+    assert [s.name for s in selections_of(limited, "ada", 9, OBJECTIVES["F-TIS"])] == [
         "kl",
         "limit",
         "penalty",
@@ -157,14 +155,14 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
 def test_a_selection_that_is_none_is_named(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(RecipeError, match=re.escape(message)):
-        selections_of(recipe_of(selections=[path]), "ada", 100, OBJECTIVES["TIS"])
+        selections_of(recipe_of("ada", "bob", selections=[path]), "ada", 100, OBJECTIVES["TIS"])
 
 
 # --- the foreign limit ------------------------------------------------------------------------------------------------
 
 
 def test_late_groups_take_what_the_limit_leaves() -> None:
-    limit = ForeignLimit(recipe_of(max_foreign_rollouts=6), "ada", 100)  # three groups of two
+    limit = ForeignLimit(recipe_of("ada", "bob", max_foreign_rollouts=6), "ada", 100)  # three groups of two
     groups = [ScoredGroup(Group("bob", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
     on_time, late = Admission("bob", tuple(groups[:2]), ()), Admission("bob", tuple(groups[2:]), ())
     kept = limit.within_room([on_time, late])
@@ -193,15 +191,6 @@ class Listener:
 
 def good(round: int, peer: str = "ada") -> bytes:
     return message(group(round % 3, peer=peer, round=round), peer=peer, round=round)
-
-
-def only(admission: Admission) -> Rejection:
-    (rejection,) = admission.rejections
-    return rejection
-
-
-def items(admission: Admission) -> list[int]:
-    return [scored.group.item for scored in admission.admitted]
 
 
 def test_a_peer_is_set_aside_by_one_rejection_more_than_are_borne_and_comes_back() -> None:

@@ -478,7 +478,7 @@ def test_the_share_that_is_right_counts_reasoned_and_tagged_completions_only(mon
             rng = np.random.default_rng(seed)
             groups = []
             for prompt in prompts:
-                question = tokenizer.decode(prompt, skip_special_tokens=True).removesuffix("=")
+                question = str(tokenizer.decode(prompt, skip_special_tokens=True)).removesuffix("=")
                 assert len(question) == 1 + 2 * starters.CHECK_OPERATORS
                 texts = [write_completion(question, styles[i % len(styles)], rng) for i in range(repeats)]
                 ids = [np.array(tokenizer(t, add_special_tokens=False)["input_ids"], np.int32) for t in texts]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import command, ftis
 from light_swarm import free_port
+from run_files import without_times
 from watched import Watched
 
 from ftis import checkpoint
-from ftis.cli import main
+from ftis.files import read_jsonl
 from ftis.lab import join as swarm
 from ftis.lab.recipes import load
-from ftis.records import read_jsonl
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,6 @@ model = "{c}"
 learning_rate = 1e-3
 """
 
-TIMES = ("step_time", "time/")
 STARTED: list[Watched] = []
 
 
@@ -92,19 +91,10 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
         STARTED.pop().kill()
 
 
-def ftis(*arguments: str) -> int:
-    try:
-        main(list(arguments))
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def joined(place: Path, name: str, *arguments: str) -> Watched:
-    command = [sys.executable, "-c", "from ftis.cli import main; main()", "join", "recipe.toml", "--peer", name]
-    command += ["--key", f"keys/{name}.key", "--roster", "roster.toml", *arguments]
+    join = command("join", "recipe.toml", "--peer", name, "--key", f"keys/{name}.key", "--roster", "roster.toml")
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    STARTED.append(Watched(command, place / f"{name}.log", cwd=place, environment=environment))
+    STARTED.append(Watched([*join, *arguments], place / f"{name}.log", cwd=place, environment=environment))
     return STARTED[-1]
 
 
@@ -121,8 +111,7 @@ def finish(place: Path, processes: dict[str, Watched], seconds: float = 150) -> 
 
 
 def metrics(run: Path, name: str) -> list[dict[str, Any]]:
-    rows = read_jsonl(run / "F-TIS" / name / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+    return without_times(read_jsonl(run / "F-TIS" / name / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize("limit", [0, 4])
@@ -132,8 +121,9 @@ def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, p
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
     for way, directory in (("inline", "one"), ("parallel", "each")):
         options = [*setting, "--set", f"processes={way}", "--set", f"output_dir={directory}"]
-        command = [sys.executable, "-c", "from ftis.cli import main; main()", "train", "recipe.toml", *options]
-        subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=150)
+        subprocess.run(
+            command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150
+        )
     for name in "abc":
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
         assert metrics(joint, name) == metrics(one, name) == metrics(place / "each" / "three-seed0", name)
@@ -177,7 +167,7 @@ def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Pa
         assert all(row[f"peer/{other}/admitted"] == 8 for row in rows for other in "abc")
         assert checkpoint.steps(directory)
         for step in checkpoint.steps(directory):
-            _, cursor = checkpoint.load(directory, step, config.peer(name), str(models[name]))
+            _, cursor, _ = checkpoint.load(directory, step, config.peer(name), str(models[name]))
             assert cursor.step == step
 
 

@@ -15,20 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from ftis.config import FtisError, TaskConfig
-from ftis.prompts import Task, TaskError, load_task
+from ftis.config import FtisError
+from ftis.prompts import Task, TaskError
 from ftis.rewards import answers_equal
 from ftis.rollouts import Prompt
 from ftis.tasks import clock, gym
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import Problem
 from ftis.tasks.splitting import hold_out
+from recipes import task_of as load
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-
-
-def load(name: str, **keys: Any) -> Task:
-    return load_task(TaskConfig(name=name, **keys))
 
 
 def fails(message: str, name: str, **keys: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
 import zstandard
+from fuzz_cases import signed
 from hypothesis import strategies as st
 
 from ftis.codec import CodecError, Header, Limits, Message, decode, encode
@@ -22,8 +22,8 @@ LIMITS = Limits(max_bytes=1 << 20, max_groups=64, max_rollouts_per_group=64, max
 BOUNDLESS = Limits(1 << 40, 1 << 32, 1 << 16, 1 << 32)
 
 
-def rollout(ids: list[int], logp: list[float]) -> Rollout:
-    return Rollout(np.array(ids, dtype=np.int32), np.array(logp, dtype=np.float32))
+def rollout(ids: Sequence[int], logp: Sequence[float] | None = None) -> Rollout:
+    return Rollout(np.array(ids, np.int32), np.array([-1.0] * len(ids) if logp is None else logp, np.float32))
 
 
 def tiny() -> Message:
@@ -32,11 +32,6 @@ def tiny() -> Message:
         Group("ada", 3, 9, (rollout([4, 4, 2], [-2.0, 0.0, -4.0]),)),
     )
     return Message(HEADER, groups)
-
-
-def signed(body: bytes) -> bytes:
-    """``body`` with the checksum that makes the parser look at it."""
-    return body + struct.pack("<I", zlib.crc32(body))
 
 
 def assert_same(a: Message, b: Message) -> None:
