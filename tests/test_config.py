@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, agreement, run_directory, run_id
 from ftis.lab.recipes import load, parse, set_key, with_arm
+from ftis.objectives import resolve
 
 TEXT = """
 name = "pair"
@@ -96,8 +97,9 @@ def test_the_defaults_are_the_papers_where_it_gives_one() -> None:
     assert (recipe.training.rounds, recipe.training.prompts_per_round) == (50, 24)
     assert (recipe.training.num_iterations, recipe.training.steps_per_generation) == (1, 1)
     assert (recipe.training.mode, recipe.training.scale_rewards) == ("vertical", "group")
-    objective = recipe.objective
-    assert (objective.name, objective.kl_threshold, objective.importance_sampling_clip_max) == ("F-TIS", 50.0, 2.0)
+    assert recipe.objective.name == "F-TIS"
+    objective = resolve(recipe.objective)
+    assert (objective.kl_threshold, objective.importance_sampling_clip_max) == (50.0, 2.0)
     assert (objective.kl_estimator, objective.kl_reduction) == ("k1", "sum")
     assert (objective.epsilon, objective.epsilon_high) == (0.2, None)
     peer = recipe.peers[0]
@@ -193,7 +195,6 @@ def test_the_first_mistake_is_named_and_the_others_counted() -> None:
         ("name", "", "name = ''"),
         ("name", "x" * 65, "name = 'xxx"),
         ("report_to", "wandb", "report_to = 'wandb': input should be an array"),
-        ("report_to", ["wandb", "wandbb"], "report_to: 'wandbb' is not one of tensorboard, wandb, trackio"),
         ("task", "gsm8k", "task = 'gsm8k': input should be a table"),
         ("task__options", 3, "task.options = 3: input should be a table"),
         ("peers", {}, "peers = {}: input should be an array"),
@@ -215,7 +216,6 @@ def test_the_first_mistake_is_named_and_the_others_counted() -> None:
         ("sampling__temperature", 0, "sampling.temperature = 0"),
         ("sampling__temperature", math.nan, "sampling.temperature = nan"),
         ("sampling__top_p", 1.01, "sampling.top_p = 1.01: input should be less than or equal to 1"),
-        ("objective__name", "FTIS", "'F-TIS'"),
         ("objective__kl_threshold", math.nan, "objective.kl_threshold = nan"),
         ("objective__importance_sampling_clip_max", math.nan, "nan"),
         ("objective__epsilon", 1, "objective.epsilon = 1: input should be less than 1"),
@@ -275,11 +275,11 @@ def test_errors_say_which_recipe() -> None:
 def test_swarms_are_of_one_size_and_hold_every_peer_once() -> None:
     small, large = (peer["name"] for peer in document()["peers"])
     assert parse(document(training__swarms=[[small], [large]], training__prompts_per_round=25)).swarm_size == 1
-    assert "put each of them in one swarm" in refusal(document(training__swarms=[[small]]))
-    assert "put each of them in one swarm" in refusal(document(training__swarms=[[small, large], [large]]))
+    assert "put each peer in one swarm" in refusal(document(training__swarms=[[small]]))
+    assert "put each peer in one swarm" in refusal(document(training__swarms=[[small, large], [large]]))
     made = document(training__swarms=[[small, large], ["third"]])
     made["peers"].append({**made["peers"][0], "name": "third"})
-    assert "give all swarms as many peers" in refusal(made)
+    assert "give each the same number of peers" in refusal(made)
     made["training"]["swarms"] = [["third", large], [small, "fourth"]]
     made["peers"].append({**made["peers"][0], "name": "fourth"})
     recipe = parse(made)

@@ -26,6 +26,7 @@ from scene import (
     without_drawing,
 )
 
+from ftis.config import ObjectiveConfig
 from ftis.lab import page
 from ftis.lab.corrections import correction_of
 from ftis.lab.reading import PeerRun
@@ -320,17 +321,15 @@ def test_one_peer_of_a_joined_run_is_reported_by_itself(tmp_path: Path, no_drawi
     assert "is not among the arms" not in text
 
 
-def test_an_objective_that_cannot_be_loaded_here_still_gives_a_page(
-    tmp_path: Path, no_drawing: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_objective_that_cannot_be_loaded_here_still_gives_a_page(tmp_path: Path, no_drawing: list[str]) -> None:
     scene = Scene(tmp_path, ood=False)
-    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
-    monkeypatch.setattr("ftis.lab.corrections._objective", lambda recipe: None)
-    correction = correction_of(scene.recipe())
+    theirs = scene.recipe().model_copy(update={"objective": ObjectiveConfig(name="their_module.THEIRS")})
+    run = scene.write_run(tmp_path / "run", theirs, 0)
+    correction = correction_of(theirs)
     assert (correction.weighted, correction.filtered, correction.threshold) == (None, None, None)
     text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
-    assert "F-TIS is not importable here, so the page cannot say whether it uses the weights" in text
-    assert "F-TIS is not importable here, so the page cannot say whether it filters" in text
+    assert "their_module.THEIRS is not importable here, so the page cannot say whether it uses the weights" in text
+    assert "their_module.THEIRS is not importable here, so the page cannot say whether it filters" in text
 
 
 def test_what_an_objective_does_with_weights_is_asked_of_the_objective() -> None:

@@ -50,7 +50,7 @@ def test_a_data_set_is_missing() -> None:
 def my_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module outside the package."""
     (tmp_path / "my_tasks.py").write_text(
-        "from ftis.prompts import make_task\n"
+        "from ftis.tasks.problems import make_task\n"
         "LEVEL = 3\n"
         "def squares(config):\n"
         "    problems = [(f'{n} squared?', str(n * n), {'root': n}) for n in range(config.options['upto'])]\n"
@@ -77,7 +77,7 @@ def test_a_task_from_outside_the_package_by_its_dotted_path() -> None:
 
 def test_the_documents_example_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^(    from ftis.prompts import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
+    (example,) = re.findall(r"^(    from ftis.tasks.problems import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
     (tmp_path / "documented_task.py").write_text(textwrap.dedent(example), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     task = load("documented_task.squares", options={"upto": 50})

@@ -219,14 +219,12 @@ def test_rollouts_of_a_round_replace_earlier_ones_whole_or_not_at_all(
     records = Records(tmp_path)
     records.round(record(1, rollouts(3)))
     before = written(tmp_path, 0).read_bytes()
-    write_table = pq.write_table
 
-    def killed_half_way(table: Any, path: Path, **kwargs: Any) -> None:
-        write_table(table, path, **kwargs)
-        path.write_bytes(path.read_bytes()[:100])
+    def killed(self: Path, target: Path) -> Path:
+        self.write_bytes(self.read_bytes()[:100])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pq, "write_table", killed_half_way)
+    monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         records.round(record(1, rollouts(5)))
     monkeypatch.undo()

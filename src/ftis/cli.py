@@ -81,9 +81,8 @@ def _load(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def _ready_made(name: str) -> Path:
     """A recipe that comes with ftis: in the installed package, or in the clone that an editable install runs from."""
-    package = Path(__file__).parent
-    installed, cloned = (place / "recipes" / f"{name}.toml" for place in (package, package.parents[1]))
-    return installed if installed.exists() else cloned
+    places = (Path(__file__).parents[0], Path(__file__).parents[2])
+    return next(p for p in (place / "recipes" / f"{name}.toml" for place in places) if p.exists())
 
 
 @app.command()
@@ -188,8 +187,8 @@ def join(
     from ftis.lab.workers import stopping_on_signals
 
     _check_resume(resume, overwrite)
-    given = {"key": key, "roster": roster}
-    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
+    files = {"key": key, "roster": roster}
+    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
     overrides += _network_overrides(connect, listen, tls)
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = _load(recipe, [*overrides, *(set_ or [])])
@@ -380,8 +379,7 @@ def probe_bias(
     names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
     with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
         result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
-    path = output or run / "probe" / f"{result['arm']}-{peer}-{step}.json"
-    probe.write(result, path)
+    probe.write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
     console.print(probe.table(result))
     console.print(f"written to {path}")
 
