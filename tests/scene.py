@@ -22,7 +22,7 @@ from ftis.lab.reading import arm_configs
 from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
 from ftis.metric_keys import peer_key
-from ftis.records import Records
+from ftis.records import Records, RoundRecord
 
 ROUNDS = 4
 G = 2
@@ -102,10 +102,11 @@ class Scene:
                 summary = {"step": step, "split": split, "accuracy": accuracy, "problems": 20}
                 records.evaluation(summary, answers(arm.name))
         share = PROMPTS * G // len(self.peers)
+        own = PROMPTS * G if not arm.collaborate and arm.budget == "trained" else share
         for step in range(1, rounds + 1):
-            records.metrics(metrics(step, peer, sources, share, PROMPTS * G))
-            own = share if arm.collaborate else PROMPTS * G
-            records.rollouts(step - 1, rollouts(step - 1, dict.fromkeys(sources, own), self.text))
+            line = metrics(step, peer, sources, share, own // share)
+            columns = rollouts(step - 1, dict.fromkeys(sources, own), self.text)
+            records.round(RoundRecord(line, columns))
         (directory / f"checkpoint-{rounds}").mkdir()
         (directory / f"checkpoint-{rounds}" / "tokenizer.json").write_text(tokenizer(), encoding="utf-8")
 
@@ -125,14 +126,30 @@ def answers(arm: str) -> list[dict[str, Any]]:
     return [{"question": f"q{i}", "reward": float(i in right)} for i in range(20)]
 
 
-def metrics(step: int, peer: str, sources: Sequence[str], share: int, alone: int) -> dict[str, Any]:
+SAMPLE, LOGP, UPDATE = 0.5, 0.125, 0.25
+"""Seconds for one peer's share of a round: to sample it, and to train on it."""
+EXCHANGE, ADMIT, WAIT = 0.0625, 0.0625, 3.0
+
+
+def metrics(step: int, peer: str, sources: Sequence[str], share: int, sampled: int) -> dict[str, Any]:
+    """A round's line of a peer that samples so many shares itself and trains on all that ``sources`` have sampled."""
+    together, trained = len(sources) > 1, sampled * len(sources)
+    times = {
+        "time/sample": SAMPLE * sampled,
+        "time/exchange": EXCHANGE * together,
+        "time/wait": WAIT * together,
+        "time/admit": ADMIT * together,
+        "time/logp": LOGP * trained,
+        "time/update": UPDATE * trained,
+    }
     row: dict[str, Any] = {
         "step": step,
         "reward": 0.5,
         "frac_reward_zero_std": 0.0,
         "optimizer_steps": 2,
-        "num_tokens": 100 * step,
-        "step_time": 1.5,
+        "num_tokens": 100 * step * sampled,
+        "step_time": sum(times.values()),
+        **times,
         "sampling/sampling_logp_difference/max": 1e-6,
     }
     for source in sources if len(sources) > 1 else ():

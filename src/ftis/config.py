@@ -292,8 +292,8 @@ class ExperimentConfig(_Section):
 
     title: str = ""
     question: str = ""
-    baseline: str = "alone"
-    """The arm that the others are compared with."""
+    baselines: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("alone",)
+    """The arms that each other arm is compared with."""
 
 
 class Recipe(_Section):
