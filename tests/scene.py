@@ -206,6 +206,34 @@ def rollouts(round: int, counts: Mapping[str, int], text: str) -> dict[str, Any]
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
+BOTH_BUDGETS: tuple[Mapping[str, Any], ...] = (
+    {"name": "alone", "collaborate": False},
+    {"name": "alone-part", "collaborate": False, "budget": "generated"},
+    {"name": "F-TIS"},
+)
+PART_FINAL = (0.30, 0.32, 0.29, 0.30, 0.29)
+
+
+def both_budgets(directory: Path) -> Path:
+    """Five seeds with both ways of training alone as baselines; both peers clearly gain on their part."""
+
+    def final(arm: str, peer: str, seed: int, split: str) -> float:
+        if arm == "alone-part":
+            return PART_FINAL[seed] - (0.2 if split != "validation" else 0.0)
+        return final_of(arm, peer, seed, split)
+
+    settings = {"experiment": {"baselines": ["alone", "alone-part"]}}
+    return Scene(directory, final, arms=BOTH_BUDGETS, settings=settings).write()
+
+
+def without_waiting(metrics: Path) -> None:
+    """As an older version recorded it: waiting for the others counted as exchange."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows:
+        row["time/exchange"] += row.pop("time/wait")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def final_of(arm: str, peer: str, seed: int, split: str) -> float:
     finals = SMALL_FINAL if peer == "small" else LARGE_FINAL
     return finals[arm][seed] - (0.2 if split != "validation" else 0.0)
@@ -240,8 +268,11 @@ def without_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def comparison(results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "validation") -> dict[str, Any]:
-    (found,) = (c for c in results["comparisons"] if (c["peer"], c["arm"], c["split"]) == (peer, arm, split))
+def comparison(
+    results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "validation", baseline: str = "alone"
+) -> dict[str, Any]:
+    wanted = (peer, arm, split, baseline)
+    (found,) = (c for c in results["comparisons"] if (c["peer"], c["arm"], c["split"], c["baseline"]) == wanted)
     return dict(found)
 
 

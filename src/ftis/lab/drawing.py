@@ -19,7 +19,7 @@ LONGEST_NAME = 18
 
 INK, SOFT, RULE = "#1b1f24", "#5a6470", "#d9dee4"
 
-BASELINE_COLOURS = (INK, SOFT)
+BASELINE_COLOURS = (INK, "#6f6f6f")
 COLOURS = ("#1f5fd0", "#c24a00", "#00805f", "#8a1f7a", "#8a6400", "#5a6470")
 LINES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -60,16 +60,14 @@ def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str,
     """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
     head = ["Arm", "Start", "Final"]
     if results["comparisons"]:
-        head += ["Against", "Difference", "p", "p, Holm", "p, sign flips", "Detectable", "Problems"]
+        head += ["Against", "Difference", "p", "p, Holm", "p, flips", "Detectable", "Problems"]
     groups = []
     for peer in results["peers"]:
         rows: list[Row] = []
         for arm in results["arms"]:
             measured = results["accuracy"][split][arm][peer]
             own = [Cell(number(measured["start"]["mean"])), with_interval(measured["final"])]
-            compared = [
-                c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)
-            ]
+            compared = [c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)]
             for c in compared:
                 rows.append([_arm(arm, styles), *own, _arm(c["baseline"], styles), *_test_cells(c)])
                 own = [Cell(), Cell()]

@@ -1,4 +1,4 @@
-"""The page's first sections: verdicts per peer, baseline and arm, what to know before believing it, and learning curves."""
+"""The page's first sections: verdicts per peer and baseline, what to know before believing them, and curves."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Curves:
 def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
     on_validation = sum(c["split"] == VALIDATION for c in results["comparisons"])
     return Verdicts(
-        baselines=" or ".join(results["baselines"]),
+        baselines=", ".join(results["baselines"]),
         comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
         last_evaluations=LAST_EVALUATIONS,
         cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
