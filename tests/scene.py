@@ -102,10 +102,11 @@ class Scene:
                 summary = {"step": step, "split": split, "accuracy": accuracy, "problems": 20}
                 records.evaluation(summary, answers(arm.name))
         share = PROMPTS * G // len(self.peers)
+        own = PROMPTS * G if not arm.collaborate and arm.budget == "trained" else share
         for step in range(1, rounds + 1):
-            own = share if arm.collaborate else PROMPTS * G
-            numbers = metrics(step, peer, sources, share, PROMPTS * G)
-            records.round(RoundRecord(numbers, rollouts(step - 1, dict.fromkeys(sources, own), self.text)))
+            line = metrics(step, peer, sources, share, own // share)
+            columns = rollouts(step - 1, dict.fromkeys(sources, own), self.text)
+            records.round(RoundRecord(line, columns))
         (directory / f"checkpoint-{rounds}").mkdir()
         (directory / f"checkpoint-{rounds}" / "tokenizer.json").write_text(tokenizer(), encoding="utf-8")
 
@@ -125,14 +126,30 @@ def answers(arm: str) -> list[dict[str, Any]]:
     return [{"question": f"q{i}", "reward": float(i in right)} for i in range(20)]
 
 
-def metrics(step: int, peer: str, sources: Sequence[str], share: int, alone: int) -> dict[str, Any]:
+SAMPLE, LOGP, UPDATE = 0.5, 0.125, 0.25
+"""Seconds for one peer's share of a round: to sample it, and to train on it."""
+EXCHANGE, ADMIT, WAIT = 0.0625, 0.0625, 3.0
+
+
+def metrics(step: int, peer: str, sources: Sequence[str], share: int, sampled: int) -> dict[str, Any]:
+    """A round's line of a peer that samples so many shares itself and trains on all that ``sources`` have sampled."""
+    together, trained = len(sources) > 1, sampled * len(sources)
+    times = {
+        "time/sample": SAMPLE * sampled,
+        "time/exchange": EXCHANGE * together,
+        "time/wait": WAIT * together,
+        "time/admit": ADMIT * together,
+        "time/logp": LOGP * trained,
+        "time/update": UPDATE * trained,
+    }
     row: dict[str, Any] = {
         "step": step,
         "reward": 0.5,
         "frac_reward_zero_std": 0.0,
         "optimizer_steps": 2,
-        "num_tokens": 100 * step,
-        "step_time": 1.5,
+        "num_tokens": 100 * step * sampled,
+        "step_time": sum(times.values()),
+        **times,
         "sampling/sampling_logp_difference/max": 1e-6,
     }
     for source in sources if len(sources) > 1 else ():
@@ -189,6 +206,34 @@ def rollouts(round: int, counts: Mapping[str, int], text: str) -> dict[str, Any]
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
+BOTH_BUDGETS: tuple[Mapping[str, Any], ...] = (
+    {"name": "alone", "collaborate": False},
+    {"name": "alone-part", "collaborate": False, "budget": "generated"},
+    {"name": "F-TIS"},
+)
+PART_FINAL = (0.30, 0.32, 0.29, 0.30, 0.29)
+
+
+def both_budgets(directory: Path) -> Path:
+    """Five seeds with both ways of training alone as baselines; both peers clearly gain on their part."""
+
+    def final(arm: str, peer: str, seed: int, split: str) -> float:
+        if arm == "alone-part":
+            return PART_FINAL[seed] - (0.2 if split != "validation" else 0.0)
+        return final_of(arm, peer, seed, split)
+
+    settings = {"experiment": {"baselines": ["alone", "alone-part"]}}
+    return Scene(directory, final, arms=BOTH_BUDGETS, settings=settings).write()
+
+
+def without_waiting(metrics: Path) -> None:
+    """As an older version recorded it: waiting for the others counted as exchange."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows:
+        row["time/exchange"] += row.pop("time/wait")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def final_of(arm: str, peer: str, seed: int, split: str) -> float:
     finals = SMALL_FINAL if peer == "small" else LARGE_FINAL
     return finals[arm][seed] - (0.2 if split != "validation" else 0.0)
@@ -223,8 +268,11 @@ def without_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def comparison(results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "validation") -> dict[str, Any]:
-    (found,) = (c for c in results["comparisons"] if (c["peer"], c["arm"], c["split"]) == (peer, arm, split))
+def comparison(
+    results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "validation", baseline: str = "alone"
+) -> dict[str, Any]:
+    wanted = (peer, arm, split, baseline)
+    (found,) = (c for c in results["comparisons"] if (c["peer"], c["arm"], c["split"], c["baseline"]) == wanted)
     return dict(found)
 
 

@@ -297,6 +297,15 @@ def test_a_name_used_twice_is_refused(kind: str) -> None:
     assert f"{kind}: the name {made[kind][0]['name']!r} is used twice" in refusal(made)
 
 
+def test_an_experiment_names_its_baselines() -> None:
+    assert parse(SMALLEST).experiment.baselines == ("alone",)
+    made = {**SMALLEST, "experiment": {"baselines": ["alone", "alone-part"]}}
+    assert parse(made).experiment.baselines == ("alone", "alone-part")
+    assert "did you mean 'baselines'?" in refusal({**SMALLEST, "experiment": {"baseline": "alone"}})
+    assert "experiment.baselines" in refusal({**SMALLEST, "experiment": {"baselines": []}})
+    assert "'alone' is named twice" in refusal({**SMALLEST, "experiment": {"baselines": ["alone", "alone"]}})
+
+
 def test_prompts_that_peers_cannot_share_equally_are_refused() -> None:
     message = refusal(document(training__prompts_per_round=25))
     assert "training.prompts_per_round = 25 cannot be divided equally among 2 peers; take a multiple of 2" in message

@@ -559,7 +559,7 @@ def strip_times(value: Any) -> Any:
 
 def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("experiment", "recipe.toml", "--seeds", "1") == 1
-    assert "experiment.baseline = 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
+    assert "experiment.baselines: 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
 
 
 STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter").glob("*.toml"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from ftis.lab import drawing
-from ftis.lab.drawing import arm_styles, spread_out
+from ftis.lab.drawing import arm_styles, in_short, spread_out
 
 
 def linear(colour: str) -> list[float]:
@@ -22,11 +22,12 @@ def luminance(colour: str) -> float:
 
 def test_arms_can_be_told_apart_and_their_names_read_on_white() -> None:
     names = [f"arm{i}" for i in range(20)]
-    styles = arm_styles([*names, "alone"], "alone")
-    assert list(styles) == [*names, "alone"]
-    assert styles["alone"].colour == drawing.BASELINE_COLOUR
-    assert len({(style.colour, str(style.line)) for style in styles.values()}) == 21
-    for colour in (*drawing.COLOURS, drawing.BASELINE_COLOUR, drawing.SOFT, drawing.THRESHOLD):
+    baselines = ["alone", "alone-part", "NoIS"]
+    styles = arm_styles([*names, *baselines], baselines)
+    assert list(styles) == [*names, *baselines]
+    assert styles["alone"].colour == drawing.INK
+    assert len({(style.colour, str(style.line)) for style in styles.values()}) == 23
+    for colour in (*drawing.COLOURS, *drawing.BASELINE_COLOURS, drawing.THRESHOLD):
         assert 1.05 / (luminance(colour) + 0.05) >= 4.5, colour
 
 
@@ -46,10 +47,13 @@ def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
         "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
     }
     for matrix in seen_by.values():
-        seen = []
-        for colour in (*drawing.COLOURS[:4], drawing.BASELINE_COLOUR):
-            seen.append(lab([sum(w * p for w, p in zip(row, linear(colour), strict=True)) for row in matrix]))
-        assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 25
+        # Of three baselines and more, and of the grey one beside three arms and more, the line and marker tell which.
+        for colours in ((*drawing.COLOURS[:4], drawing.INK), (*drawing.COLOURS[:2], *drawing.BASELINE_COLOURS)):
+            seen = [
+                lab([sum(w * p for w, p in zip(row, linear(colour), strict=True)) for row in matrix])
+                for colour in colours
+            ]
+            assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 25
 
 
 def test_labels_are_pushed_apart_within_the_axes() -> None:
@@ -63,3 +67,7 @@ def test_labels_are_pushed_apart_within_the_axes() -> None:
         assert ordered[0] >= -1e-9
         assert ordered[-1] <= 1 + 1e-9
     assert spread_out([0.3, 0.32], 0.1)[0] < spread_out([0.3, 0.32], 0.1)[1]
+
+
+def test_large_numbers_on_an_axis_are_short() -> None:
+    assert [in_short(value) for value in (0, 0.5, 900, 20_000, 1_500_000)] == ["0", "0.5", "900", "20k", "1.5M"]

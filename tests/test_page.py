@@ -17,6 +17,7 @@ from scene import (
     ROUNDS,
     G,
     Scene,
+    both_budgets,
     comparison,
     cut,
     final_of,
@@ -24,6 +25,7 @@ from scene import (
     joined,
     printed,
     without_drawing,
+    without_waiting,
 )
 
 from ftis.config import ObjectiveConfig
@@ -131,7 +133,12 @@ def test_every_figure_lies_beside_the_page_as_png_and_svg(written: Path) -> None
     assert names == {path.stem for path in (written.parent / "figures").glob("*.png")}
     pair = "F-TIS-small-from-large"
     assert {f"{kind}-{pair}" for kind in ("participation", "weights", "shares", "kl")} <= names
-    assert {"learning-validation-small", "learning-ood-clock-large", "difference-small"} <= names
+    assert {"learning-validation-small", "learning-ood-clock-large", "difference-small-from-alone"} <= names
+    assert {f"learning-validation-large-over-{what}" for what in ("tokens", "seconds")} <= names
+    assert (
+        "seconds of its own work"
+        in (written.parent / "figures" / "learning-validation-large-over-seconds.svg").read_text()
+    )
     assert (written.parent / "figures" / f"kl-{pair}.png").read_bytes().startswith(b"\x89PNG")
     assert "g = 1 (k3)" in (written.parent / "figures" / f"kl-{pair}.svg").read_text()
     assert written.read_text().count("<svg") == len(names)
@@ -197,12 +204,40 @@ def test_without_a_baseline_accuracies_are_shown_and_nothing_is_compared(tmp_pat
     scene = Scene(tmp_path, arms=(), ood=False)
     run = scene.write_run(tmp_path / "run", scene.recipe(), 3)
     results = compare(run)
-    assert (results["arms"], results["baseline"], results["comparisons"]) == (["F-TIS"], None, [])
+    assert (results["arms"], results["baselines"], results["comparisons"]) == (["F-TIS"], [], [])
     assert "no baseline" in printed(results)
     text = page.write_page(run).read_text()
     assert "The baseline alone is not among the arms: nothing is compared." in text
     assert "0.100 at the start, 0.530 after 4 rounds" in text
     check(text)
+
+
+def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: list[str]) -> None:
+    written = page.write_page(both_budgets(tmp_path)).read_text(encoding="utf-8")
+    text = re.sub(r"\s+", " ", check(written).text)
+    assert "Of 2 comparisons with alone-part on validation (equal in rollouts a peer samples itself)" in text
+    first = text.index("Against alone: equal in rollouts trained on")
+    second = text.index("Against alone-part: equal in rollouts a peer samples itself")
+    assert first < text.index("than alone by +0.100") < second < text.index("than alone-part by +0.300")
+    assert "Holm’s correction for 4 comparisons" in text
+    differences = [f"difference-{peer}-from-{arm}" for peer in ("small", "large") for arm in ("alone", "alone-part")]
+    assert [name for name in no_drawing if name.startswith("difference")] == differences
+    curves = [name for name in no_drawing if name.startswith("learning-validation")]
+    overs = ("", "-over-tokens", "-over-seconds")
+    assert curves == [f"learning-validation-{peer}{over}" for peer in ("small", "large") for over in overs]
+    assert "m(s + t), a peer of the swarm pays s + m·t, and training alone with its own part costs s + t" in text
+    # Four rounds with s = 0.5, t = 0.375, an eighth of a second for exchange and 3 seconds of waiting.
+    spaced = re.sub(r"(<[^>]*>|\s)+", " ", written[written.index("Seconds and bytes over all rounds") :])
+    assert "small alone 4 0 3 7 0 0.00 0.00 alone-part 2 0 1.5 3.5 0 0.00 0.00 F-TIS 2 0.5 3 5.5 12 0.00 0.00" in spaced
+
+
+def test_a_page_of_older_records_says_that_own_seconds_are_unknown(tmp_path: Path) -> None:
+    run = Scene(tmp_path, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
+    without_waiting(run / "F-TIS" / "small" / "metrics.jsonl")
+    without_waiting(run / "alone" / "small" / "metrics.jsonl")
+    text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
+    assert "Own seconds are unknown (–) where the records have no time/wait" in text
+    assert "its own seconds are unknown: waiting was not told apart" in text
 
 
 def test_three_peers_two_arms(tmp_path: Path, no_drawing: list[str]) -> None:

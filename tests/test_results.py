@@ -6,15 +6,35 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scene import PROMPTS, ROUNDS, SMALL_FINAL, G, Scene, comparison, cut, final_of, five_seeds, joined, printed, raw
+from rich.console import Console
+from scene import (
+    BOTH_BUDGETS,
+    PART_FINAL,
+    PROMPTS,
+    ROUNDS,
+    SMALL_FINAL,
+    G,
+    Scene,
+    both_budgets,
+    comparison,
+    cut,
+    final_of,
+    five_seeds,
+    joined,
+    printed,
+    raw,
+    without_waiting,
+)
 
 from ftis.lab.reading import EvaluationRow, ReportError, final_accuracy, read_run
-from ftis.lab.results import compare
+from ftis.lab.results import compare, headlines
 from ftis.lab.summary import summarise
+from ftis.lab.tables import closing_table
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +45,19 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(study: Path) -> dict[str, Any]:
     return compare(study)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of a study with two baselines."""
+    return compare(both_budgets(tmp_path_factory.mktemp("two")))
+
+
+def table(summary: dict[str, Any]) -> str:
+    """A run's closing table as text."""
+    out = StringIO()
+    Console(file=out, width=200).print(closing_table(summary))
+    return out.getvalue()
 
 
 def test_a_final_accuracy_is_the_mean_of_the_last_three_without_the_untrained_model() -> None:
@@ -92,10 +125,130 @@ def test_budgets_on_both_axes(results: dict[str, Any]) -> None:
     assert spent["tokens_trained"] == ROUNDS * PROMPTS * G * 5
     assert spent["tokens_generated"] == 100 * ROUNDS
     assert (spent["bytes_sent"], spent["bytes_received"]) == (1000 * ROUNDS, 1000 * ROUNDS)
-    assert spent["seconds"] == 1.5 * ROUNDS
     alone = results["budget"]["alone"]["small"]
     assert alone["rollouts_trained"] == alone["rollouts_generated"] == ROUNDS * PROMPTS * G
     assert (alone["bytes_sent"], alone["bytes_received"]) == (0, 0)
+
+
+def test_seconds_are_a_peer_s_own_work(two: dict[str, Any]) -> None:
+    # s = 0.5 to sample a share, t = 0.375 to train on it, 0.125 to exchange it, two peers, four rounds.
+    own = {arm: by_peer["small"] for arm, by_peer in two["budget"].items()}
+    assert own["alone"]["seconds"] == ROUNDS * 2 * (0.5 + 0.375)
+    assert own["alone-part"]["seconds"] == ROUNDS * (0.5 + 0.375)
+    assert own["F-TIS"]["seconds"] == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
+    parts = [own["F-TIS"][f"seconds_{part}"] for part in ("sampling", "exchange", "training", "waited")]
+    assert parts == [ROUNDS * 0.5, ROUNDS * 0.125, ROUNDS * 0.75, ROUNDS * 3.0]
+    assert own["alone"]["seconds_waited"] == 0
+
+
+def test_the_own_seconds_of_older_records_are_unknown(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, seeds=(0, 1), ood=False)
+    scene.write()
+    run = tmp_path / "scene-seed1"
+    without_waiting(run / "F-TIS" / "small" / "metrics.jsonl")
+    results = compare(tmp_path)
+    small, large = results["budget"]["F-TIS"]["small"], results["budget"]["F-TIS"]["large"]
+    assert {small[key] for key in small if key.startswith("seconds")} == {None}
+    assert large["seconds"] == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
+    (note,) = results["notes"]
+    assert note.startswith("own seconds are unknown")
+    point = results["curves"]["validation"]["F-TIS"]["small"][-1]
+    assert (point["seconds"], point["tokens"]["mean"]) == (None, 100 * ROUNDS)
+    summary = summarise(run)
+    peers = summary["arms"]["F-TIS"]
+    assert (peers["small"]["seconds"], peers["small"]["seconds_waited"]) == (None, None)
+    assert (peers["large"]["seconds"], peers["large"]["seconds_waited"]) == (large["seconds"], ROUNDS * 3.0)
+    assert "–" in table(summary)
+    assert "5.5" in table(summary)
+
+
+def test_curves_tell_what_the_peer_had_spent_itself(two: dict[str, Any]) -> None:
+    curves = {arm: by_peer["large"] for arm, by_peer in two["curves"]["validation"].items()}
+    assert [point["step"] for point in curves["F-TIS"]] == [0, 1, 2, 3, 4]
+    tokens = {arm: [point["tokens"]["mean"] for point in points] for arm, points in curves.items()}
+    assert tokens == {
+        "alone": [0, 200, 400, 600, 800],
+        "alone-part": [0, 100, 200, 300, 400],
+        "F-TIS": [0, 100, 200, 300, 400],
+    }
+    seconds = {arm: [point["seconds"]["mean"] for point in points] for arm, points in curves.items()}
+    assert seconds == {
+        "alone": [0, 1.75, 3.5, 5.25, 7.0],
+        "alone-part": [0, 0.875, 1.75, 2.625, 3.5],
+        "F-TIS": [0, 1.375, 2.75, 4.125, 5.5],
+    }
+    assert curves["alone"][1]["tokens"]["per_seed"] == dict.fromkeys("01234", 200)
+
+
+def test_what_was_spent_is_a_mean_over_seeds_and_unknown_where_a_round_is_not_recorded(tmp_path: Path) -> None:
+    Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    lines = tmp_path / "scene-seed1" / "F-TIS" / "small" / "metrics.jsonl"
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    rows[1] |= {"num_tokens": 260, "time/sample": 1.5}
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    points = compare(tmp_path)["curves"]["validation"]["F-TIS"]["small"]
+    assert points[2]["tokens"] == {"mean": 230, "per_seed": {"0": 200, "1": 260}}
+    assert points[2]["seconds"] == {"mean": 3.25, "per_seed": {"0": 2.75, "1": 3.75}}
+    # A peer that came late has no record of the rounds before; what it spent then is nothing.
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
+    peer = read_run(tmp_path / "scene-seed1").peers["F-TIS", "small"]
+    assert [peer.tokens_after(step) for step in range(5)] == [0, None, None, 300, 400]
+    assert [peer.seconds_after(step) for step in range(5)] == [0, None, None, 1.375, 2.75]
+
+
+def test_an_arm_is_compared_with_every_baseline(two: dict[str, Any]) -> None:
+    assert two["baselines"] == ["alone", "alone-part"]
+    assert len(two["comparisons"]) == 2 * 2 * 2  # splits, baselines, peers; F-TIS is the only arm beside them
+    assert {c["arm"] for c in two["comparisons"]} == {"F-TIS"}
+    trained, generated = (comparison(two, "small", baseline=baseline) for baseline in two["baselines"])
+    assert trained["mean"] == pytest.approx(0.1)
+    assert trained["equal"] == "equal in rollouts trained on"
+    differences = [t - c for t, c in zip(SMALL_FINAL["F-TIS"], PART_FINAL, strict=True)]
+    assert generated["per_seed"] == pytest.approx(dict(zip("01234", differences, strict=True)))
+    assert generated["mean"] == pytest.approx(0.3)
+    assert generated["equal"] == "equal in rollouts a peer samples itself"
+    assert generated["text"].startswith("better than alone-part by +0.300")
+    # Holm over the four comparisons of the split: p_(1) · 4, p_(2) · 3, …, each at least the one before.
+    compared = sorted((c for c in two["comparisons"] if c["split"] == "validation"), key=lambda c: c["p_value"])
+    adjusted = [min(1.0, (4 - i) * c["p_value"]) for i, c in enumerate(compared)]
+    assert [c["p_adjusted"] for c in compared] == pytest.approx([max(adjusted[: i + 1]) for i in range(4)])
+    assert [(m["baseline"], m["arms"], m["equal"]) for m in two["matched"]] == [
+        ("alone", ["F-TIS"], "equal in rollouts trained on"),
+        ("alone-part", ["F-TIS"], "equal in rollouts a peer samples itself"),
+    ]
+    assert headlines(two) == [
+        "Of 2 comparisons with alone on validation (equal in rollouts trained on), over 5 seeds: 1 better, 0 worse, "
+        "1 with no difference shown.",
+        "Of 2 comparisons with alone-part on validation (equal in rollouts a peer samples itself), over 5 seeds: "
+        "2 better, 0 worse, 0 with no difference shown.",
+    ]
+    text = printed(two)
+    assert "against alone-part, equal in rollouts a peer samples itself F-TIS, validation: better than" in text
+    assert max(map(len, raw(two, 120).splitlines())) <= 100
+
+
+def test_a_baseline_that_was_not_run_is_compared_with_nothing(tmp_path: Path) -> None:
+    settings = {"experiment": {"baselines": ["alone", "alone-part"]}}
+    Scene(tmp_path, arms=BOTH_BUDGETS, seeds=(0, 1), ood=False, settings=settings).write()
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / f"scene-seed{seed}" / "alone-part")
+    results = compare(tmp_path)
+    assert (results["baselines"], results["not_run"]) == (["alone"], ["alone-part"])
+    assert {c["baseline"] for c in results["comparisons"]} == {"alone"}
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / f"scene-seed{seed}" / "F-TIS")
+    assert headlines(compare(tmp_path)) == ["Nothing is compared: alone is the only arm."]
+
+
+def test_one_baseline_of_an_older_run_is_read(tmp_path: Path) -> None:
+    Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    for file in (tmp_path / "experiment.json", tmp_path / "scene-seed0" / "recipe.json"):
+        document = json.loads(file.read_text())
+        recipe = document.get("recipe", document)
+        recipe["experiment"] = {"title": "old", "question": "", "baseline": "F-TIS"}
+        file.write_text(json.dumps(document))
+    assert compare(tmp_path)["baselines"] == ["F-TIS"]
+    assert compare(tmp_path / "scene-seed0")["baselines"] == ["F-TIS"]
 
 
 def test_without_recorded_rollouts_budgets_come_from_the_metrics(tmp_path: Path) -> None:
@@ -111,23 +264,45 @@ def test_without_recorded_rollouts_budgets_come_from_the_metrics(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arm", "words"),
+    ("arm", "words", "equal"),
     [
-        ({"collaborate": False}, "equal in rollouts trained on per update (12); a peer of x generates twice as many"),
-        ({"collaborate": False, "budget": "generated"}, "equal in rollouts generated per peer and round (6)"),
-        ({}, "equal in both: a peer trains on 12 rollouts a round and generates 6."),
-        ({"set": {"training.mode": "horizontal"}}, "equal in both"),
-        ({"set": {"sampling.num_generations": 6}}, "equal in neither: a peer of x trains on 3 times as many"),
+        (
+            {"collaborate": False},
+            "equal in rollouts trained on per update (12); a peer of x generates twice as many",
+            "equal in rollouts trained on",
+        ),
+        (
+            {"collaborate": False, "budget": "generated"},
+            "equal in rollouts generated per peer and round (6)",
+            "equal in rollouts a peer samples itself",
+        ),
+        (
+            {},
+            "equal in both: a peer trains on 12 rollouts a round and generates 6.",
+            "equal in rollouts trained on and in rollouts a peer samples itself",
+        ),
+        (
+            {"set": {"training.mode": "horizontal"}},
+            "equal in both",
+            "equal in rollouts trained on and in rollouts a peer samples itself",
+        ),
+        (
+            {"set": {"sampling.num_generations": 6}},
+            "equal in neither: a peer of x trains on 3 times as many",
+            "equal in neither budget",
+        ),
         (
             {"set": {"training.rounds": 9}},
             "equal in both: a peer trains on 12 rollouts a round and generates 6; 9 rounds",
+            "equal in rollouts trained on and in rollouts a peer samples itself in a round, not in rounds",
         ),
     ],
 )
-def test_what_an_arm_is_matched_on_is_said(tmp_path: Path, arm: dict[str, Any], words: str) -> None:
+def test_what_an_arm_is_matched_on_is_said(tmp_path: Path, arm: dict[str, Any], words: str, equal: str) -> None:
     arms = ({"name": "together"}, {"name": "x", **arm})
-    scene = Scene(tmp_path, arms=arms, seeds=(0,), ood=False, settings={"experiment": {"baseline": "together"}})
+    scene = Scene(tmp_path, arms=arms, seeds=(0,), ood=False, settings={"experiment": {"baselines": ["together"]}})
     (matched,) = compare(scene.write())["matched"]
+    assert (matched["baseline"], matched["equal"]) == ("together", equal)
     assert matched["arms"] == ["x"]
     assert matched["text"].startswith("x and together are ")
     assert words in matched["text"]
@@ -208,9 +383,7 @@ def test_the_terminal_tables_fit_100_columns(results: dict[str, Any], tmp_path: 
     assert max(map(len, raw(results, 120).splitlines())) <= 100
     text = printed(results)
     assert "F-TIS, validation: better than alone by +0.100" in text
-    assert (
-        "Of 2 comparisons with alone on validation, over 5 seeds: 1 better, 0 worse, 1 with no difference shown" in text
-    )
+    assert "Of 2 comparisons with alone on validation (equal in rollouts trained on), over 5 seeds: 1 better" in text
     assert "F-TIS and alone are equal in rollouts trained on per update (12)" in text
 
     name = "n" * 64

@@ -280,8 +280,15 @@ class ExperimentConfig(_Section):
 
     title: str = ""
     question: str = ""
-    baseline: str = "alone"
-    """The arm with which the others are compared."""
+    baselines: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("alone",)
+    """The arms that each other arm is compared with."""
+
+    @model_validator(mode="after")
+    def _baselines_differ(self) -> Self:
+        for name in self.baselines:
+            if self.baselines.count(name) > 1:
+                raise ValueError(f"experiment.baselines: {name!r} is named twice; name each arm once")
+        return self
 
 
 class Recipe(_Section):

@@ -33,17 +33,41 @@ def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
     return Plan(rollouts, rollouts, training.rounds)
 
 
-def matched(recipe: Recipe, arms: Sequence[ArmConfig], baseline: str) -> list[dict[str, Any]]:
-    """On which of the two axes arms equal the baseline: ``arms`` with one plan, and a sentence on them (``text``)."""
+def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
+    """On which of the two axes arms equal each baseline.
+
+    An entry is about arms with one plan: ``baseline``, ``arms``, what is ``equal`` in a few words, and a sentence
+    (``text``).
+    """
     plans = {arm.name: plan(recipe, arm) for arm in arms}
-    of_baseline = plans.pop(baseline)
     names_of: dict[Plan, list[str]] = {}
     for name, of_arm in plans.items():
-        names_of.setdefault(of_arm, []).append(name)
+        if name not in baselines:
+            names_of.setdefault(of_arm, []).append(name)
     return [
-        {"arms": names, "text": _in_words(", ".join(names), of_arms, baseline, of_baseline)}
+        {
+            "baseline": baseline,
+            "arms": names,
+            "equal": equal(of_arms, plans[baseline]),
+            "text": _in_words(", ".join(names), of_arms, baseline, plans[baseline]),
+        }
+        for baseline in baselines
         for of_arms, names in names_of.items()
     ]
+
+
+def equal(one: Plan, other: Plan) -> str:
+    """Which budget two plans share, in a few words."""
+    same = [
+        what
+        for what, mine, theirs in (
+            ("rollouts trained on", one.trained, other.trained),
+            ("rollouts a peer samples itself", one.generated, other.generated),
+        )
+        if mine == theirs
+    ]
+    text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
+    return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 
 
 def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
@@ -89,7 +113,7 @@ def spent(study: Study, arm: ArmConfig, peer: str) -> dict[str, Any]:
 
 
 def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | None]:
-    planned = plan(study.recipe, arm)
+    planned, own = plan(study.recipe, arm), peer.own_seconds
     totals: dict[str, float | None] = {
         "rounds": len(peer.rounds),
         "optimizer_steps": peer.total("optimizer_steps"),
@@ -100,7 +124,11 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
         "tokens_generated": peer.rounds[-1].measures["num_tokens"],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
-        "seconds": peer.total("step_time"),
+        "seconds": None if own is None else own.total,
+        "seconds_sampling": None if own is None else own.sampling,
+        "seconds_exchange": None if own is None else own.exchange,
+        "seconds_training": None if own is None else own.training,
+        "seconds_waited": peer.seconds_waited,
     }
     if arm.collaborate:  # some of the others' rollouts may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):

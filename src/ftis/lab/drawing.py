@@ -19,7 +19,7 @@ LONGEST_NAME = 18
 
 INK, SOFT, RULE = "#1b1f24", "#5a6470", "#d9dee4"
 
-BASELINE_COLOUR = INK
+BASELINE_COLOURS = (INK, "#6f6f6f")
 COLOURS = ("#1f5fd0", "#c24a00", "#00805f", "#8a1f7a", "#8a6400", "#5a6470")
 LINES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -35,15 +35,16 @@ class Style:
     marker: str
 
 
-def arm_styles(arms: Sequence[str], baseline: str | None) -> dict[str, Style]:
-    """A style for each arm; the baseline is black and dashed."""
+def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style]:
+    """A style for each arm; baselines are black or grey, and broken lines."""
     styles = {}
-    others = [arm for arm in arms if arm != baseline]
+    others = [arm for arm in arms if arm not in baselines]
     for i, arm in enumerate(others):
         line = LINES[(i // len(COLOURS)) % len(LINES)]
         styles[arm] = Style(COLOURS[i % len(COLOURS)], line, MARKERS[i % len(MARKERS)])
-    if baseline in arms:
-        styles[str(baseline)] = Style(BASELINE_COLOUR, LINES[1], "o")
+    for i, arm in enumerate(baselines):
+        colour, broken = BASELINE_COLOURS[i % len(BASELINE_COLOURS)], LINES[1:]
+        styles[arm] = Style(colour, broken[i % len(broken)], MARKERS[i % len(MARKERS)])
     return {arm: styles[arm] for arm in arms}
 
 
@@ -57,11 +58,30 @@ class Panel:
 
 
 def round_axis(axis: Any) -> None:
+    _plain_axis(axis, "round", whole=True)
+
+
+def spent_axis(axis: Any, what: str) -> None:
+    """An axis from 0 for what was spent, large numbers in thousands or millions."""
+    _plain_axis(axis, what, whole=False)
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_formatter(lambda value, _: in_short(value))
+
+
+def in_short(value: float) -> str:
+    """1.5M for 1,500,000, 20k for 20,000; smaller numbers as they are."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"
+
+
+def _plain_axis(axis: Any, label: str, whole: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=6))
     axis.margins(x=0.02)
-    axis.set_xlabel("round")
+    axis.set_xlabel(label)
     axis.grid(axis="y", color=RULE, lw=0.7)
 
 

@@ -1,4 +1,4 @@
-"""Figures of accuracy: learning curves, and differences from the baseline.
+"""Figures of accuracy: learning curves over rounds, own tokens and own seconds, and differences from a baseline.
 
 A panel shows one peer, so that a page can set panels beside each other where there is room and below each other on a
 phone.
@@ -7,14 +7,47 @@ phone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.lab.drawing import INK, RULE, SOFT, Panel, Style, label_ends, round_axis, save_panel, short
+from ftis.lab.drawing import (
+    INK,
+    RULE,
+    SOFT,
+    Panel,
+    Style,
+    label_ends,
+    round_axis,
+    save_panel,
+    say_instead,
+    short,
+    spent_axis,
+)
 from ftis.lab.reading import VALIDATION, read_run
 
 MIN_SEEDS_OF_BAND = 3
 """The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole panel that says nothing."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """What a learning curve runs over: ``key`` is where a point of it has the values, "" for rounds."""
+
+    key: str
+    label: str
+    unknown: str = ""
+
+    def mean(self, point: Mapping[str, Any]) -> float:
+        return float(point[self.key]["mean"] if self.key else point["step"])
+
+    def of_seed(self, point: Mapping[str, Any], seed: str) -> float:
+        return float(point[self.key]["per_seed"][seed] if self.key else point["step"])
+
+
+ROUNDS = Over("", "round")
+TOKENS = Over("tokens", "tokens that the peer sampled itself", "the tokens it sampled were not recorded")
+SECONDS = Over("seconds", "seconds of its own work", "its own seconds are unknown: waiting was not told apart")
 
 
 def learning(
@@ -24,40 +57,64 @@ def learning(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     styles: Mapping[str, Style],
     limits: tuple[float, float],
+    over: Over = ROUNDS,
 ) -> Panel:
-    """Accuracy over rounds of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line."""
+    """Accuracy of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line.
+
+    Over tokens or seconds, means are drawn at the mean over seeds of what had been spent by that evaluation; points of
+    which that is unknown are left out.
+    """
+    known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
 
     def draw(axis: Any) -> None:
         ends: list[tuple[float, str, str]] = []
-        for arm, points in curves.items():
-            if not points:
-                continue
-            style, steps = styles[arm], [p["step"] for p in points]
-            seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
-            if len(seeds) >= MIN_SEEDS_OF_BAND:
-                banded = [p for p in points if p["low"] is not None]
-                axis.fill_between(
-                    [p["step"] for p in banded],
-                    [p["low"] for p in banded],
-                    [p["high"] for p in banded],
-                    color=style.colour,
-                    alpha=0.13,
-                    lw=0,
-                )
-            if len(seeds) > 1:
-                for seed in seeds:
-                    of_seed = [(p["step"], p["per_seed"][seed]) for p in points if seed in p["per_seed"]]
-                    axis.plot(*zip(*of_seed, strict=True), color=style.colour, lw=0.6, alpha=0.45)
-            means = [p["mean"] for p in points]
-            axis.plot(steps, means, color=style.colour, ls=style.line, lw=1.9, marker=style.marker, ms=3.6, zorder=3)
-            ends.append((means[-1], arm, style.colour))
+        for arm, points in known.items():
+            # The untrained model alone is no curve, but where nothing else was measured it is all there is.
+            if points and (len(points) > 1 or len(curves[arm]) == 1):
+                _draw_arm(axis, points, styles[arm], over)
+                ends.append((points[-1]["mean"], arm, styles[arm].colour))
+        if not ends:
+            say_instead(axis, over.unknown or "nothing was measured")
+            return
         axis.set_ylim(*limits)
+        if over.key:
+            spent_axis(axis, over.label)
+        else:
+            round_axis(axis)
         label_ends(axis, ends)
-        round_axis(axis)
 
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
-    alt = f"{peer}, {split}: greedy pass@1 over rounds; at the end {arms}"
-    return save_panel(directory, f"learning-{split}-{peer}", short(peer), f"{split}, greedy pass@1", alt, draw)
+    alt = f"{peer}, {split}: greedy pass@1 over {over.key or 'rounds'}; at the end {arms}"
+    name = f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")
+    return save_panel(directory, name, short(peer), f"{split}, greedy pass@1", alt, draw)
+
+
+def _draw_arm(axis: Any, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
+    seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
+    if len(seeds) >= MIN_SEEDS_OF_BAND:
+        banded = [p for p in points if p["low"] is not None]
+        axis.fill_between(
+            [over.mean(p) for p in banded],
+            [p["low"] for p in banded],
+            [p["high"] for p in banded],
+            color=style.colour,
+            alpha=0.13,
+            lw=0,
+        )
+    if len(seeds) > 1:
+        for seed in seeds:
+            of_seed = [(over.of_seed(p, seed), p["per_seed"][seed]) for p in points if seed in p["per_seed"]]
+            axis.plot(*zip(*of_seed, strict=True), color=style.colour, lw=0.6, alpha=0.45)
+    axis.plot(
+        [over.mean(p) for p in points],
+        [p["mean"] for p in points],
+        color=style.colour,
+        ls=style.line,
+        lw=1.9,
+        marker=style.marker,
+        ms=3.6,
+        zorder=3,
+    )
 
 
 def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
@@ -71,7 +128,7 @@ def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[floa
 def differences(
     directory: Path, peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]
 ) -> Panel:
-    """Final accuracy minus the baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed."""
+    """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed."""
     baseline = comparisons[0]["baseline"]
 
     def draw(axis: Any) -> None:
@@ -108,9 +165,8 @@ def differences(
     splits = len({c["split"] for c in comparisons})
     height = 1.3 + 0.46 * (len(comparisons) + 0.3 * (splits - 1))
     alt = f"{peer}: final accuracy minus {baseline}: {text}"
-    return save_panel(
-        directory, f"difference-{peer}", short(peer), f"difference from {short(baseline)}", alt, draw, height
-    )
+    name, subtitle = f"difference-{peer}-from-{baseline}", f"difference from {short(baseline)}"
+    return save_panel(directory, name, short(peer), subtitle, alt, draw, height)
 
 
 def plot_learning_curves(directory: Path) -> Path:

@@ -25,8 +25,13 @@ def p_text(p: float | None) -> str:
 
 
 def amount(value: float | None, per: float = 1) -> str:
-    """A count or a duration, or so much of it per round."""
+    """A count, or so much of it per round."""
     return "–" if value is None else f"{value / per:,.0f}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Three figures of it, and no fractions of a second from 100 s on."""
+    return "–" if seconds is None else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def counted(n: int, noun: str) -> str:

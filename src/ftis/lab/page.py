@@ -28,7 +28,7 @@ from ftis.lab.exchanges import exchanges
 from ftis.lab.formatting import counted, visible
 from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
-from ftis.lab.results import compare_study, headline
+from ftis.lab.results import compare_study, headlines
 from ftis.lab.samples import completions
 
 
@@ -46,7 +46,7 @@ class Page:
     title: str
     facts: Sequence[str]
     question: str
-    headline: str
+    headlines: Sequence[str]
     sections: Sequence[Section]
 
 
@@ -66,7 +66,7 @@ def write_page(directory: Path) -> Path:
     """
     study = read_study(directory)
     results = compare_study(study)
-    styles = arm_styles(results["arms"], results["baseline"])
+    styles = arm_styles(results["arms"], results["baselines"])
     sections = [
         Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
@@ -74,14 +74,14 @@ def write_page(directory: Path) -> Path:
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
         Section("probe", "Bias of the update", page_tables.probes(read_probes(study))),
-        Section("cost", "Budgets and cost", page_tables.cost(results, styles)),
+        Section("cost", "Budgets and cost", page_tables.cost(study, results, styles)),
         Section("run", "What was run", _what_was_run(study)),
     ]
     page = Page(
         title=results["title"],
         facts=_facts(study, results),
         question=results["question"],
-        headline=headline(results),
+        headlines=headlines(results),
         sections=[section for section in sections if section.view is not None],
     )
     path = directory / "report.html"

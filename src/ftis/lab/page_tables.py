@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.lab.drawing import Style
-from ftis.lab.formatting import amount, counted, number, p_text, true_minus
-from ftis.lab.reading import Probe
+from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
+from ftis.lab.reading import Probe, Study
 from ftis.lab.views import ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
 
 NOTHING = Cell("–")
@@ -31,10 +31,16 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Cost:
-    """What each peer spent; ``matched`` are sentences on what arms have as much of."""
+    """What each peer spent; ``matched`` are sentences on what arms have as much of.
+
+    Attributes:
+        collaborative: whether an arm's peers learn together, so that joining can have saved something.
+    """
 
     matched: Sequence[str]
-    table: Table
+    collaborative: bool
+    rollouts: Table
+    seconds: Table
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,22 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accurac
 
 
 def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table:
-    baseline = results["baseline"]
+    """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
     head = ["Arm", "Start", "Final"]
-    if baseline:
-        head += [f"− {baseline}", "p", "p, Holm", "p, sign flips", "Detectable", "Problems"]
-    comparisons = {(c["peer"], c["arm"]): c for c in results["comparisons"] if c["split"] == split}
+    if results["comparisons"]:
+        head += ["Against", "Difference", "p", "p, Holm", "p, flips", "Detectable", "Problems"]
     groups = []
     for peer in results["peers"]:
         rows: list[Row] = []
         for arm in results["arms"]:
             measured = results["accuracy"][split][arm][peer]
-            row = [_arm(arm, styles), Cell(number(measured["start"]["mean"])), with_interval(measured["final"])]
-            if (peer, arm) in comparisons:
-                row += _test_cells(comparisons[peer, arm])
-            elif baseline:
-                row += [Cell(interval="baseline"), *[Cell()] * 5]
-            rows.append(row)
+            own = [Cell(number(measured["start"]["mean"])), with_interval(measured["final"])]
+            compared = [c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)]
+            for c in compared:
+                rows.append([_arm(arm, styles), *own, _arm(c["baseline"], styles), *_test_cells(c)])
+                own = [Cell(), Cell()]
+            if not compared:
+                rows.append([_arm(arm, styles), *own, *[Cell()] * (len(head) - 3)])
         groups.append(RowGroup(peer, rows))
     problems = max(of["problems"] for by_peer in results["accuracy"][split].values() for of in by_peer.values())
     return Table(f"Accuracy on {split}, {problems} problems", head, groups)
@@ -93,31 +99,31 @@ def _mcnemar(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _seeds_table(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Table:
-    baseline = results["baseline"]
     head = ["Arm", "Split", "Seed", "Start", "Final"]
-    if baseline:
-        head += [f"− {baseline}", "Only arm right", "Only baseline right", "p, Holm"]
-    comparisons = {(c["split"], c["peer"], c["arm"]): c for c in results["comparisons"]}
+    if results["comparisons"]:
+        head += ["Against", "Difference", "Only arm right", "Only the other right", "p, Holm"]
     groups = []
     for peer in results["peers"]:
         rows: list[Row] = []
         for split in results["splits"]:
             for arm in results["arms"]:
                 measured = results["accuracy"][split][arm][peer]
-                comparison = comparisons.get((split, peer, arm))
+                compared = [
+                    c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)
+                ]
                 for seed, final in measured["final"]["per_seed"].items():
-                    texts = [split, seed, number(measured["start"]["per_seed"][seed]), number(final)]
-                    if baseline:
-                        texts += _seed_texts(comparison, seed)
-                    rows.append([_arm(arm, styles), *map(Cell, texts)])
+                    own = [split, seed, number(measured["start"]["per_seed"][seed]), number(final)]
+                    for c in compared:
+                        cells = [_arm(c["baseline"], styles), *map(Cell, _seed_texts(c, seed))]
+                        rows.append([_arm(arm, styles), *map(Cell, own), *cells])
+                    if not compared:
+                        rows.append([_arm(arm, styles), *map(Cell, own), *[Cell()] * (len(head) - 5)])
         groups.append(RowGroup(peer, rows))
     return Table("Each seed", head, groups)
 
 
-def _seed_texts(comparison: Mapping[str, Any] | None, seed: str) -> list[str]:
-    """One seed's difference from the baseline, and McNemar's counts and p where its final models were paired."""
-    if comparison is None:
-        return [""] * 4
+def _seed_texts(comparison: Mapping[str, Any], seed: str) -> list[str]:
+    """One seed's difference from a baseline, and McNemar's counts and p where its final models were paired."""
     difference = true_minus(number(comparison["per_seed"][seed], "+"))
     test = next((t for t in comparison["mcnemar"] if str(t["seed"]) == seed), None)
     if test is None:
@@ -125,29 +131,47 @@ def _seed_texts(comparison: Mapping[str, Any] | None, seed: str) -> list[str]:
     return [difference, str(test["only_arm"]), str(test["only_baseline"]), p_text(test["p_adjusted"])]
 
 
-def cost(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:
+def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:
     """None while no seed is finished."""
     if not results["seeds"]:
         return None
     head = ["Arm", "Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated"]
-    head += ["MB sent", "MB received", "Seconds"]
+    rollouts = _spent_table("Rollouts per round, tokens over all rounds; means over seeds", head, results, styles)
+    head = ["Arm", "Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received"]
+    seconds = _spent_table("Seconds and bytes over all rounds; means over seeds", head, results, styles)
+    together = any(arm.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
+    return Cost([matched["text"] for matched in results["matched"]], together, rollouts, seconds)
+
+
+def _spent_table(caption: str, head: Sequence[str], results: Mapping[str, Any], styles: Mapping[str, Style]) -> Table:
+    """A row per arm under each peer, of the columns that ``head`` names."""
     groups = []
     for peer in results["peers"]:
-        rows: list[Row] = []
+        rows = []
         for arm in results["arms"]:
-            spent = results["budget"][arm][peer]
-            per_round = [spent[f"rollouts_{key}"] for key in ("trained", "with_gradient", "generated")]
-            texts = [
-                amount(spent["rounds"]),
-                *(amount(total, spent["rounds"]) for total in per_round),
-                *(amount(spent[f"tokens_{key}"]) for key in ("trained", "generated")),
-                *(f"{spent[f'bytes_{way}'] / 1e6:.2f}" for way in ("sent", "received")),
-                amount(spent["seconds"]),
-            ]
-            rows.append([_arm(arm, styles), *map(Cell, texts)])
+            texts = _spent_texts(results["budget"][arm][peer])
+            rows.append([_arm(arm, styles), *(Cell(texts[name]) for name in head[1:])])
         groups.append(RowGroup(peer, rows))
-    table = Table("Means over seeds; rollouts per round, tokens over all rounds", head, groups)
-    return Cost([matched["text"] for matched in results["matched"]], table)
+    return Table(caption, head, groups)
+
+
+def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
+    """What a peer spent, by the heading of its column."""
+    return {
+        "Rounds": amount(spent["rounds"]),
+        "Trained on": amount(spent["rollouts_trained"], spent["rounds"]),
+        "With gradient": amount(spent["rollouts_with_gradient"], spent["rounds"]),
+        "Generated": amount(spent["rollouts_generated"], spent["rounds"]),
+        "Tokens trained on": amount(spent["tokens_trained"]),
+        "Tokens generated": amount(spent["tokens_generated"]),
+        "Sampling": seconds_text(spent["seconds_sampling"]),
+        "Exchange": seconds_text(spent["seconds_exchange"]),
+        "Training": seconds_text(spent["seconds_training"]),
+        "Own seconds": seconds_text(spent["seconds"]),
+        "Waited": seconds_text(spent["seconds_waited"]),
+        "MB sent": f"{spent['bytes_sent'] / 1e6:.2f}",
+        "MB received": f"{spent['bytes_received'] / 1e6:.2f}",
+    }
 
 
 def probes(found: Sequence[Probe]) -> Probes | None:

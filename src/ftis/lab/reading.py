@@ -66,6 +66,37 @@ class RoundRow:
 
 
 @dataclass(frozen=True)
+class OwnSeconds:
+    """What a peer worked itself over some rounds, without evaluation and without waiting for the others.
+
+    Attributes:
+        sampling: of its own rollouts, with their rewards.
+        exchange: writing its own message, reading and judging the others'.
+        training: log-probabilities and the update.
+    """
+
+    sampling: float
+    exchange: float
+    training: float
+
+    @property
+    def total(self) -> float:
+        return self.sampling + self.exchange + self.training
+
+    @staticmethod
+    def over(rounds: Sequence[RoundRow]) -> OwnSeconds | None:
+        """The sum over rounds; None if one was recorded before waiting was told apart from work (``time/wait``)."""
+        measures = [row.measures for row in rounds]
+        if any("time/wait" not in of_round for of_round in measures):
+            return None
+
+        def total(*stages: str) -> float:
+            return float(sum(of_round.get(f"time/{stage}", 0) for of_round in measures for stage in stages))
+
+        return OwnSeconds(total("sample"), total("exchange", "admit"), total("logp", "update"))
+
+
+@dataclass(frozen=True)
 class PeerRun:
     """The records of one peer in one arm under one seed; a peer that was not started has none."""
 
@@ -98,6 +129,29 @@ class PeerRun:
         """The sum of a measure over all rounds; rounds without it count 0."""
         total: float = sum(row.measures.get(measure, 0) for row in self.rounds)
         return total
+
+    @property
+    def own_seconds(self) -> OwnSeconds | None:
+        """Its own work in all rounds; None where waiting was not told apart."""
+        return OwnSeconds.over(self.rounds)
+
+    @property
+    def seconds_waited(self) -> float | None:
+        """For the others, over all rounds; None where it was not told apart."""
+        return self.total("time/wait") if self.own_seconds is not None else None
+
+    def tokens_after(self, step: int) -> int | None:
+        """Tokens the peer sampled itself in its first ``step`` rounds; None if the last of them is not recorded."""
+        if step == 0:
+            return 0
+        return next((row.measures["num_tokens"] for row in self.rounds if row.step == step), None)
+
+    def seconds_after(self, step: int) -> float | None:
+        """Its own seconds in its first ``step`` rounds; None if they are not known."""
+        if self.tokens_after(step) is None:
+            return None
+        own = OwnSeconds.over([row for row in self.rounds if row.step <= step])
+        return None if own is None else own.total
 
     @property
     def bytes_sent(self) -> int:
@@ -215,10 +269,10 @@ class Study:
         return (VALIDATION, *(split for split in found if split != VALIDATION))
 
     @property
-    def baseline(self) -> str | None:
-        """The arm that the others are compared with; None if it was not run."""
-        name = self.recipe.experiment.baseline
-        return name if name in {arm.name for arm in self.arms} else None
+    def baselines(self) -> tuple[str, ...]:
+        """The arms that each other arm is compared with, of those that were run."""
+        run = {arm.name for arm in self.arms}
+        return tuple(name for name in self.recipe.experiment.baselines if name in run)
 
 
 def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
@@ -235,8 +289,7 @@ def read_run(directory: Path) -> Run:
     """
     if not (directory / "recipe.json").exists():
         raise ReportError(f"{directory} holds no run (no recipe.json): give the directory that ftis train named")
-    recipe = parse(_json(directory / "recipe.json"), where=str(directory / "recipe.json"))
-    return _run(directory, recipe)
+    return _run(directory, _recipe(_json(directory / "recipe.json"), directory / "recipe.json"))
 
 
 def read_study(directory: Path) -> Study:
@@ -253,7 +306,7 @@ def read_study(directory: Path) -> Study:
             document, seeds = provenance.pop("recipe"), provenance.pop("seeds")
         except KeyError as error:
             raise _damaged(experiment, error) from None
-        recipe = parse(document, where=str(experiment))
+        recipe = _recipe(document, experiment)
         runs = {
             seed: _run(directory / f"{recipe.name}-seed{seed}", recipe.model_copy(update={"seed": seed}))
             for seed in seeds
@@ -365,6 +418,15 @@ def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
     if len(here) > 1 or not all((peer.directory / "events.jsonl").exists() for peer in records):
         return ()
     return tuple(peer.name for peer in recipe.peers if peer.name not in here)
+
+
+def _recipe(document: Mapping[str, Any], file: Path) -> Recipe:
+    """A recorded recipe. Older runs name one baseline as ``experiment.baseline``."""
+    about = document.get("experiment")
+    if isinstance(about, dict) and "baseline" in about:
+        others = {key: value for key, value in about.items() if key != "baseline"}
+        document = {**document, "experiment": {**others, "baselines": [about["baseline"]]}}
+    return parse(document, where=str(file))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compares the arms of an experiment, or of one run, with its baseline: ``results.json``.
+"""Compares the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
 
 Reading is reading.py's, the tests are stats.py's; tables.py and page.py show what comes out.
 """
@@ -6,9 +6,10 @@ Reading is reading.py's, the tests are stats.py's; tables.py and page.py show wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ftis.files import write_json
@@ -24,7 +25,7 @@ SAME_START = 0.02
 
 
 def compare(directory: Path) -> dict[str, Any]:
-    """Compare the arms of an experiment (or of a single run) with its baseline; also written as ``results.json``.
+    """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
 
     Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null is what cannot be known, as an
     interval from one seed.
@@ -33,16 +34,19 @@ def compare(directory: Path) -> dict[str, Any]:
     seeds, left_out     the complete seeds, and why each other one is left out
     not_run             arms of the recipe that were not started
     elsewhere           peers of a joined run whose records are on their own machines
-    curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values
+    curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values, and what
+                        the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
+                        and value per seed, or null
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
-    comparisons         per split, peer and arm other than the baseline: ``mean`` of differences by seed with
-                        interval, p of t-test (``p_value``) and of sign flips (``bootstrap_p``), ``p_adjusted``
-                        by Holm's method over all comparisons on that split, the smallest difference that
-                        would probably have shown, a verdict (``label``, ``text``), and ``mcnemar``: per seed
-                        the problems only one of the two final models got right, p adjusted over seeds
-    budget              by arm and peer: means over seeds of totals
-    matched             arms and a sentence on what they have as much of as the baseline
+    comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
+                        differences by seed with interval, p of t-test (``p_value``) and of sign flips
+                        (``bootstrap_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
+                        smallest difference that would probably have shown, a verdict (``label``, ``text``), and
+                        ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
+                        over seeds
+    budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
+    matched             per baseline and arms: what is ``equal``, and a sentence on what they have as much of
     notes               what to know before believing it
     ==================  ===================================================================================
 
@@ -54,17 +58,27 @@ def compare(directory: Path) -> dict[str, Any]:
 
 def compare_study(study: Study) -> dict[str, Any]:
     """The same, of records that were read."""
-    recipe, baseline = study.recipe, study.baseline
+    recipe, baselines = study.recipe, study.baselines
+    equal = matched(recipe, study.arms, baselines)
     notes = [
         f"seed {seed}: {note}" if len(study.runs) > 1 else note
         for seed in study.seeds
         for note in (*warnings(summary_of(study.runs[seed])), *_unequal_starts(study, seed))
     ]
+    budget = {
+        arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names}
+        for arm in (study.arms if study.seeds else ())
+    }
+    if any(of_peer["seconds"] is None for by_peer in budget.values() for of_peer in by_peer.values()):
+        notes.append(
+            "own seconds are unknown (–) where the records have no time/wait: an older version did not tell waiting "
+            "for the others apart from work"
+        )
     results: dict[str, Any] = {
         "name": recipe.name,
         "title": recipe.experiment.title or recipe.name,
         "question": recipe.experiment.question,
-        "baseline": baseline,
+        "baselines": list(baselines),
         "arms": [arm.name for arm in study.arms],
         "peers": list(study.peer_names),
         "elsewhere": list(study.elsewhere),
@@ -74,11 +88,9 @@ def compare_study(study: Study) -> dict[str, Any]:
         "not_run": list(study.not_run),
         "curves": _by_split_arm_peer(study, _curve),
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
-        "comparisons": [c for split in study.splits for c in _comparisons(study, split)],
-        "budget": {arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names} for arm in study.arms}
-        if study.seeds
-        else {},
-        "matched": matched(recipe, study.arms, baseline) if baseline else [],
+        "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
+        "budget": budget,
+        "matched": equal,
         "notes": notes,
     }
     results = _without_nan(results)
@@ -86,26 +98,42 @@ def compare_study(study: Study) -> dict[str, Any]:
     return results
 
 
-def headline(results: Mapping[str, Any]) -> str:
-    """The comparisons on validation in one sentence."""
+def headlines(results: Mapping[str, Any]) -> list[str]:
+    """The comparisons on validation, a sentence per baseline; or one on why nothing is compared."""
     if not results["seeds"]:
         unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
-        return f"Nothing can be compared yet: no seed is finished ({unfinished})."
+        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
     if results["elsewhere"]:
-        return (
+        return [
             f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
             f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
-        )
-    if results["baseline"] is None:
-        return "Nothing is compared: there is no baseline arm."
-    labels = [c["label"] for c in results["comparisons"] if c["split"] == VALIDATION]
-    if not labels:
-        return f"Nothing is compared: {results['baseline']} is the only arm."
+        ]
+    if not results["baselines"]:
+        return ["Nothing is compared: there is no baseline arm."]
+    if not results["comparisons"]:
+        be = "is the only arm" if len(results["baselines"]) == 1 else "are the only arms"
+        return [f"Nothing is compared: {' and '.join(results['baselines'])} {be}."]
+    return [_headline(results, baseline) for baseline in results["baselines"]]
+
+
+def by_budget(
+    comparisons: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Comparisons in groups: by baseline, and by what is equal to it in words."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for c in comparisons:
+        groups.setdefault((c["baseline"], c["equal"]), []).append(c)
+    return groups
+
+
+def _headline(results: Mapping[str, Any], baseline: str) -> str:
+    compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
     counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
     return (
-        f"Of {counted(len(labels), 'comparison')} with {results['baseline']} on validation, over "
-        f"{counted(len(results['seeds']), 'seed')}: {', '.join(counts)}, "
-        f"{labels.count('no difference shown')} with no difference shown."
+        f"Of {counted(len(labels), 'comparison')} with {baseline} on validation"
+        f"{f' ({equal.pop()})' if len(equal) == 1 else ''}, over {counted(len(results['seeds']), 'seed')}: "
+        f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown."
     )
 
 
@@ -140,7 +168,22 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
     for seed in study.seeds_shown:
         for row in study.peer(seed, arm, peer).on(split):
             at_step.setdefault(row.step, {})[str(seed)] = row.accuracy
-    return [{"step": step, **_over_seeds(values)} for step, values in sorted(at_step.items())]
+    runs = {str(seed): study.peer(seed, arm, peer) for seed in study.seeds_shown}
+    return [
+        {
+            "step": step,
+            **_over_seeds(values),
+            "tokens": _mean_of({seed: runs[seed].tokens_after(step) for seed in values}),
+            "seconds": _mean_of({seed: runs[seed].seconds_after(step) for seed in values}),
+        }
+        for step, values in sorted(at_step.items())
+    ]
+
+
+def _mean_of(per_seed: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """None if it is not known of every seed."""
+    known = {seed: value for seed, value in per_seed.items() if value is not None}
+    return {"mean": fmean(known.values()), "per_seed": known} if len(known) == len(per_seed) else None
 
 
 def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
@@ -157,14 +200,18 @@ def _over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "per_seed": per_seed}
 
 
-def _comparisons(study: Study, split: str) -> list[dict[str, Any]]:
-    """Every arm against the baseline on one split, corrected for there being so many."""
-    baseline = study.baseline
-    if baseline is None or not study.seeds:
+def _comparisons(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every arm that is no baseline against each baseline on one split, corrected for there being so many."""
+    if not study.seeds:
         return []
-    pairs = [(peer, arm.name) for peer in study.peer_names for arm in study.arms if arm.name != baseline]
+    compared = [
+        (peer, arm, of_plan["baseline"], of_plan["equal"])
+        for of_plan in equal
+        for peer in study.peer_names
+        for arm in of_plan["arms"]
+    ]
     differences = []
-    for peer, arm in pairs:
+    for peer, arm, baseline, _ in compared:
         treatment, control = (
             [final_accuracy(study.peer(seed, name, peer).on(split)) for seed in study.seeds] for name in (arm, baseline)
         )
@@ -172,7 +219,7 @@ def _comparisons(study: Study, split: str) -> list[dict[str, Any]]:
         differences.append((stats.paired_difference(treatment, control), per_seed))
     adjusted = stats.holm([difference.p_value for difference, _ in differences])
     comparisons = []
-    for (peer, arm), (difference, per_seed), p in zip(pairs, differences, adjusted, strict=True):
+    for (peer, arm, baseline, words), (difference, per_seed), p in zip(compared, differences, adjusted, strict=True):
         verdict = stats.verdict(difference, p, baseline=baseline)
         comparisons.append(
             {
@@ -180,6 +227,7 @@ def _comparisons(study: Study, split: str) -> list[dict[str, Any]]:
                 "peer": peer,
                 "arm": arm,
                 "baseline": baseline,
+                "equal": words,
                 **asdict(difference),
                 "per_seed": per_seed,
                 "p_adjusted": p,

@@ -267,10 +267,11 @@ def run_experiment(
     directory = experiment_directory(recipe)
     stop = stop or threading.Event()
     arms = arms_of(recipe)
-    if recipe.experiment.baseline not in {arm.name for arm in arms}:
+    unknown = set(recipe.experiment.baselines) - {arm.name for arm in arms}
+    if unknown:
         raise RunError(
-            f"experiment.baseline = {recipe.experiment.baseline!r} is none of the arms "
-            f"({', '.join(arm.name for arm in arms)}): name the one to compare with"
+            f"experiment.baselines: {sorted(unknown)[0]!r} is none of the arms "
+            f"({', '.join(arm.name for arm in arms)}): name those to compare with"
         )
     check(arms)
     threads = recipe.threads or 1  # whatever the number of jobs: sums over threads differ in their last bits

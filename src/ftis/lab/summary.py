@@ -14,8 +14,9 @@ def summarise(run: Path) -> dict[str, Any]:
     """What a run directory shows per arm and peer; also written there as ``summary.json``.
 
     Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.lab.reading.final_accuracy`,
-    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` are the
-    rounds', without evaluation; ``bytes_sent`` is what the peer offered to each of the others.
+    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` is what
+    the peer worked itself, without evaluation and without waiting for the others (``seconds_waited``): both are null
+    where the records don't tell them apart. ``bytes_sent`` is what the peer offered to each of the others.
 
     Raises:
         ReportError: no run is there.
@@ -67,7 +68,8 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         **_accuracies(peer.on(VALIDATION)),
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
         "rounds": len(peer.rounds),
-        "seconds": peer.total("step_time"),
+        "seconds": None if (own := peer.own_seconds) is None else own.total,
+        "seconds_waited": peer.seconds_waited,
         "reward": last.get("reward", 0.0),
         "tokens_sampled": last.get("num_tokens", 0),
         "bytes_sent": peer.bytes_sent,

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ftis.lab.formatting import interval_text, number, p_text
+from ftis.lab.formatting import interval_text, number, p_text, seconds_text
 from ftis.lab.reading import LAST_EVALUATIONS
-from ftis.lab.results import headline
+from ftis.lab.results import by_budget, headlines
 
 TABLE_WIDTH = 100
 
@@ -48,14 +48,15 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
                 f"{fmean(o['start'] for o in ood):.3f}" if ood else "–",
                 f"{fmean(o['final'] for o in ood):.3f}" if ood else "–",
                 str(peer["rounds"]),
-                f"{peer['seconds']:.0f}",
+                seconds_text(peer["seconds"]),
                 f"{peer['tokens_sampled']:,}",
                 f"{peer['bytes_sent'] / 1e6:.2f}",
                 f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
             )
         table.add_section()
     table.caption = (
-        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; seconds: rounds without evaluation"
+        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; secs: the peer's own work, without "
+        f"evaluation and without waiting for the others"
     )
     table.caption_justify = "left"
     return table
@@ -70,13 +71,16 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     def line(text: str, indent: int = 0) -> None:
         console.print(Padding(Text(text), (0, 0, 0, indent)), width=width, soft_wrap=False)
 
-    line(headline(results))
+    for sentence in headlines(results):
+        line(sentence)
     for peer in results["peers"]:
         of_peer = [c for c in results["comparisons"] if c["peer"] == peer]
         if of_peer:
             line(peer)
-        for c in of_peer:
-            line(f"{c['arm']}, {c['split']}: {c['text']}", 2)
+        for (baseline, equal), group in by_budget(of_peer).items():
+            line(f"against {baseline}, {equal}", 2)
+            for c in group:
+                line(f"{c['arm']}, {c['split']}: {c['text']}", 4)
     for matched in results["matched"]:
         line(matched["text"])
     for seed, why in results["left_out"].items():
@@ -86,27 +90,33 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
-    n, baseline = len(results["seeds"]), results["baseline"]
+    n = len(results["seeds"])
     title = f"{results['name']}, {split}: greedy pass@1, {n} seed{'s' if n > 1 else ''}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     table.add_column("peer", overflow="fold", max_width=16)
     table.add_column("arm", overflow="fold", max_width=16)
     for heading in ("start", "final", "95% interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    if baseline:
-        table.add_column(f"− {baseline}", justify="right", overflow="fold", max_width=12)
-        for heading in ("95% interval", "p, Holm"):
+    compared = [c for c in results["comparisons"] if c["split"] == split]
+    if compared:
+        table.add_column("against", overflow="fold", max_width=16)
+        for heading in ("by", "95% interval", "p, Holm"):
             table.add_column(heading, justify="right", no_wrap=True)
-    by_arm = {(c["peer"], c["arm"]): c for c in results["comparisons"] if c["split"] == split}
     for peer in results["peers"]:
         for arm in results["arms"]:
-            accuracy, c = results["accuracy"][split][arm][peer], by_arm.get((peer, arm))
+            accuracy = results["accuracy"][split][arm][peer]
             cells = [peer, arm, number(accuracy["start"]["mean"]), number(accuracy["final"]["mean"])]
             cells.append(interval_text(accuracy["final"]))
-            if c:
-                cells += [number(c["mean"], "+"), interval_text(c, "+"), p_text(c["p_adjusted"])]
-            table.add_row(*cells)
+            for c in [c for c in compared if (c["peer"], c["arm"]) == (peer, arm)]:
+                table.add_row(
+                    *cells, c["baseline"], number(c["mean"], "+"), interval_text(c, "+"), p_text(c["p_adjusted"])
+                )
+                cells = [""] * 5
+            if any(cells):
+                table.add_row(*cells)
         table.add_section()
     table.caption = f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; interval: Student's t over seeds"
+    if compared:
+        table.caption += "; by: final minus that of the arm beside it"
     table.caption_justify = "left"
     return table

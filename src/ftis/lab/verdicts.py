@@ -1,4 +1,4 @@
-"""The page's first sections: a verdict per arm and peer, what to know before believing it, and learning curves."""
+"""The page's first sections: verdicts per peer and baseline, what to know before believing them, and curves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ftis.lab import figures
 from ftis.lab.drawing import Panel, Style
 from ftis.lab.formatting import counted, number, true_minus
 from ftis.lab.reading import LAST_EVALUATIONS, VALIDATION, Study
+from ftis.lab.results import by_budget
 from ftis.lab.views import ArmLabel, PanelRow, split_heading
 
 SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
@@ -37,19 +38,28 @@ class ProgressRow:
 
 
 @dataclass(frozen=True)
+class VerdictGroup:
+    """The verdicts against one baseline; ``equal`` says in words which budget is the same."""
+
+    baseline: ArmLabel
+    equal: str
+    verdicts: Sequence[VerdictRow]
+    figure: Panel
+
+
+@dataclass(frozen=True)
 class Card:
     peer: str
     model: str
-    verdicts: Sequence[VerdictRow]
+    groups: Sequence[VerdictGroup]
     progress: Sequence[ProgressRow]
-    figure: Panel | None
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """The section; ``comparisons`` says how many there are on validation, "" if none."""
 
-    baseline: str | None
+    baselines: str
     comparisons: str
     last_evaluations: int
     cards: Sequence[Card]
@@ -71,7 +81,7 @@ class Curves:
 def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
     on_validation = sum(c["split"] == VALIDATION for c in results["comparisons"])
     return Verdicts(
-        baseline=results["baseline"],
+        baselines=", ".join(results["baselines"]),
         comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
         last_evaluations=LAST_EVALUATIONS,
         cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
@@ -81,24 +91,28 @@ def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Styl
 
 def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
-    rows = []
-    for c in compared:
-        rows.append(
-            VerdictRow(
-                arm=ArmLabel(c["arm"], styles[c["arm"]].colour),
-                split="" if c["split"] == VALIDATION else c["split"],
-                kind=c["label"].split()[0],
-                symbol=SYMBOLS[c["label"]],
-                label=c["label"],
-                text=true_minus(c["text"].removeprefix(c["label"])),
-            )
+    groups = [
+        VerdictGroup(
+            baseline=ArmLabel(baseline, styles[baseline].colour),
+            equal=equal,
+            verdicts=[_verdict(c, styles) for c in group],
+            figure=figures.differences(study.directory / "figures", peer.name, group, styles),
         )
-    return Card(
-        peer=peer.name,
-        model=model_in_words(peer),
-        verdicts=rows,
-        progress=[] if compared else _progress(results, peer.name, styles),
-        figure=figures.differences(study.directory / "figures", peer.name, compared, styles) if compared else None,
+        for (baseline, equal), group in by_budget(compared).items()
+    ]
+    progress = [] if compared else _progress(results, peer.name, styles)
+    return Card(peer.name, model_in_words(peer), groups, progress)
+
+
+def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> VerdictRow:
+    arm, label = comparison["arm"], comparison["label"]
+    return VerdictRow(
+        arm=ArmLabel(arm, styles[arm].colour),
+        split="" if comparison["split"] == VALIDATION else comparison["split"],
+        kind=label.split()[0],
+        symbol=SYMBOLS[label],
+        label=label,
+        text=true_minus(comparison["text"].removeprefix(label)),
     )
 
 
@@ -135,9 +149,11 @@ def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
             f"This peer learned together with {', '.join(results['elsewhere'])}, whose records are on other machines: "
             f"the page shows what this peer measured."
         )
-    elif results["baseline"] is None:
-        baseline = study.recipe.experiment.baseline
-        cautions.append(f"The baseline {baseline} is not among the arms: nothing is compared.")
+    else:
+        wanted = study.recipe.experiment.baselines
+        missing = [baseline for baseline in wanted if baseline not in results["baselines"]]
+        consequence = "is not compared with" if results["baselines"] else "is not among the arms: nothing is compared"
+        cautions += [f"The baseline {baseline} {consequence}." for baseline in missing]
     cautions += [matched["text"] for matched in results["matched"]]
     cautions += [note[0].upper() + note[1:] + "." for note in results["notes"]]
     return cautions
@@ -145,7 +161,8 @@ def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
 
 def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Curves:
     n = len(study.seeds_shown)
-    intro = "Greedy pass@1 on held-out problems. "
+    intro = "Greedy pass@1 on held-out problems; on validation over rounds, over the tokens that the peer sampled "
+    intro += "itself, and over the seconds that it worked itself, waiting for the others left out. "
     if n == 1:
         intro += "One seed, so no band."
     elif n < figures.MIN_SEEDS_OF_BAND:
@@ -155,13 +172,17 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
         intro += f"Bold: mean over {n} seeds; band: its 95% interval (Student’s t); thin: each seed."
     if not study.seeds:
         intro += " Unfinished seeds, as far as they are."
-    splits = []
-    for split in results["splits"]:
-        by_arm = results["curves"][split]
-        limits = figures.accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
-        panels = []
-        for peer in results["peers"]:
-            of_peer = {arm: by_arm[arm][peer] for arm in results["arms"]}
-            panels.append(figures.learning(study.directory / "figures", split, peer, of_peer, styles, limits))
-        splits.append(SplitCurves(split_heading(split), PanelRow.of(panels, len(results["peers"]))))
-    return Curves(intro, splits)
+    return Curves(intro, [_split_curves(study, results, split, styles) for split in results["splits"]])
+
+
+def _split_curves(study: Study, results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
+    """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds."""
+    directory, by_arm = study.directory / "figures", results["curves"][split]
+    limits = figures.accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
+    overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
+    panels = []
+    for peer in results["peers"]:
+        of_peer = {arm: by_arm[arm][peer] for arm in results["arms"]}
+        panels += [figures.learning(directory, split, peer, of_peer, styles, limits, over) for over in overs]
+    columns = len(overs) if len(overs) > 1 else len(results["peers"])
+    return SplitCurves(split_heading(split), PanelRow.of(panels, columns))

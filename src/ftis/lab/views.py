@@ -51,14 +51,14 @@ class Table:
 
 @dataclass(frozen=True)
 class PanelRow:
-    """Figures side by side, as many to a line as there are peers, at most three."""
+    """Figures side by side, at most three to a line."""
 
     panels: Sequence[Panel]
     columns: int
 
     @staticmethod
-    def of(panels: Sequence[Panel], peers: int) -> PanelRow:
-        return PanelRow(panels, min(peers, MOST_COLUMNS))
+    def of(panels: Sequence[Panel], columns: int) -> PanelRow:
+        return PanelRow(panels, min(columns, MOST_COLUMNS))
 
 
 def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
