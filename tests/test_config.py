@@ -275,11 +275,11 @@ def test_errors_say_which_recipe() -> None:
 def test_swarms_are_of_one_size_and_hold_every_peer_once() -> None:
     small, large = (peer["name"] for peer in document()["peers"])
     assert parse(document(training__swarms=[[small], [large]], training__prompts_per_round=25)).swarm_size == 1
-    assert "put each of them in one swarm" in refusal(document(training__swarms=[[small]]))
-    assert "put each of them in one swarm" in refusal(document(training__swarms=[[small, large], [large]]))
+    assert "put each peer in one swarm" in refusal(document(training__swarms=[[small]]))
+    assert "put each peer in one swarm" in refusal(document(training__swarms=[[small, large], [large]]))
     made = document(training__swarms=[[small, large], ["third"]])
     made["peers"].append({**made["peers"][0], "name": "third"})
-    assert "give all swarms as many peers" in refusal(made)
+    assert "the swarms differ in size" in refusal(made)
     made["training"]["swarms"] = [["third", large], [small, "fourth"]]
     made["peers"].append({**made["peers"][0], "name": "fourth"})
     recipe = parse(made)
