@@ -423,7 +423,7 @@ def evaluate_model(
 
 @app.command("starters")
 def make_starters(
-    names: Annotated[list[str] | None, typer.Argument(help="Which to make; by default all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Which to make; all of them if none is named.")] = None,
 ) -> None:
     """Make the small ready-to-train models, and say where they are."""
     from ftis.lab import starters
