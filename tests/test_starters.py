@@ -511,8 +511,10 @@ def test_a_failure_leaves_nothing_half_made(
             patch.setattr(starters, "supervised_step", fail)
         elif where == "save":
             patch.setattr(Policy, "save_pretrained", fail)
+        elif where == "card":
+            patch.setattr(starters, "write_json", fail)
         else:
-            patch.setattr(Path, {"card": "write_text", "rename": "rename"}[where], fail)
+            patch.setattr(Path, "rename", fail)
         with pytest.raises((KeyboardInterrupt, OSError)):
             starters.make("starter:small@3")
     assert list(home.iterdir()) == []

@@ -117,7 +117,7 @@ class Terms:
         vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
         end_ids: the ids that end a completion for every peer.
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
-        max_staleness: how many rounds late a message may be.
+        max_staleness: the most rounds by which a message may be late.
         prompts: the training split; a group's item is an index into it.
         assigned: (peer, round) → the items that a roster member samples then, equally many in every round.
         roster: the names of all peers.

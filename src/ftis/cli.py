@@ -16,13 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ftis.config import (
-    FtisError,
-    NetworkConfig,
-    Recipe,
-    TaskConfig,
-    run_directory,
-)
+from ftis.config import FtisError, NetworkConfig, Recipe, TaskConfig, run_directory
 from ftis.events import WarmUp
 from ftis.lab.recipes import load, network_settings
 
@@ -97,8 +91,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
-    from ftis.lab import runs as experiment
     from ftis.lab.progress import Display
+    from ftis.lab.runs import run
 
     loaded = _load(recipe, set_ or [])
     if dry_run:
@@ -108,7 +102,7 @@ def train(
     directory = run_directory(loaded)
     display = Display(console)
     with display.live():
-        finished = experiment.run(loaded, resume=resume, overwrite=overwrite, only=tuple(arm or ()), say=display)
+        finished = run(loaded, resume=resume, overwrite=overwrite, only=tuple(arm or ()), say=display)
     if not finished:
         console.print(f"stopped; {directory} can be resumed with --resume")
         raise typer.Exit(130)
@@ -125,13 +119,13 @@ def experiment(
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train every arm under several seeds and say what differs. Run it again to go on with it."""
+    """Train every arm under several seeds and compare them. Run it again to resume it."""
     import os
 
     from ftis.lab import page, results, tables
-    from ftis.lab import runs as experiments
     from ftis.lab.arms import experiment_directory
     from ftis.lab.progress import Display
+    from ftis.lab.runs import run_experiment
 
     loaded = _load(recipe, set_ or [])
     if dry_run:
@@ -139,7 +133,7 @@ def experiment(
         return
     display = Display(console)
     with display.live():
-        finished = experiments.run_experiment(loaded, range(seeds), jobs or os.cpu_count() or 1, display)
+        finished = run_experiment(loaded, range(seeds), jobs or os.cpu_count() or 1, display)
     directory = experiment_directory(loaded)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
@@ -179,10 +173,11 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where this peer stopped (or start it).")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
 ) -> None:
-    """Train one peer of a recipe here, together with the others wherever they are."""
+    """Train one peer of a recipe on this machine, together with peers elsewhere."""
     import threading
 
-    from ftis.lab import join as swarm
+    from ftis.lab.join import join as join_swarm
+    from ftis.lab.join import peer_directory
     from ftis.lab.progress import Display
     from ftis.lab.workers import stopping_on_signals
 
@@ -195,8 +190,8 @@ def join(
     stop = threading.Event()
     display = Display(console)
     with display.live(), stopping_on_signals(stop, display):
-        finished = swarm.join(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
-    directory = swarm.peer_directory(loaded, peer)
+        finished = join_swarm(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
+    directory = peer_directory(loaded, peer)
     if not finished:
         console.print(f"left the swarm; the same command with --resume goes on from {directory}")
         raise typer.Exit(130)
@@ -210,7 +205,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
 ) -> None:
-    """Say who is in a swarm, in which round, and what they took from each other."""
+    """Print who is in a swarm, in which round, and what they took from each other."""
     import time
 
     from rich.live import Live
@@ -255,7 +250,7 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
 app.add_typer(keys, name="keys")
-Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where they are kept.")]
+Directory = Annotated[Path, typer.Option("--directory", "-d", help="The directory of the files.")]
 
 
 @keys.command("new")
@@ -372,7 +367,7 @@ def probe_bias(
         Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
     ] = None,
 ) -> None:
-    """Say how far each objective's update on foreign rollouts points away from the on-policy one."""
+    """Measure how far each objective's update on foreign rollouts points away from the on-policy one."""
     from ftis.lab import probe
     from ftis.objectives import OBJECTIVES
 
@@ -391,7 +386,7 @@ def evaluate_model(
     ],
     task: Annotated[str, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>.")],
     path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="A seeded subset of so many problems.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Take prompt, tags, reward and sampling from this recipe.")
     ] = None,
@@ -445,7 +440,7 @@ def make_starters(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine has, what is missing, and how to get it."""
+    """Print what this machine has, what is missing, and how to get it."""
     from ftis.lab.doctor import diagnose
 
     problems = 0
@@ -462,7 +457,7 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 
 def _conclude(directory: Path) -> None:
-    """What came of a run, and where it is; exit code 3 if nobody who was to collaborate did."""
+    """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
     from ftis.lab import figures, tables
     from ftis.lab import summary as summaries
 

@@ -32,7 +32,8 @@ Rows = npt.NDArray[np.int64]
 """Indices of rollouts in a batch."""
 
 MIN_LOGP = -100.0
-"""Sampling in float32, whose smallest normal number is about e^-87, never draws a token less probable than e^-100."""
+"""The lowest log-probability of a token. In float32, whose smallest normal number is about e^-87, sampling never draws
+a less probable one."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Draw(Protocol):
 
 
 class Sampler(Draw, Protocol):
-    """A peer's sampler: opened by ``f(policy)``, told when the policy has new weights, and closed at the end."""
+    """A peer's sampler. ``f(policy)`` opens it; it learns of new weights, and is closed at the end."""
 
     def weights_moved(self, policy: Policy) -> None:
         """The policy was updated. A sampler with a copy of the weights replaces it here."""

@@ -24,10 +24,9 @@ def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
 def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
     """The round's prompts: ``count`` indices out of ``n_items``, the same on every peer.
 
-    The training split is shuffled anew for each epoch from (seed, epoch) and read in order. So the indices of a round
+    Each epoch shuffles the training split, seeded by (seed, epoch), and reads it in order. So the indices of a round
     are distinct, and a problem occurs at most once an epoch. Problems that do not fill a last round wait for the next
-    epoch.
-    """
+    epoch."""
     if not 1 <= count <= n_items:
         raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
     rounds_per_epoch = n_items // count
@@ -98,7 +97,7 @@ def wanted(recipe: Recipe, n_items: int, own: str, peer: str, round: int) -> lis
 def minibatches(recipe: Recipe, peer: str, round: int, n_rollouts: int) -> list[npt.NDArray[np.int64]]:
     """The rollouts of each optimiser step: ``num_iterations`` passes of ``steps_per_generation`` steps.
 
-    Each pass shuffles the round's rollouts anew and splits them into parts of nearly equal size.
+    Each pass shuffles the round's rollouts and splits them into parts of nearly equal size.
     """
     steps: list[npt.NDArray[np.int64]] = []
     for iteration in range(recipe.training.num_iterations):

@@ -51,7 +51,7 @@ so a new form goes to the end and raises :data:`ftis.codec.VERSION`."""
 
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
-    """What ``name`` stands for in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
+    """The object that ``name`` means in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
 
     Raises:
         RecipeError: the word is not in the table, the module cannot be imported, or it has no such name.

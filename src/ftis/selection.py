@@ -80,7 +80,7 @@ class Selection(Protocol):
     """One reason to learn less, or nothing, from a rollout. The default of every method changes nothing."""
 
     name: str
-    """The reason that records give."""
+    """The reason for a drop in records, and the key of its state in checkpoints."""
 
     def skipped(self, round: int) -> Collection[str]:
         """Peers that are neither waited for nor heard in ``round``."""

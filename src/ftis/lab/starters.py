@@ -272,9 +272,7 @@ def write_completion(question: str, style: str, rng: np.random.Generator) -> str
 
 
 def _with_slip(steps: tuple[str, ...], at: int, error: int) -> tuple[tuple[str, ...], str]:
-    """The lines of reasoning with the result of line ``at`` off by ``error``; later lines are correct given that
-    result.
-    """
+    """``steps`` with the result of line ``at`` off by ``error``; later lines compute correctly from there."""
     out: list[str] = []
     value = steps[0][0]
     for i, step in enumerate(steps):
