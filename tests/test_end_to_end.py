@@ -21,6 +21,7 @@ from commands import command, ftis
 from conftest import save_qwen2
 from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from watched import Watched
 
 from ftis.files import read_jsonl
 from ftis.lab import starters
@@ -175,15 +176,12 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     if way == "one peer":
         recipe = workplace / "recipe.toml"
         recipe.write_text(recipe.read_text().rpartition("[[peers]]")[0])
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
-    give_up = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-        assert time.monotonic() < give_up, "no round was finished"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    process = Watched(command(*arguments), workplace / "output.txt")
+    assert process.until(lambda: metrics.exists() and len(read_jsonl(metrics)) > 3, 120), "no round was finished"
+    process.signal(signal.SIGINT)
+    status, output = process.wait(60), "".join(process.lines)
+    assert status == 130, output
     assert "--resume" in output
     done = len(read_jsonl(metrics))
     assert 3 < done < 200
@@ -200,18 +198,15 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
     (workplace / "tiny_rewards.py").write_text(
         "import threading\n"
         "def evenness(prompts, completions, completion_ids, **columns):\n"
-        "    open('scoring', 'w').close()\n"
+        "    print('scoring', flush=True)\n"
         "    threading.Event().wait()\n"
     )
     arguments = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.eval_every=0"]
     with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            give_up = time.monotonic() + 120
-            while not (workplace / "scoring").exists():
-                assert time.monotonic() < give_up, "no rollout was scored"
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
             assert process.stdout is not None
+            assert any("scoring" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
             assert any("once more to stop at once" in line for line in process.stdout)
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) != 0
