@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -541,7 +542,127 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace:
     half = pq.read_table(other / "tiny-seed0" / "alone-half" / "a" / "rollouts" / "round-000000.parquet")
     assert half.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
     finished = subprocess.run(command(*base), capture_output=True, text=True)
-    assert "6 jobs, 6 of them finished before" in finished.stdout
+    # Of each seed: two peers alone, twice, and the pair.
+    assert "10 jobs, 10 of them finished before" in finished.stdout
+
+
+FOUR_PEERS = """
+[[peers]]
+name = "c"
+model = "{c}"
+learning_rate = 1e-3
+[[peers]]
+name = "d"
+model = "{a}"
+learning_rate = 1e-3
+[[arms]]
+name = "alone-part"
+collaborate = false
+budget = "generated"
+[[arms]]
+name = "pairs"
+swarm_size = 2
+[[arms]]
+name = "four"
+swarm_size = 4
+"""
+
+
+@pytest.fixture
+def sizes(workplace: Path, models: dict[str, Path]) -> Path:
+    """The recipe with four peers and swarms of three sizes as arms, each peer sampling one prompt."""
+    recipe = workplace / "recipe.toml"
+    text = recipe.read_text().replace("prompts_per_round = 4", "prompts_per_peer = 1").rstrip()
+    assert "prompts_per_peer" in text
+    text += FOUR_PEERS.format(**models) + '[experiment]\nbaseline = "alone-part"\n'
+    recipe.write_text(text)
+    return workplace
+
+
+@pytest.mark.slow
+def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None:
+    """As jobs of an experiment, one swarm each, and arm by arm in one process; with sizes and with swarms by hand."""
+    done = subprocess.run(
+        command("experiment", "recipe.toml", "--seeds", "1", "--jobs", "2"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "7 jobs, 0 of them finished before; 2 at a time, the longest first" in done.stdout
+    assert "seed 0 pairs c and 1 more finished" in done.stdout
+    assert "seed 0 four finished" in done.stdout
+    apart = records_of(sizes / "runs" / "tiny" / "tiny-seed0")
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=whole") == 0
+    assert records_of(sizes / "whole" / "tiny-seed0") == apart
+    by_hand = {
+        "alone-part": ('[["a"], ["b"], ["c"], ["d"]]', 1),
+        "pairs": ('[["a", "b"], ["c", "d"]]', 2),
+        "four": ('[["a", "b", "c", "d"]]', 4),
+    }
+    plain = (sizes / "recipe.toml").read_text().partition("[[arms]]")[0]
+    (sizes / "plain.toml").write_text(plain)
+    for arm, (swarms, prompts) in by_hand.items():
+        keys = [f"training.swarms={swarms}", f"training.prompts_per_round={prompts}", f"output_dir={arm}"]
+        assert ftis("train", "plain.toml", *(f"--set={key}" for key in (*keys, "processes=inline"))) == 0
+        for peer in "abcd":
+            one, other = (
+                weights(place / peer / "checkpoint-4")
+                for place in (sizes / arm / "tiny-seed0" / "F-TIS", sizes / "runs" / "tiny" / "tiny-seed0" / arm)
+            )
+            assert all(torch.equal(one[name], other[name]) for name in one), (arm, peer)
+
+
+def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ftis.files import locked
+    from ftis.lab.recipes import load
+    from ftis.lab.runs import run
+
+    settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
+    recipe = load("recipe.toml", settings)
+    pairs = run_of(sizes) / "pairs"
+    with locked(pairs / ".lock@c", 0):
+        assert run(recipe, only=("pairs",), peer="b")
+        assert {path.name for path in pairs.iterdir() if path.is_dir()} == {"a", "b"}
+        arguments = ["train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)]
+        assert ftis(*arguments, "--resume") == 1
+        assert "pairs is in use by another process" in capsys.readouterr().err
+        assert ftis(*arguments, "--overwrite") == 1
+        assert (pairs / "a" / "checkpoint-1").exists()
+    assert ftis(*arguments, "--resume") == 0
+    assert (pairs / "d" / "checkpoint-1").exists()
+
+
+def test_a_replay_finds_the_swarm_that_a_size_makes(sizes: Path) -> None:
+    """With its own objective it gives the recorded weights."""
+    settings = ["processes=inline", "training.eval_every=0"]
+    assert ftis("train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)) == 0
+    assert ftis("replay", str(run_of(sizes)), "--arm", "pairs", "--peer", "d") == 0
+    (again,) = (run_of(sizes) / "replay").iterdir()
+    one, other = (weights(place / "d" / "checkpoint-4") for place in (again, run_of(sizes) / "pairs"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[str, Path]) -> None:
+    recipe = ROOT / "recipes" / "scaling.toml"
+    settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_peer=1"]
+    settings += ["training.steps_per_generation=1", "sampling.num_generations=2", "sampling.max_completion_length=6"]
+    settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={workplace / 'runs'}"]
+    settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
+    settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=6"]
+    arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
+    done = subprocess.run(command(*arguments), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "32 jobs, 0 of them finished before" in done.stdout
+    assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
+    directory = workplace / "runs" / "scaling"
+    sizes = json.loads((directory / "scaling.json").read_text())["series"]
+    assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
+        ("F-TIS", [1, 2, 4, 8, 16]),
+        ("F-TIS-16-limited", [16]),
+    ]
+    assert [size["trained"] for size in sizes[0]["sizes"]] == [2, 4, 8, 16, 32]
+    assert sizes[1]["sizes"][0]["trained"] == 8
+    assert (directory / "figures" / "scaling-accuracy.png").exists()
+    assert "Number of peers" in (directory / "report.html").read_text()
 
 
 def strip_times(value: Any) -> Any:

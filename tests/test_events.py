@@ -21,6 +21,7 @@ from ftis.events import (
     Place,
     RoundEnded,
     Stopping,
+    TimeLeft,
     WarmUp,
     placed,
 )
@@ -29,6 +30,7 @@ from ftis.lab.event_lines import KINDS, from_json, to_json
 LINES: dict[str, tuple[Event, str]] = {
     "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),
     "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
+    "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),
     "job": (JobEnded(Place(job="seed 0 alone")), '{"kind": "job", "job": "seed 0 alone"}'),
     "arm": (
         ArmBegun(("a", "b"), 4, Place("F-TIS")),

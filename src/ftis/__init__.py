@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ftis.config import run_directory as run_directory
     from ftis.files import read_jsonl as read_jsonl
     from ftis.lab.arms import experiment_directory as experiment_directory
+    from ftis.lab.experiments import run_experiment as run_experiment
     from ftis.lab.page import write_page as write_page
     from ftis.lab.progress import Display as Display
     from ftis.lab.recipes import load as load
     from ftis.lab.results import compare as compare
     from ftis.lab.runs import run as run
-    from ftis.lab.runs import run_experiment as run_experiment
     from ftis.lab.starters import supervised_step as supervised_step
     from ftis.lab.summary import summarise as summarise
     from ftis.lab.tables import print_comparison as print_comparison
@@ -49,7 +49,7 @@ _HOME = {
     "Peer": "peer",
     "train_round": "peer",
     "run": "lab.runs",
-    "run_experiment": "lab.runs",
+    "run_experiment": "lab.experiments",
     "experiment_directory": "lab.arms",
     "supervised_step": "lab.starters",
     "compare": "lab.results",

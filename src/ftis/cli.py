@@ -115,25 +115,26 @@ def experiment(
         Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Arms trained at a time; 0 is one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0 is one per core.")] = 0,
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
-    import os
-
-    from ftis.lab import page, results, tables
+    from ftis.lab import experiments, page, results, tables
     from ftis.lab.arms import experiment_directory
     from ftis.lab.progress import Display
-    from ftis.lab.runs import run_experiment
+    from ftis.lab.workers import cores
 
-    loaded = _load(recipe, set_ or [])
+    loaded, at_a_time = _load(recipe, set_ or []), jobs or cores()
     if dry_run:
         _print_plan(loaded)
+    for line in experiments.plan(loaded, range(seeds), at_a_time):
+        console.print(line, highlight=False, markup=False)
+    if dry_run:
         return
     display = Display(console)
     with display.live():
-        finished = run_experiment(loaded, range(seeds), jobs or os.cpu_count() or 1, display)
+        finished = experiments.run_experiment(loaded, range(seeds), at_a_time, display)
     directory = experiment_directory(loaded)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")

@@ -116,7 +116,10 @@ class SamplingConfig(_Section):
 class TrainingConfig(_Section):
     rounds: Positive = 50
     prompts_per_round: Positive = 24
-    """B, prompts of all peers together. A peer alone samples all of them."""
+    """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
+    prompts_per_peer: Positive | None = None
+    """In place of ``prompts_per_round``, in vertical mode: what one peer samples, however many peers its swarm has.
+    ``prompts_per_round`` is then m times as many."""
     mode: Literal["vertical", "horizontal"] = "vertical"
     """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
     swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
@@ -270,9 +273,25 @@ class ArmConfig(_Section):
     budget: Literal["trained", "generated"] = "trained"
     """In what a peer that trains alone equals a peer of a swarm of m. ``trained``: rollouts trained on, so it samples
     all of a round's prompts itself. ``generated``: rollouts sampled, so it samples 1/m of the prompts."""
+    swarm_size: Positive | None = None
+    """m, in place of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
     that it mentions."""
+
+    @model_validator(mode="after")
+    def _a_swarm_has_others(self) -> Self:
+        if self.swarm_size is not None and not self.collaborate:
+            raise ValueError(
+                f"arm {self.name!r}: swarm_size = {self.swarm_size} is for peers that learn together, but collaborate "
+                f"is false: remove one of them"
+            )
+        if self.swarm_size == 1:
+            raise ValueError(
+                f"arm {self.name!r}: a peer in a swarm of 1 trains alone on its own prompts: write collaborate = false "
+                f'and budget = "generated" in place of swarm_size = 1'
+            )
+        return self
 
 
 class ExperimentConfig(_Section):
@@ -319,6 +338,24 @@ class Recipe(_Section):
     experiment: ExperimentConfig = ExperimentConfig()
 
     @model_validator(mode="after")
+    def _with_prompts_of_all_peers(self) -> Self:
+        each, given = self.training.prompts_per_peer, self.training.prompts_per_round
+        if each is None:
+            return self
+        if self.training.mode == "horizontal":
+            raise ValueError(
+                "training.prompts_per_peer is for vertical mode: in horizontal mode every peer samples a part of each "
+                "prompt's group; give training.prompts_per_round"
+            )
+        prompts = each * self.swarm_size
+        if "prompts_per_round" in self.training.model_fields_set and given != prompts:
+            raise ValueError(
+                f"training.prompts_per_peer = {each} in a swarm of {self.swarm_size} makes {prompts} prompts a round, "
+                f"but training.prompts_per_round = {given}: give one of the two"
+            )
+        return self.model_copy(update={"training": self.training.model_copy(update={"prompts_per_round": prompts})})
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if not self.peers:
             raise ValueError("peers is empty: a recipe needs at least one [[peers]]")
@@ -329,6 +366,12 @@ class Recipe(_Section):
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
                 raise ValueError(f'arm {arm.name!r}: budget = "generated" is for arms with collaborate = false')
+            if arm.swarm_size is not None and len(self.peers) % arm.swarm_size:
+                sizes = [str(size) for size in range(2, len(self.peers) + 1) if len(self.peers) % size == 0]
+                raise ValueError(
+                    f"arm {arm.name!r}: swarm_size = {arm.swarm_size} does not divide the {len(self.peers)} peers into "
+                    f"whole swarms: take {' or '.join(sizes) or 'another number of peers'}"
+                )
         self._check_swarms()
         m, training = self.swarm_size, self.training
         if training.mode == "vertical" and training.prompts_per_round % m:

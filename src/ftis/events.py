@@ -19,7 +19,7 @@ class Place:
     """Where something happened. Parts that do not apply are empty.
 
     Attributes:
-        job: one arm under one seed of an experiment, as ``seed 0 F-TIS``.
+        job: one swarm of one arm of an experiment under one seed, as ``seed 0 F-TIS`` or ``seed 0 alone small``.
     """
 
     arm: str = ""
@@ -50,6 +50,14 @@ class JobsKnown:
 class JobEnded:
     """A job of an experiment is finished."""
 
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """An experiment's jobs are expected to take ``seconds`` more, by what their rounds have taken so far."""
+
+    seconds: float
     place: Place = Place()
 
 
@@ -151,6 +159,7 @@ Event = (
     WarmUp
     | JobsKnown
     | JobEnded
+    | TimeLeft
     | ArmBegun
     | PeerStarted
     | Evaluated

@@ -1,9 +1,11 @@
-"""The memory and bytes of a run, estimated before it starts: ``ftis train --dry-run``."""
+"""What a run would take, estimated before it starts: memory, bytes on the wire, and a guess of the seconds."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,7 +13,22 @@ import torch
 from ftis.codec import message_size
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import starters
+from ftis.lab.arms import Arm
 from ftis.policy import resolve_device, resolve_dtype
+
+SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
+"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
+train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
+log-probabilities, and another with its backward pass."""
+
+LENGTH = 0.5
+"""Mean length of a completion, as a part of the maximum."""
+
+UNKNOWN_PROBLEMS = 300
+"""What a task is taken to validate with if the recipe does not say."""
+
+UNKNOWN_PARAMETERS = 100_000_000
+"""What a model is taken to have if it cannot be examined."""
 
 
 def estimate(recipe: Recipe) -> list[str]:
@@ -25,11 +42,8 @@ def estimate(recipe: Recipe) -> list[str]:
 
     lines = []
     sampling, training = recipe.sampling, recipe.training
-    prompts = (
-        training.prompts_per_round if training.mode == "horizontal" else training.prompts_per_round // recipe.swarm_size
-    )
-    repeats = recipe.rollouts_per_group
-    rollouts = prompts * repeats
+    prompts = recipe.prompts_per_peer
+    rollouts = prompts * recipe.rollouts_per_group
     for peer in recipe.peers:
         if starters.is_starter(peer.model):
             source = starters.path_of(peer.model)
@@ -68,6 +82,65 @@ def estimate(recipe: Recipe) -> list[str]:
             f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"
         )
     return lines
+
+
+def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
+    """How many rollouts a peer of a swarm samples and trains on in a round, if nothing is filtered.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+    """
+    own = swarm.prompts_per_peer * swarm.rollouts_per_group
+    foreign = own * (len(swarm.peers) - 1)
+    limit = swarm.training.max_foreign_rollouts
+    return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
+
+
+def validation_problems(recipe: Recipe) -> int:
+    """How many problems one evaluation has, out of distribution too, as far as the recipe says. Loads no task."""
+    return sum(task.validation_size or UNKNOWN_PROBLEMS for task in (recipe.task, *recipe.ood))
+
+
+def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
+    """The parameters of each model in the arms. Loads no weights."""
+    models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
+    return {model: _parameters(model) for model in models}
+
+
+def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -> float:
+    """A guess of the seconds of one round of one peer on one core: sampling, training, and its part of evaluations.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        parameters: of each model.
+        problems: that one evaluation has.
+    """
+    training = swarm.training
+    evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
+    sampled, trained = rollouts_per_round(swarm)
+    sampled_and_evaluated = sampled + problems * evaluations / training.rounds
+    tokens = LENGTH * swarm.sampling.max_completion_length
+    operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
+    return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
+
+
+def _parameters(model: str) -> int:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = model
+    if starters.is_starter(model):
+        source = str(starters.path_of(model))
+        if not (Path(source) / "config.json").exists():
+            made_of = starters.lookup(model)[1]
+            width, heads = made_of.hidden_size, made_of.num_attention_heads
+            attention = 2 * width * width * (1 + made_of.num_key_value_heads / heads)
+            return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+    except (OSError, ValueError, KeyError):
+        return UNKNOWN_PARAMETERS
+    return sum(p.numel() for p in made.parameters())
 
 
 def _trained_parameters(model: Any, peer: PeerConfig) -> int:

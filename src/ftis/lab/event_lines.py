@@ -20,6 +20,7 @@ from ftis.events import (
     Place,
     RoundEnded,
     Stopping,
+    TimeLeft,
     WarmUp,
 )
 
@@ -27,6 +28,7 @@ KINDS: Mapping[str, type[Event]] = {
     "warm-up": WarmUp,
     "experiment": JobsKnown,
     "job": JobEnded,
+    "left": TimeLeft,
     "arm": ArmBegun,
     "start": PeerStarted,
     "evaluation": Evaluated,

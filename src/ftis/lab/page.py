@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from ftis.config import ArmConfig
 from ftis.files import write_whole
-from ftis.lab import page_tables, verdicts
+from ftis.lab import page_tables, scaling, verdicts
 from ftis.lab.drawing import arm_styles
 from ftis.lab.exchanges import exchanges
 from ftis.lab.formatting import counted, visible
@@ -69,6 +69,7 @@ def write_page(directory: Path) -> Path:
     styles = arm_styles(results["arms"], results["baselines"])
     sections = [
         Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
+        Section("scaling", "Number of peers", scaling.section(study)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
         Section("accuracy", "Accuracy", page_tables.accuracy(results, styles)),
         Section("exchange", "What the peers took from each other", exchanges(study)),

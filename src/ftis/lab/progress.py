@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,8 +22,10 @@ from ftis.events import (
     PeerStarted,
     RoundEnded,
     Stopping,
+    TimeLeft,
     WarmUp,
 )
+from ftis.lab.outlook import in_time
 from ftis.metric_keys import by_peer
 
 
@@ -44,7 +45,7 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
         self._notes: dict[str, dict[str, str]] = {}
-        self._jobs, self._fresh, self._began = (0, 0), 0, time.monotonic()
+        self._jobs, self._left = (0, 0), ""
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -63,7 +64,14 @@ class Display:
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")
+                # What a bar tells from the jobs' number is wrong: they differ tenfold.
+                self._bars.columns = tuple(c for c in self._bars.columns if not isinstance(c, TimeRemainingColumn))
                 self._advance("jobs", *self._jobs, "")
+            case TimeLeft():
+                first, self._left = not self._left, f"about {in_time(event.seconds)} left"
+                self._advance("jobs", *self._jobs, self._left)
+                if first:
+                    self._line(f"{self._left}, by the first rounds")
             case JobEnded():
                 self._job_ended(event.place.job)
             case Stopping():
@@ -82,11 +90,8 @@ class Display:
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
         self._jobs = (done, jobs)
-        took = time.monotonic() - self._began
-        self._fresh += 1
-        left = took / self._fresh * (jobs - done)
-        self._line(f"{label} finished: {done} of {jobs} jobs, about {left / 60:.1f} min left")
-        self._advance("jobs", done, jobs, label)
+        self._line(f"{label} finished: {done} of {jobs} jobs" + (f", {self._left}" if self._left else ""))
+        self._advance("jobs", done, jobs, f"{self._left}  {label}")
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"

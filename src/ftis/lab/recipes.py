@@ -52,6 +52,13 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     return recipe
 
 
+SAYS_THE_SAME = {
+    "training.prompts_per_round": "prompts_per_peer",
+    "training.prompts_per_peer": "prompts_per_round",
+}
+"""Of keys that say one thing in two ways: setting one drops the other."""
+
+
 def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A recipe from a plain mapping (TOML or JSON); ``where`` names it in errors."""
     try:
@@ -71,6 +78,8 @@ def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
     _set_path(document, key.split("."), value, key)
+    if key in SAYS_THE_SAME:
+        document["training"].pop(SAYS_THE_SAME[key], None)
 
 
 def split_override(override: str) -> tuple[str, Any]:
@@ -88,9 +97,17 @@ def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
         RecipeError: the arm sets a key that belongs to the whole run, or one that is not there.
     """
     document, where = recipe.model_dump(), f"arm {arm.name!r}"
+    if recipe.training.prompts_per_peer is not None:
+        del document["training"]["prompts_per_round"]  # it follows from the arm's own swarms
+    if arm.swarm_size is not None:
+        names = [peer.name for peer in recipe.peers]
+        swarms = [names[first : first + arm.swarm_size] for first in range(0, len(names), arm.swarm_size)]
+        document["training"]["swarms"] = swarms
     for key, value in _dotted(arm.set):
         if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads"):
             raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
+        if key == "training.swarms" and arm.swarm_size is not None:
+            raise RecipeError(f"{where}: swarm_size and training.swarms both say who learns together; give one of them")
         try:
             set_key(document, key, value)
         except RecipeError as error:

@@ -1,4 +1,4 @@
-"""A run: arms × peers in one directory, in one process or one process per peer; an experiment: a run per seed.
+"""A run: arms × peers in one directory, in one process or one process per peer.
 
     <output_dir>/<name>-seed<seed>/
         recipe.json, provenance.json      what was run, with what, where
@@ -11,25 +11,25 @@ step at which all peers of a swarm have a checkpoint.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ftis import checkpoint
-from ftis.config import FtisError, PeerConfig, Recipe, run_directory
-from ftis.events import ArmBegun, JobEnded, JobsKnown, Say, Stopping, placed, unheard
+from ftis.config import PeerConfig, Recipe, run_directory
+from ftis.events import ArmBegun, Say, Stopping, placed, unheard
 from ftis.exchange import AloneExchange, Exchange, Stopped
-from ftis.files import locked, write_json
-from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
+from ftis.files import locked
+from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare_models
-from ftis.lab.provenance import LOCK_SECONDS, claim, provenance
+from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.peer import run_peer
 from ftis.records import Records, open_trackers
@@ -65,12 +65,14 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     only: tuple[str, ...] = (),
+    peer: str = "",
     say: Say = unheard,
     stop: Stop | None = None,
 ) -> bool:
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
 
     Args:
+        peer: run only the swarm that this peer is in. Swarms of one arm can be run side by side.
         overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
         stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
 
@@ -81,6 +83,8 @@ def run(
     directory = run_directory(recipe)
     stop = stop or threading.Event()
     arms = arms_of(recipe, only)
+    if peer:
+        arms = [arm.part_of(peer) for arm in arms]
     check(arms)
     try:
         if overwrite:
@@ -88,7 +92,7 @@ def run(
         claim(directory, resume, recipe)
         models = prepare_models(arms, say, stop)
         for arm in arms:
-            with locked(directory / arm.name / ".lock", 0):
+            with _locked(directory, arm):
                 if not _run_arm(directory, arm, models, placed(say, arm=arm.name), stop):
                     return False
     except Stopped:
@@ -102,11 +106,12 @@ def run(
 
 def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
     rounds = arm.recipe.training.rounds
-    unfinished = [(swarm, _resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
+    unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
     unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
     if not unfinished:
         return True
     say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds))
+    positions = {name: arm.first + i for i, name in enumerate(arm.peers)}
     # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.
     at_a_time = arm.recipe.swarm_size // len(arm.swarms[0].peers)
     for first in range(0, len(unfinished), at_a_time):
@@ -116,7 +121,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
         jobs = [
             PeerJob(
                 arm=arm.name,
-                recipe=_on_device(swarm, peer, index),
+                recipe=_on_device(swarm, peer, positions[peer.name]),
                 peer=peer.name,
                 directory=directory / arm.name / peer.name,
                 exchange_directory=directory / arm.name / ".exchange",
@@ -124,7 +129,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 resume_step=step,
                 threads=arm.recipe.threads or max(1, cores() // arm.recipe.swarm_size),
             )
-            for index, (swarm, step, peer) in enumerate(members)
+            for swarm, step, peer in members
         ]
         in_parallel = len(jobs) > 1 and runs_in_parallel(arm.recipe)
         if not (_run_in_processes if in_parallel else _run_in_turns)(jobs, say, stop):
@@ -228,14 +233,27 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
         run_peer_job(job, exchange, stop.is_set, say)
 
 
-def _resume_step(directory: Path, swarm: Recipe) -> int:
-    """The newest step that every peer of the swarm can go on from; 0 is the beginning."""
+def resume_step(directory: Path, swarm: Recipe) -> int:
+    """The newest step that every peer of the swarm can go on from; 0 is the beginning.
+
+    Args:
+        directory: of the arm in a run.
+    """
     common = set.intersection(*(set(checkpoint.steps(directory / peer.name)) for peer in swarm.peers))
     return max(common, default=0)
 
 
+@contextmanager
+def _locked(directory: Path, arm: Arm) -> Iterator[None]:
+    """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
+    with ExitStack() as held:
+        for swarm in arm.swarms:  # no peer's name holds an @
+            held.enter_context(locked(directory / arm.name / f".lock@{swarm.peers[0].name}", 0))
+        yield
+
+
 def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
-    """The recipe with ``device = "auto"`` of this peer spread over the GPUs there are."""
+    """The recipe with ``device = "auto"`` of this peer, the arm's ``index``-th, spread over the GPUs there are."""
     if peer.device != "auto" or torch.cuda.device_count() < 2:
         return recipe
     on_gpu = peer.model_copy(update={"device": f"cuda:{index % torch.cuda.device_count()}"})
@@ -246,79 +264,7 @@ def _delete_run(directory: Path) -> None:
     """Remove an earlier run, unless something still trains in it."""
     if not (directory / "recipe.json").exists():
         return
-    for lock in directory.glob("*/.lock"):
+    for lock in directory.glob("*/.lock*"):
         with locked(lock, 0):
             pass
     shutil.rmtree(directory)
-
-
-def run_experiment(
-    recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard, stop: Stop | None = None
-) -> bool:
-    """Run every arm of ``recipe`` under every seed, ``jobs`` of them at a time. Returns False if it was stopped.
-
-    A job is one arm under one seed, its peers taking turns on one thread. Run directories are those of :func:`run`,
-    side by side under ``<output_dir>/<name>/``. Finished jobs are skipped and killed ones go on from their
-    checkpoints, so an experiment that is started again ends with the same tables.
-
-    Raises:
-        RunError: a job failed, or the directory holds an experiment of another recipe.
-    """
-    directory = experiment_directory(recipe)
-    stop = stop or threading.Event()
-    arms = arms_of(recipe)
-    unknown = set(recipe.experiment.baselines) - {arm.name for arm in arms}
-    if unknown:
-        raise RunError(
-            f"experiment.baselines: {sorted(unknown)[0]!r} is none of the arms "
-            f"({', '.join(arm.name for arm in arms)}): name those to compare with"
-        )
-    check(arms)
-    threads = recipe.threads or 1  # whatever the number of jobs: sums over threads differ in their last bits
-    settings = {"output_dir": str(directory), "processes": "inline", "threads": threads}
-    runs = [recipe.model_copy(update={"seed": seed, **settings}) for seed in seeds]
-    for seeded in runs:
-        claim(run_directory(seeded), True, seeded)
-    _write_experiment(directory, recipe, seeds)
-    try:
-        prepare_models(arms, say, stop)
-    except Stopped:
-        return False
-    todo = [(seeded, arm.name) for seeded in runs for arm in arms if not arm_finished(run_directory(seeded), arm)]
-    say(JobsKnown(jobs=len(runs) * len(arms), done=len(runs) * len(arms) - len(todo)))
-    in_processes = [Job(_label(seeded, arm), run_arm_process, (seeded, arm)) for seeded, arm in todo]
-    run_jobs(in_processes, jobs, say, stop, remedy="start the experiment again to go on with it")
-    return not stop.is_set()
-
-
-def arm_finished(run: Path, arm: Arm) -> bool:
-    """Whether every peer of the arm has its last checkpoint."""
-    return all(arm.recipe.training.rounds in checkpoint.steps(run / arm.name / peer.name) for peer in arm.recipe.peers)
-
-
-def run_arm_process(recipe: Recipe, arm: str, say: Say, stop: Stop) -> None:
-    """Run one arm of an experiment under one seed."""
-    label = _label(recipe, arm)
-    say_where = placed(say, job=label)
-    try:
-        finished = run(recipe, resume=True, only=(arm,), say=say_where, stop=stop)
-    except FtisError as error:
-        raise RunError(f"{label}: {error}") from error
-    if finished:
-        say_where(JobEnded())
-
-
-def _label(recipe: Recipe, arm: str) -> str:
-    return f"seed {recipe.seed} {arm}"
-
-
-def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> None:
-    """experiment.json: the recipe, every seed asked for so far, versions and machine."""
-    known = directory / "experiment.json"
-    before = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {"seeds": []}
-    document = {
-        **provenance(recipe),
-        "recipe": json.loads(recipe.model_dump_json()),
-        "seeds": sorted({*before["seeds"], *seeds}),
-    }
-    write_json(known, document)

@@ -24,7 +24,7 @@ from ftis.events import Event, Failed, Say, Stopping
 from ftis.lab.arms import RunError
 
 POLL_SECONDS = 0.2
-PRELOADED = "ftis.lab.runs"
+PRELOADED = "ftis.lab.experiments"
 """Imported once in the server that the processes are forked from, and torch with it, instead of once per process."""
 
 

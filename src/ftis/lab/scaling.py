@@ -1,0 +1,275 @@
+"""Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``scaling.json``, figures, a table.
+
+Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
+peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ftis.files import write_json
+from ftis.lab import stats
+from ftis.lab.arms import Arm, arms_of
+from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
+from ftis.lab.estimate import rollouts_per_round
+from ftis.lab.formatting import amount, counted, number, true_minus
+from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy
+from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
+
+FEWEST_SIZES = 3
+"""Sizes of swarms, the peer alone among them, that make a curve."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The page's section."""
+
+    intro: str
+    panels: PanelRow
+    table: Table
+
+
+def section(study: Study) -> Scaling | None:
+    """Write ``scaling.json`` and its figures beside the page. None where the arms are no swarm sizes."""
+    found = scaling(study)
+    if found is None:
+        return None
+    write_json(study.directory / "scaling.json", found)
+    intro = (
+        f"Every peer samples {found['own_rollouts']} rollouts a round itself, whatever its swarm. Means over "
+        f"{counted(found['peers'], 'peer')} and {counted(len(found['seeds']), 'seed')}; intervals are 95%, over seeds."
+    )
+    panels = draw(study.directory / "figures", found)
+    return Scaling(intro, PanelRow.of(panels, len(panels)), _table(found))
+
+
+def scaling(study: Study) -> dict[str, Any] | None:
+    """What swarms of each size came to, as ``scaling.json`` has it. None where the arms are no swarm sizes.
+
+    ==============  =======================================================================================
+    own_rollouts    what each peer samples itself in a round
+    peers, seeds    how many peers, and which seeds the means are over
+    start           accuracy before training: mean, interval over seeds, per seed
+    series          lists of sizes with a name: arms that differ in nothing but the size, the smallest first
+    ceilings        arms whose peers train alone and sample more
+    ==============  =======================================================================================
+
+    A size, and a ceiling: ``arm``, ``size`` (m), ``sampled`` and ``trained`` (rollouts of a peer and round), ``final``
+    (accuracy on validation; one value a seed, the mean over peers), ``gains`` (by peer: the mean over seeds of its
+    final accuracy minus that of the peer alone), ``seconds`` (of a peer's own work in all rounds, without waiting and
+    evaluation; None where they were not recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all
+    rounds.
+    """
+    if not study.seeds or study.elsewhere:
+        return None
+    run = {arm.name for arm in study.arms}
+    arms = [arm for arm in arms_of(study.recipe) if arm.name in run]
+    together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
+    series: list[list[Arm]] = []
+    for arm in together:
+        alike = next((s for s in series if _settings(s[0]) == _settings(arm)), None)
+        (series.append([arm]) if alike is None else alike.append(arm))
+    longest = max(series, key=len, default=[])
+    if not longest:
+        return None
+    own = rollouts_per_round(longest[0].swarms[0])[0]
+    series = [s for s in series if rollouts_per_round(s[0].swarms[0])[0] == own]
+    alone = [arm for arm in arms if arm not in together]
+    ones = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] == own]
+    ceilings = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] > own]
+    if not ones or len({len(arm.swarms[0].peers) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
+        return None
+    starts = {
+        str(seed): fmean(study.peer(seed, ones[0].name, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
+        for seed in study.seeds
+    }
+    return {
+        "own_rollouts": own,
+        "peers": len(study.peer_names),
+        "seeds": list(study.seeds),
+        "start": _over_seeds(starts),
+        "series": [
+            {
+                "name": s[0].recipe.objective.name if len(s) > 1 else s[0].name,
+                "sizes": [_size(study, arm, ones[0].name) for arm in ([ones[0], *_by_size(s)] if len(s) > 1 else s)],
+            }
+            for s in series
+        ],
+        "ceilings": [_size(study, arm, ones[0].name) for arm in ceilings],
+    }
+
+
+def _by_size(arms: Sequence[Arm]) -> list[Arm]:
+    return sorted(arms, key=lambda arm: len(arm.swarms[0].peers))
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    """The recipe of an arm without what says how large its swarms are."""
+    of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
+    settings = arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes})
+    return {**settings, "own rollouts": rollouts_per_round(arm.swarms[0])[0]}
+
+
+def _size(study: Study, arm: Arm, alone: str) -> dict[str, Any]:
+    """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
+    sampled, trained = rollouts_per_round(arm.swarms[0])
+    finals = {peer: _finals(study, arm.name, peer) for peer in study.peer_names}
+    runs = [study.peer(seed, arm.name, peer) for seed in study.seeds for peer in study.peer_names]
+    seconds = [_own_seconds(run) for run in runs]
+    known = [s for s in seconds if s is not None]
+    return {
+        "arm": arm.name,
+        "size": len(arm.swarms[0].peers),
+        "sampled": sampled,
+        "trained": trained,
+        "final": _over_seeds({str(s): fmean(f[i] for f in finals.values()) for i, s in enumerate(study.seeds)}),
+        "gains": {peer: fmean(of_peer) - fmean(_finals(study, alone, peer)) for peer, of_peer in finals.items()},
+        "seconds": fmean(known) if len(known) == len(runs) else None,
+        "bytes_sent": fmean(run.bytes_sent for run in runs),
+        "bytes_received": fmean(run.bytes_received for run in runs),
+    }
+
+
+def _finals(study: Study, arm: str, peer: str) -> list[float]:
+    return [final_accuracy(study.peer(seed, arm, peer).on(VALIDATION)) for seed in study.seeds]
+
+
+def _own_seconds(peer: PeerRun) -> float | None:
+    """A peer's own work in all rounds; None where waiting for others was not recorded apart from it."""
+    if any("time/wait" not in row.measures for row in peer.rounds):
+        return None
+    return peer.total("step_time") - peer.total("time/wait")
+
+
+def _over_seeds(per_seed: Mapping[str, float]) -> dict[str, Any]:
+    interval = stats.mean_interval(list(per_seed.values()))
+    low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
+    return {"mean": interval.mean, "low": low, "high": high, "per_seed": dict(per_seed)}
+
+
+def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:
+    """Three figures over the number of peers: final accuracy, a peer's own seconds, its bytes."""
+    unknown = any(size["seconds"] is None for series in found["series"] for size in series["sizes"])
+    panels = [_accuracy_panel(directory, found)]
+    if not unknown:
+        panels.append(_cost_panel(directory, found, "seconds", "Own seconds", "a peer's own work, all rounds", 1.0))
+    panels.append(_cost_panel(directory, found, "bytes_received", "MB received", "by a peer, all rounds", 1e6))
+    return panels
+
+
+def _accuracy_panel(directory: Path, found: Mapping[str, Any]) -> Panel:
+    def paint(axis: Any) -> None:
+        ends: list[tuple[float, str, str]] = []
+        for i, series in enumerate(found["series"]):
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            points = [(size["size"], size["final"]) for size in series["sizes"]]
+            for x, final in points:
+                if final["low"] is not None:
+                    axis.plot([x, x], [final["low"], final["high"]], color=colour, lw=1.4, alpha=0.7)
+            heights = [final["mean"] for _, final in points]
+            axis.plot([x for x, _ in points], heights, color=colour, marker=marker, lw=1.9, ms=5, zorder=3)
+            ends.append((heights[-1], series["name"], colour))
+        for name, height, colour in (
+            ("start", found["start"]["mean"], SOFT),
+            *((ceiling["arm"], ceiling["final"]["mean"], INK) for ceiling in found["ceilings"]),
+        ):
+            axis.axhline(height, color=colour, lw=1.1, ls=(0, (5, 1.5)))
+            ends.append((height, name, colour))
+        axis.set_ylim(*_room([height for height, _, _ in ends] + _all_seeds(found)))
+        _size_axis(axis, found)
+        label_ends(axis, ends)
+
+    told = _told(found, lambda size: f"{size['final']['mean']:.3f}")
+    alt = f"Final accuracy against peers in a swarm. Start {found['start']['mean']:.3f}; {told}"
+    return save_panel(directory, "scaling-accuracy", "Accuracy", "validation, greedy pass@1, at the end", alt, paint)
+
+
+def _cost_panel(directory: Path, found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:
+    def paint(axis: Any) -> None:
+        ends: list[tuple[float, str, str]] = []
+        for i, series in enumerate(found["series"]):
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            heights = [size[key] / unit for size in series["sizes"]]
+            sizes = [size["size"] for size in series["sizes"]]
+            axis.plot(sizes, heights, color=colour, marker=marker, lw=1.9, ms=5)
+            ends.append((heights[-1], series["name"], colour))
+        axis.set_ylim(0, 1.1 * max(1e-9, *(size[key] / unit for s in found["series"] for size in s["sizes"])))
+        _size_axis(axis, found)
+        label_ends(axis, ends)
+
+    told = _told(found, lambda size: f"{size[key] / unit:.3g}")
+    name = f"scaling-{key.partition('_')[0]}"
+    return save_panel(directory, name, title, subtitle, f"{title} against peers in a swarm. {told}", paint)
+
+
+def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]) -> str:
+    """What the lines of a figure show."""
+    return "; ".join(
+        f"{series['name']}: " + ", ".join(f"{in_words(size)} with {size['size']}" for size in series["sizes"])
+        for series in found["series"]
+    )
+
+
+def _all_seeds(found: Mapping[str, Any]) -> list[float]:
+    return [value for s in found["series"] for size in s["sizes"] for value in size["final"]["per_seed"].values()]
+
+
+def _room(values: Sequence[float]) -> tuple[float, float]:
+    """An axis with all values and some room; intervals of few seeds may reach out of it."""
+    room = max(0.12 * (max(values) - min(values)), 0.02)
+    return max(0.0, min(values) - room), min(1.0, max(values) + room)
+
+
+def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
+    """Peers in a swarm, each doubling as wide as the last."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    sizes = sorted({size["size"] for series in found["series"] for size in series["sizes"]})
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.set_xlabel("peers in a swarm")
+    axis.grid(axis="y", color=RULE, lw=0.7)
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    head = [
+        "Arm",
+        "Peers",
+        "Sampled",
+        "Trained on",
+        "Final",
+        "Gain",
+        "Least gain",
+        "Own seconds",
+        "kB sent",
+        "MB received",
+    ]
+    sizes = [*(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
+    rows = []
+    for size in {size["arm"]: size for size in sizes}.values():  # the peer alone is in every series
+        least = min(size["gains"], key=lambda peer: size["gains"][peer])
+        rows.append(
+            [
+                Cell(size["arm"]),
+                Cell(str(size["size"])),
+                Cell(amount(size["sampled"])),
+                Cell(amount(size["trained"])),
+                with_interval(size["final"]),
+                Cell(true_minus(number(fmean(size["gains"].values()), "+"))),
+                Cell(true_minus(number(size["gains"][least], "+")), least),
+                Cell(amount(size["seconds"])),
+                Cell(amount(size["bytes_sent"], 1e3)),
+                Cell(f"{size['bytes_received'] / 1e6:.2f}"),
+            ]
+        )
+    caption = "Rollouts of a peer and round; accuracy on validation; the rest of a peer over all rounds"
+    return Table(caption, head, [RowGroup(None, rows)])

@@ -1,0 +1,170 @@
+"""Swarms of many sizes as arms of one recipe: who learns with whom, who samples how much, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis.config import Recipe, RecipeError
+from ftis.lab.arms import arms_of
+from ftis.lab.estimate import rollouts_per_round
+from ftis.lab.experiments import plan
+from ftis.lab.recipes import load, parse, set_key, with_arm
+
+ROOT = Path(__file__).parents[1]
+ALONE = {"name": "alone-part", "collaborate": False, "budget": "generated"}
+SIZES = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (2, 4)]
+
+
+def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
+    """A recipe of peers named by letters, with 3 prompts each; keys as in ``training__rounds=3``."""
+    made: dict[str, Any] = {
+        "name": "sizes",
+        "task": {"name": "clock"},
+        "sampling": {"num_generations": 4},
+        "training": {"prompts_per_peer": 3},
+        "peers": [{"name": name, "model": "starter:small"} for name in peers],
+        "arms": [ALONE, *SIZES],
+    }
+    for key, value in keys.items():
+        set_key(made, key.replace("__", "."), value)
+    return made
+
+
+def arm_of(recipe: Recipe, name: str) -> Recipe:
+    return with_arm(recipe, next(arm for arm in recipe.arms if arm.name == name))
+
+
+def refusal(given: dict[str, Any]) -> str:
+    with pytest.raises(RecipeError) as caught:
+        as_run(given)
+    return str(caught.value)
+
+
+def as_run(given: dict[str, Any]) -> list[Recipe]:
+    recipe = parse(given)
+    return [with_arm(recipe, arm) for arm in recipe.arms]
+
+
+def test_a_swarm_size_puts_neighbours_together() -> None:
+    pairs, all_four = (arms_of(parse(document()), (f"F-TIS-{m}",))[0] for m in (2, 4))
+    assert [[p.name for p in swarm.peers] for swarm in pairs.swarms] == [["a", "b"], ["c", "d"]]
+    assert [[p.name for p in swarm.peers] for swarm in all_four.swarms] == [["a", "b", "c", "d"]]
+    assert [part.peers for part in pairs.parts()] == [("a", "b"), ("c", "d")]
+    assert [part.first for part in pairs.parts()] == [0, 2]
+    assert pairs.part_of("d").peers == ("c", "d")
+    with pytest.raises(RecipeError, match="no peer 'e'"):
+        pairs.part_of("e")
+
+
+def test_own_sampling_is_the_same_in_every_size() -> None:
+    recipe = parse(document())
+    assert recipe.training.prompts_per_round == 12
+    sampled = {arm.name: [rollouts_per_round(swarm) for swarm in arm.swarms] for arm in arms_of(recipe)}
+    assert sampled == {"alone-part": [(12, 12)] * 4, "F-TIS-2": [(12, 24)] * 2, "F-TIS-4": [(12, 48)]}
+    assert [arm_of(recipe, f"F-TIS-{m}").training.prompts_per_round for m in (2, 4)] == [6, 12]
+
+
+def test_alone_with_its_own_part_is_the_swarm_of_one() -> None:
+    """The same recipe, but for its arm, as one whose swarms are given by hand."""
+    (alone,) = arms_of(parse(document()), ("alone-part",))
+    by_hand = parse(document(training__swarms=[["a"], ["b"], ["c"], ["d"]], arms=[{"name": "ones"}]))
+    (ones,) = arms_of(by_hand)
+    for one, other in zip(alone.swarms, ones.swarms, strict=True):
+        assert one.training.prompts_per_round == other.training.prompts_per_round == 3
+        assert one.peers == other.peers
+    message = refusal(document(arms=[{"name": "x", "swarm_size": 1}]))
+    assert "arm 'x': a peer in a swarm of 1 trains alone" in message
+    assert 'write collaborate = false and budget = "generated"' in message
+
+
+def test_alone_with_all_prompts_samples_what_the_largest_swarm_does() -> None:
+    (alone,) = arms_of(parse(document(arms=[{"name": "alone", "collaborate": False}])))
+    assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [12] * 4
+
+
+def test_foreign_rollouts_are_limited_in_whole_groups() -> None:
+    limited = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 10}}
+    (arm,) = arms_of(parse(document(arms=[limited])))
+    assert rollouts_per_round(arm.swarms[0]) == (12, 12 + 8)
+
+
+def test_the_written_recipe_is_read_back() -> None:
+    recipe = parse(document())
+    assert parse(json.loads(recipe.model_dump_json())) == recipe
+    for arm in recipe.arms:
+        resolved = with_arm(recipe, arm)
+        assert parse(json.loads(resolved.model_dump_json())) == resolved
+    (pairs,) = arms_of(recipe, ("F-TIS-2",))
+    for swarm in pairs.swarms:  # as ftis join writes it
+        assert parse(json.loads(swarm.model_dump_json())).prompts_per_peer == 3
+
+
+def test_the_two_ways_to_say_how_many_prompts_replace_each_other() -> None:
+    assert parse(document(training__prompts_per_round=8)).training.prompts_per_peer is None
+    more = {"name": "more", "swarm_size": 2, "set": {"training": {"prompts_per_round": 8}}}
+    assert arm_of(parse(document(arms=[more])), "more").training.prompts_per_round == 8
+    given = document(training__prompts_per_round=8, arms=[{"name": "x", "set": {"training.prompts_per_peer": 5}}])
+    assert arm_of(parse(given), "x").training.prompts_per_round == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            document(peers="abcdef"),
+            "arm 'F-TIS-4': swarm_size = 4 does not divide the 6 peers into whole swarms: take 2 or 3",
+        ),
+        (document(peers="abc", arms=[SIZES[0]]), "does not divide the 3 peers into whole swarms: take 3"),
+        (
+            document(arms=[{"name": "x", "collaborate": False, "swarm_size": 2}]),
+            "arm 'x': swarm_size = 2 is for peers that learn together, but collaborate is false",
+        ),
+        (
+            document(arms=[{"name": "x", "swarm_size": 2, "set": {"training.swarms": [["a", "b"], ["c", "d"]]}}]),
+            "arm 'x': swarm_size and training.swarms both say who learns together",
+        ),
+        (
+            document(training={"prompts_per_peer": 3, "prompts_per_round": 24}),
+            "training.prompts_per_peer = 3 in a swarm of 4 makes 12 prompts a round, but training.prompts_per_round = "
+            "24: give one of the two",
+        ),
+        (document(training__mode="horizontal"), "training.prompts_per_peer is for vertical mode"),
+        (document(arms=[{"name": "x", "swarm_size": 0}]), "arms.0.swarm_size = 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: dict[str, Any], said: str) -> None:
+    assert said in refusal(given)
+
+
+def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None:
+    """Runs of before can be resumed: nothing is new in the recipe but keys that are null."""
+    recipe = load(ROOT / "recipes" / "demo.toml")
+    assert recipe.training.prompts_per_round == 24
+    assert recipe.training.prompts_per_peer is None
+    assert all(arm.swarm_size is None for arm in recipe.arms)
+
+
+def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
+    recipe = load(ROOT / "recipes" / "scaling.toml")
+    arms = arms_of(recipe)
+    assert [len(arm.swarms[0].peers) for arm in arms] == [1, 2, 4, 8, 16, 16]
+    assert {rollouts_per_round(swarm)[0] for arm in arms for swarm in arm.swarms} == {36}
+    for swarm in (swarm for arm in arms[1:] for swarm in arm.swarms):
+        small = [peer.name for peer in swarm.peers if peer.model.startswith("starter:small@")]
+        assert 2 * len(small) == len(swarm.peers)
+    # The limit gives a peer of 16 as much to train on as one of 4 has.
+    assert rollouts_per_round(arms[-1].swarms[0]) == rollouts_per_round(arms[2].swarms[0])
+
+
+def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_HOME", str(tmp_path))  # no starter is made yet
+    recipe = parse(document(output_dir=str(tmp_path / "runs")))
+    lines = plan(recipe, range(3), 2)
+    assert lines[0] == "21 jobs, 0 of them finished before; 2 at a time, the longest first"
+    assert "alone-part: 12 jobs of 1 peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
+    assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
+    assert lines[-1].startswith("guess ")

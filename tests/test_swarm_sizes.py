@@ -1,0 +1,108 @@
+"""Accuracy against the number of peers: which arms make a curve, and what is said of each size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scene import ROUNDS, G, Scene
+
+from ftis.lab import page
+from ftis.lab.reading import read_study
+from ftis.lab.scaling import scaling, section
+
+ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
+CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
+SIZES: list[dict[str, Any]] = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (4, 2)]
+BASELINE = {"baseline": "alone-part"}
+LIMITED: dict[str, Any] = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 2 * G}}
+FINALS = {"alone-part": 0.4, "F-TIS-2": 0.5, "F-TIS-4": 0.65, "limited": 0.6, "alone": 0.7}
+
+
+def final(arm: str, peer: str, seed: int, split: str) -> float:
+    """Peers differ by tenths of what arms do; d loses in pairs."""
+    return FINALS[arm] + 0.01 * seed + {"a": 0.1, "d": -0.2 if arm == "F-TIS-2" else 0.0}.get(peer, 0.0)
+
+
+def scene(directory: Path, *arms: dict[str, Any], **more: Any) -> Scene:
+    settings = {
+        "training": {"rounds": ROUNDS, "prompts_per_peer": 3, "eval_every": 1},
+        "experiment": BASELINE,
+    }
+    return Scene(directory, final, tuple("abcd"), arms, (0, 1, 2), ood=False, settings={**settings, **more})
+
+
+def found(directory: Path, *arms: dict[str, Any]) -> dict[str, Any]:
+    result = scaling(read_study(scene(directory, *arms).write()))
+    assert result is not None
+    return result
+
+
+def test_sizes_are_a_series_and_the_peer_alone_is_its_first(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
+    assert (result["own_rollouts"], result["peers"], result["seeds"]) == (3 * G, 4, [0, 1, 2])
+    assert [(s["name"], [size["arm"] for size in s["sizes"]]) for s in result["series"]] == [
+        ("F-TIS", ["alone-part", "F-TIS-2", "F-TIS-4"]),
+        ("limited", ["limited"]),
+    ]
+    assert [size["arm"] for size in result["ceilings"]] == ["alone"]
+    sizes = result["series"][0]["sizes"]
+    assert [size["size"] for size in sizes] == [1, 2, 4]
+    assert [size["sampled"] for size in sizes] == [3 * G] * 3
+    assert [size["trained"] for size in sizes] == [3 * G, 6 * G, 12 * G]
+    assert result["series"][1]["sizes"][0]["trained"] == 3 * G + 2 * G
+
+
+def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES)
+    assert result["start"]["mean"] == pytest.approx(0.1)
+    pairs = result["series"][0]["sizes"][1]
+    means = [0.5 + 0.01 * seed + (0.1 - 0.2) / 4 for seed in range(3)]
+    assert list(pairs["final"]["per_seed"].values()) == pytest.approx(means)
+    assert pairs["final"]["mean"] == pytest.approx(means[1])
+    assert pairs["final"]["low"] < means[1] < pairs["final"]["high"]
+    assert pairs["gains"] == pytest.approx({"a": 0.1, "b": 0.1, "c": 0.1, "d": -0.1})
+
+
+def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_apart(tmp_path: Path) -> None:
+    written = scene(tmp_path, ALONE, *SIZES)
+    directory = written.write()
+    for times, expected in (({"step_time": 1.5, "time/wait": 0.5}, ROUNDS * 1.0), ({"step_time": 1.5}, None)):
+        for metrics in directory.rglob("metrics.jsonl"):
+            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+            rows = [{key: v for key, v in row.items() if key != "time/wait"} | times for row in rows]
+            metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result = scaling(read_study(directory))
+        assert result is not None
+        assert [size["seconds"] for size in result["series"][0]["sizes"]] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        pytest.param((ALONE, SIZES[0]), id="two sizes are no curve"),
+        pytest.param(tuple(SIZES), id="nobody alone"),
+        pytest.param((CEILING, *SIZES), id="alone, but sampling more"),
+        pytest.param((ALONE, SIZES[0], {**SIZES[1], "set": {"objective.name": "NoIS"}}), id="they differ in more"),
+        pytest.param((ALONE,), id="one arm"),
+    ],
+)
+def test_other_arms_make_no_curve(tmp_path: Path, arms: tuple[dict[str, Any], ...]) -> None:
+    study = read_study(scene(tmp_path, *arms, experiment={}).write())
+    assert scaling(study) is None
+    assert section(study) is None
+    assert not (tmp_path / "scaling.json").exists()
+
+
+def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
+    written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
+    written.write()
+    text = page.write_page(tmp_path).read_text()
+    assert "Number of peers" in text
+    assert "Every peer samples 6 rollouts a round itself, whatever its swarm." in text
+    assert "F-TIS: 0.435 with 1, 0.485 with 2, 0.685 with 4; limited: 0.635 with 4" in text
+    assert json.loads((tmp_path / "scaling.json").read_text())["own_rollouts"] == 6
+    for name in ("scaling-accuracy", "scaling-bytes"):
+        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
