@@ -118,6 +118,12 @@ def test_shares_multiply_and_the_first_to_lower_one_is_the_reason() -> None:
     assert chosen.kept_R.tolist() == [True, True, False]
 
 
+def test_the_reason_of_a_dropped_rollout_is_the_selection_that_dropped_it() -> None:
+    half, none = OfShares(halves, "half"), OfShares(lambda judged: torch.tensor([0.0]), "none")
+    for selections in ([half, none], [none, half], [half, none, none]):
+        assert select(judged_of([1.0]), selections).reason_R == ("none",)
+
+
 def test_without_gradient_nobody_is_asked() -> None:
     def never(judged: Judged) -> Tensor:
         raise AssertionError("asked")

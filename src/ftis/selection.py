@@ -112,7 +112,7 @@ class Selection(Protocol):
 
 
 def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
-    """The product of all selections' shares, and for each the first selection that lowered it.
+    """The product of all selections' shares, and for each the selection that dropped it, or first lowered it.
 
     Raises:
         RecipeError: a selection returned a wrong number of shares, or one outside [0, 1].
@@ -132,7 +132,8 @@ def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
                 f"each of judged.rows"
             )
         for row in torch.nonzero(of_this_R < 1).flatten().tolist():
-            reason_R[row] = reason_R[row] or selection.name
+            drops = bool(share_R[row] > 0) and bool(of_this_R[row] == 0)
+            reason_R[row] = selection.name if drops else reason_R[row] or selection.name
         share_R = share_R * of_this_R
     return Chosen(share_R, tuple(reason_R))
 

@@ -34,7 +34,7 @@ class Correction:
 
 
 def correction_of(recipe: Recipe) -> Correction:
-    """The correction in a recipe, as :meth:`ftis.config.Recipe.arm` gives it for an arm.
+    """The correction in a recipe, as :func:`ftis.lab.recipes.with_arm` gives it for an arm.
 
     An objective that is not importable here, as one of another participant's own, is described by what the recipe
     sets and the defaults.

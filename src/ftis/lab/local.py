@@ -1,4 +1,8 @@
-"""Exchanges for peers on one machine: in threads that take turns, or in processes that share a directory."""
+"""Exchanges for peers on one machine: in threads that take turns, or in processes that share a directory.
+
+Every peer of a machine delivers in every round, so these exchanges wait for peers in ``skip`` too; the peer itself
+rejects their messages.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
 FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network")
-"""Keys that may differ when a run is resumed: they do not change its numbers."""
+"""Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:

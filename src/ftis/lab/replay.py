@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ftis import checkpoint
+from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.events import ArmBegun, Evaluated, PeerFinished, PeerStarted, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Collected
@@ -264,7 +265,13 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
 
 
 def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
-    """A round on a recorded batch: what :func:`ftis.peer.train_round` does once its own is there."""
+    """A round on a recorded batch: what :func:`ftis.peer.train_round` does once its own is there.
+
+    Selections hear of each sender whose rollouts the batch holds, so those that remember decide as in a round.
+    """
+    for source in batch.sources:
+        for selection in peer.selections if source != peer.name else ():
+            selection.heard(Admission(source, (), ()), round)
     return learn_from(peer, round, batch, Heard(Collected({}), 0, ()), Stopwatch())
 
 
