@@ -1,6 +1,9 @@
 """Whether two checkouts train to the same bits: records and weights of the demo, of a joined run and of a replay.
 
-    python benchmarks/same_bits.py BEFORE AFTER [--rounds 80]
+    python benchmarks/same_bits.py BEFORE AFTER [--recipe demo_pair] [--rounds 80]
+
+``--before-recipe`` names the recipe in BEFORE where it had another name. ``--set`` is for both, as
+``--set peers.small.model=starter:small@3`` where the starters that a recipe names have changed.
 
 Each checkout runs its own code (``PYTHONPATH=<checkout>/src``) with this interpreter and its installed packages. What
 is compared: every round's metrics but seconds, every rollout, every evaluation, and the weights and optimiser states
@@ -25,6 +28,7 @@ import torch
 from doubles import free_port
 from safetensors import safe_open
 
+ARMS = ("alone", "NoIS", "F-TIS")
 PROGRAM = "from ftis.cli import main; main()"
 
 
@@ -33,14 +37,16 @@ def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], cwd=checkout, env=environment)
 
 
-def run_all(checkout: Path, place: Path, rounds: int) -> None:
+def run_all(checkout: Path, place: Path, rounds: int, recipe: str, settings: Sequence[str]) -> None:
     """The demo's arms, one of them joined over loopback, and one replayed under another objective."""
-    home, demo = place / "home", str(checkout / "recipes" / "demo.toml")
-    shorter = ["--set", f"training.rounds={rounds}", "--set", "processes=inline", "--set", "threads=1"]
-    finish([command(checkout, home, ["train", demo, *shorter, "--set", f"output_dir={place / 'runs'}"])])
+    home, demo = place / "home", str(checkout / "recipes" / f"{recipe}.toml")
+    both = [word for setting in settings for word in ("--set", setting)]
+    shorter = ["--set", f"training.rounds={rounds}", *both, "--set", "processes=inline", "--set", "threads=1"]
+    arms = [word for arm in ARMS for word in ("--arm", arm)]
+    finish([command(checkout, home, ["train", demo, *arms, *shorter, "--set", f"output_dir={place / 'runs'}"])])
     run = next((place / "runs").iterdir())
     finish([command(checkout, home, ["replay", str(run), "--arm", "F-TIS", "--objective", "TIS"])])
-    joined = [*shorter[:2], "--set", f"output_dir={place / 'joined'}", "--set", f"network.port={free_port()}"]
+    joined = [*shorter[:2], *both, "--set", f"output_dir={place / 'joined'}", "--set", f"network.port={free_port()}"]
     names = [peer["name"] for peer in json.loads((run / "recipe.json").read_text())["peers"]]
     finish([command(checkout, home, ["join", demo, "--arm", "F-TIS", "--open", "--peer", n, *joined]) for n in names])
 
@@ -97,6 +103,9 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--recipe", default="demo_pair")
+    parser.add_argument("--before-recipe")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--keep", type=Path, help="Where runs are kept; those found there are not run again.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -105,7 +114,8 @@ def main() -> None:
             checkout = getattr(options, name).resolve()
             place = (options.keep.resolve() if options.keep else Path(temporary)) / name
             if not place.exists():
-                run_all(checkout, place, options.rounds)
+                recipe = (options.before_recipe if name == "before" else None) or options.recipe
+                run_all(checkout, place, options.rounds, recipe, options.settings)
             found[name] = contents(place)
     differing = compare(found["before"], found["after"])
     new = {key for name, parts in found["after"].items() for key in parts.keys() - found["before"].get(name, {}).keys()}

@@ -32,7 +32,9 @@ def test_every_command_is_one(document: Path) -> None:
 
 def test_the_commands_are_found() -> None:
     found = [tuple(arguments[:2]) for arguments in commands_of(ROOT / "docs" / "run-a-swarm.md")]
-    assert {("keys", "new"), ("keys", "certs"), ("join", "recipes/demo.toml"), ("router", "--listen")} <= set(found)
+    assert {("keys", "new"), ("keys", "certs"), ("join", "recipes/demo_pair.toml"), ("router", "--listen")} <= set(
+        found
+    )
     assert {("doctor",), ("--version",), ("demo",)} <= {tuple(c) for c in commands_of(ROOT / "README.md")}
 
 

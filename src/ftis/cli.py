@@ -62,7 +62,7 @@ def demo(
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train two small models, alone and together: the demo recipe of this package. Run it again to resume it."""
+    """Train four small models, alone and together: the demo recipe of this package. Run it again to resume it."""
     overrides = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}", *(set_ or [])]
     train(_ready_made("demo"), overrides, dry_run=dry_run, resume=True)
 
