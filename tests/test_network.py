@@ -1,7 +1,7 @@
 """What only a network can answer: offers, junk and floods over real links, certificates, and questions to peers.
 
 Two honest peers and an attacker in one process; the attacker speaks to the engine directly and writes what it likes.
-When a round closes, and which offers count, is the business of test_rounds.py.
+When a round closes is the business of test_rounds.py, which offers count that of test_offers.py.
 """
 
 from __future__ import annotations

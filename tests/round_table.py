@@ -1,0 +1,141 @@
+"""Peer a's rounds with others, on a clock that the tests turn; the others do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.config import NetworkConfig
+from ftis.exchange import Collected
+from ftis.swarm import manifest as manifests
+from ftis.swarm.chunks import Assembly
+from ftis.swarm.identity import public_hex
+from ftis.swarm.manifest import CHUNK_BYTES, Manifest
+from ftis.swarm.offers import OfferCheck
+from ftis.swarm.rounds import (
+    Announce,
+    Ask,
+    Closed,
+    Decision,
+    Fetch,
+    Notice,
+    Rounds,
+)
+
+RUN = "0" * 32
+ROUNDS = 20
+TICK = 0.5
+NEVER = 1000.0
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "abcdx"}
+MAX_BYTES, MAX_ITEMS = 600_000, 4
+
+
+def contents_of(peer: str, round: int) -> bytes:
+    return f"{peer} in round {round}".encode()
+
+
+@dataclass
+class Table:
+    """Peer ``a``'s rounds with ``b``, ``c`` and ``d``; who sits there does what a test says."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    names: str = "bcd"
+    is_open: bool = False
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        network = NetworkConfig.model_validate({"deadline": 20.0, "start_seconds": 10.0, **self.settings})
+        roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
+        check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
+        self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
+        self.said: list[Notice] = []
+        self.asked: list[str | None] = []
+        self.to_fetch: list[Manifest] = []
+        self.announced: list[int] = []
+        self.closed: Collected | None = None
+
+    def heed(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Notice():
+                    self.said.append(decision)
+                case Ask(peer):
+                    self.asked.append(peer)
+                case Fetch(offer):
+                    self.to_fetch.append(offer)
+                case Announce(round):
+                    self.announced.append(round)
+                case Closed(collected):
+                    self.closed = collected
+
+    def enter(self, round: int = 0) -> int:
+        self.rounds.enter(round, self.now)
+        return self.catch_up(round)
+
+    def catch_up(self, round: int) -> int:
+        target, decisions = self.rounds.catch_up(round)
+        self.heed(decisions)
+        return target
+
+    def comes(self, *names: str, since: int = 0, token: str = "1") -> None:
+        for name in names:
+            self.heed(self.rounds.present(name, f"{name}/{token}/{since}", since))
+
+    def leaves(self, name: str, since: int = 0, token: str = "1") -> None:
+        self.heed(self.rounds.absent(name, f"{name}/{token}/{since}", self.now))
+
+    def offers(self, name: str, round: int, data: bytes | None = None, life: int = 1, **other: Any) -> None:
+        """``other``: where it is found (``place``), who signs it, or fields that say something else."""
+        found_peer, found_round = other.pop("place", (name, round))
+        signer = other.pop("signer", name)
+        data = contents_of(name, round) if data is None else data
+        document = manifests.to_bytes(replace(manifests.describe(RUN, name, round, life, data, ()), **other))
+        self.heed(self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document)))
+
+    def collect(self, round: int, skip: str = "", offers_only: str = "") -> None:
+        self.closed = None
+        self.rounds.collect(round, self.now, skip, offers_only)
+
+    def poll(self) -> Collected | None:
+        self.heed(self.rounds.poll(self.now))
+        return self.closed
+
+    def serve(self, name: str, data: bytes | None = None) -> None:
+        """``name`` sends what is being fetched of it, or other bytes."""
+        for offer in [o for o in self.to_fetch if o.peer == name]:
+            self.to_fetch.remove(offer)
+            assembly = Assembly(offer)
+            full = contents_of(name, offer.round) if data is None else data
+            for index in range(len(offer.chunks)):
+                assembly.take(index, [full[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]])
+            self.rounds.fetched(assembly)
+
+    def delivers(self, name: str, round: int) -> None:
+        self.offers(name, round)
+        self.heed(self.rounds.poll(self.now))
+        self.serve(name)
+
+    def run(self, until: float = NEVER) -> Collected | None:
+        """Poll each half second until the round closes."""
+        end = self.now + until
+        while self.poll() is None and self.now < end:
+            self.now += TICK
+        return self.closed
+
+    def round_of(self, round: int, *names: str) -> Collected:
+        """A round in which these deliver at once."""
+        self.collect(round)
+        for name in names:
+            self.delivers(name, round)
+        collected = self.run()
+        assert collected is not None
+        return collected
+
+    def kinds(self) -> list[str]:
+        return [notice.what for notice in self.said]
+
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(r.peer, str(r.reason)) for r in self.rounds.rejections]

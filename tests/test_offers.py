@@ -1,0 +1,255 @@
+"""Which offers and chunks of the others count, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of
+
+from ftis.exchange import Collected
+from ftis.swarm import manifest as manifests
+from ftis.swarm.chunks import BAD_ANSWERS, Assembly
+from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, read_facts
+from ftis.swarm.manifest import CHUNK_BYTES
+from ftis.swarm.rounds import (
+    KEEP_ROUNDS,
+    MAX_REJECTIONS,
+)
+
+# --- offers ---------------------------------------------------------------------------------------------------------
+
+BIG = {"size": MAX_BYTES + 1, "chunks": ("0" * 64,) * 3}
+GIGABYTES = {"size": 3 * 2**30, "chunks": ("0" * 64,) * (3 * 2**30 // CHUNK_BYTES)}
+
+OFFERS: dict[str, tuple[str, int, dict[str, Any], str]] = {
+    "signed by a stranger": ("b", 0, {"signer": "x"}, "forged"),
+    "signed by another member": ("b", 0, {"signer": "c"}, "forged"),
+    "in the place of another round": ("b", 0, {"place": ("b", 1)}, "wrong_sender"),
+    "in the place of another peer": ("b", 0, {"place": ("c", 0), "signer": "c"}, "wrong_sender"),
+    "in no round's place": ("b", 0, {"place": ("b", -1)}, "wrong_sender"),
+    "of another run": ("b", 0, {"run": "1" * 32}, "wrong_sender"),
+    "for a round that never comes": ("b", ROUNDS, {}, "wrong_round"),
+    "of more bytes than a message may have": ("b", 0, BIG, "over_budget"),
+    "of gigabytes, with all their digests": ("b", 0, GIGABYTES, "over_budget"),
+    "of more groups than a share": ("b", 0, {"items": tuple(range(MAX_ITEMS + 1))}, "over_budget"),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_an_offer_that_does_not_count(name: str) -> None:
+    peer, round, other, reason = OFFERS[name]
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers(peer, round, **other)
+    table.poll()
+    found = other.get("place", (peer, round))[0]
+    assert table.reasons() == [(found, reason)]
+    assert table.to_fetch == []
+    assert table.rounds.offers_of(found) == {}
+    assert ("forged" in table.kinds()) == (reason == "forged")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"{" * (manifests.MAX_BYTES + 1), "over_budget"),
+        (b"\x80\x04K\x01.", "malformed"),
+        (b"[" * 100_000, "malformed"),
+        (b"", "malformed"),
+    ],
+)
+def test_bytes_that_are_no_manifest(document: bytes, reason: str) -> None:
+    table = Table()
+    table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document)))
+    assert table.reasons() == [("b", reason)]
+
+
+@pytest.mark.parametrize("seal", [b"", b"x", bytes(32), b"\1" * 96, bytes(5000)])
+def test_a_seal_that_is_none_is_a_forgery(seal: bytes) -> None:
+    for is_open in (False, True):
+        table = Table(is_open=is_open)
+        document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
+        table.heed(table.rounds.offered("b", 0, document, seal))
+        assert table.reasons() == [("b", "forged")]
+        table.offers("b", 0)  # in an open swarm the name is still free
+        assert list(table.rounds.offers_of("b")) == [0]
+
+
+def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.delivers("b", 0)
+    table.offers("b", 0, b"another")
+    assert table.reasons() == [("b", "equivocation")]
+    assert table.rounds.offers_of("b") == {}
+    table.offers("b", 0)
+    table.offers("b", 0, b"a third", life=2)
+    assert table.rounds.offers_of("b") == {}  # neither is taken, nor any after
+    for data, life in ((b"one thing", 1), (b"one thing", 1), (b"another", 2), (b"one thing", 1)):
+        table.offers("c", 0, data, life)
+    assert table.rounds.offers_of("c")[0].incarnation == 2
+    assert len(table.rounds.rejections) == 1
+    table.delivers("d", 0)
+    table.serve("c", b"another")
+    closed = table.run()
+    assert closed is not None
+    assert closed.messages == {"c": b"another", "d": contents_of("d", 0)}
+    assert closed.missing == ("b",)
+    assert [str(r.reason) for r in closed.rejections] == ["equivocation"]
+
+
+def test_the_same_offer_again_is_no_second_one() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for _ in range(3):
+        table.offers("b", 0)
+    assert table.round_of(0, *"bcd").rejections == ()
+    table.offers("b", 0)
+    assert table.round_of(1, *"bcd") == Collected({name: contents_of(name, 1) for name in "bcd"})
+
+
+def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    table.collect(0)
+    table.offers("b", 0)
+    table.poll()
+    table.offers("b", 0, b"new life", life=2)
+    table.serve("b")
+    table.poll()
+    assert [offer.incarnation for offer in table.to_fetch] == [2]
+    table.serve("b", b"new life")
+    table.delivers("c", 0)
+    table.delivers("d", 0)
+    closed = table.run()
+    assert closed is not None
+    assert closed.messages["b"] == b"new life"
+
+
+def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for _ in range(MAX_REJECTIONS + 50):
+        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
+    assert len(table.rounds.rejections) == MAX_REJECTIONS
+    assert table.kinds().count("forged") == 1
+    assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
+    assert table.round_of(1, *"bcd").rejections == ()
+
+
+def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
+    table = Table()
+    table.rounds.check.rounds = 500
+    for round in reversed(range(500)):
+        table.offers("b", round)
+    assert sorted(table.rounds.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
+
+
+def test_offers_of_rounds_long_over_are_forgotten() -> None:
+    table = Table({"max_staleness": 1})
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(6):
+        table.round_of(round, *"bcd")
+    assert {name: sorted(table.rounds.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
+    table.offers("b", 0)
+    assert sorted(table.rounds.offers_of("b")) == [4, 5]
+
+
+def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
+    table = Table(is_open=True)
+    table.offers("b", 0)
+    table.offers("b", 1, signer="x")
+    table.offers("c", 0, signer="x")  # whoever comes first
+    table.offers("c", 1, signer="c")
+    assert list(table.rounds.offers_of("b")) == list(table.rounds.offers_of("c")) == [0]
+    assert table.reasons() == [("b", "forged"), ("c", "forged")]
+
+
+def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> None:
+    table = Table({"deadline": 1.0})
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(3):
+        table.collect(round)
+        table.offers("d", round)
+        table.poll()
+        (offer,) = table.to_fetch
+        for _ in range(4):
+            table.rounds.corrupt(offer)
+        table.serve("d", b"junk")
+        for name in "bc":
+            table.delivers(name, round)
+        closed = table.run()
+        assert closed is not None
+        assert [(r.peer, str(r.reason)) for r in closed.rejections] == [("d", "corrupt")]
+        table.serve("d", b"junk")
+    assert "deadline" not in table.kinds()
+
+
+# --- chunks ---------------------------------------------------------------------------------------------------------
+
+DATA = b"".join(number.to_bytes(4) for number in range(150_000))
+OFFER = manifests.describe(RUN, "b", 0, 1, DATA, ())
+PARTS = [DATA[at : at + CHUNK_BYTES] for at in range(0, len(DATA), CHUNK_BYTES)]
+
+
+def test_a_message_is_put_together_in_any_order_and_past_any_junk() -> None:
+    assembly = Assembly(OFFER)
+    assert assembly.missing() == [0, 1, 2]
+    for index in (2, 0, 1):
+        assert assembly.contents() is None
+        assert not assembly.take(index, [])
+        assert not assembly.take(index, [b"", b"junk", PARTS[index][:-1], PARTS[index] + b"x", PARTS[index - 1]])
+        assert assembly.take(index, [b"junk", PARTS[index]])
+    assert assembly.contents() == DATA
+    assert not assembly.spoiled
+
+
+def test_answers_behind_the_right_one_are_not_waited_for() -> None:
+    def answers() -> Iterable[bytes]:
+        yield PARTS[0]
+        raise AssertionError("waited on")
+
+    assert Assembly(OFFER).take(0, answers())
+
+
+def test_an_offer_is_spoiled_by_junk_alone_to_one_chunk_again_and_again() -> None:
+    assembly = Assembly(OFFER)
+    for _ in range(BAD_ANSWERS):
+        assert not assembly.spoiled
+        assembly.take(0, [])  # silence is no junk
+        assembly.take(1, [bytes(len(PARTS[1])), b""])
+    assert assembly.spoiled
+    for index, part in enumerate(PARTS):
+        assert assembly.take(index, [part])
+    assert assembly.contents() == DATA
+
+
+def test_an_empty_message_needs_no_chunk() -> None:
+    assert Assembly(manifests.describe(RUN, "b", 0, 1, b"", ())).contents() == b""
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"])
+def test_facts_are_a_json_object_of_a_size_to_be_read(data: bytes) -> None:
+    assert read_facts(data) is None
+
+
+def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:
+    assert mismatch("b", "demo", {"seed": 1}, {"seed": 1}) is None
+    text = mismatch("b", "demo", {}, {f"\x1b{number}": "\x1b[2J" + "y" * 1000 for number in range(50)})
+    assert text is not None
+    assert text.isprintable()
+    assert len(text) < 1200
