@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ftis.config import ArmConfig
 from ftis.lab import exchange_figures
@@ -14,6 +15,9 @@ from ftis.lab.exchange_figures import Heard
 from ftis.lab.reading import Study
 from ftis.lab.recipes import with_arm
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table
+
+MOST_PAIRS = 12
+"""So many pairs of peers get figures of their own, as in a swarm of four; more are shown together in one figure."""
 
 LONGEST_REASON = 300
 """Letters of a first rejection that are shown."""
@@ -26,6 +30,7 @@ class ArmExchange:
     """One arm's figures and what stands between them.
 
     Attributes:
+        together: how many pairs of peers a figure shows together, in words; "" if each pair has figures of its own.
         expected: rollouts that a peer offers in a round.
         refusals: what was refused and why; None if nothing was.
         use: what the objective does with the importance weights, in words.
@@ -34,6 +39,7 @@ class ArmExchange:
     """
 
     name: str
+    together: str
     expected: int
     participation: PanelRow
     refusals: Table | None
@@ -62,10 +68,13 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
     directory, columns = study.directory / "figures", len(study.recipe.peers) - bool(study.elsewhere)
     heard = [
         Heard.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
-        for peer, source in _pairs(study)
+        for peer, source in _pairs(study, arm)
     ]
+    many = len(heard) > MOST_PAIRS
+    pairs, heard = len(heard), [_together(heard)] if many else heard
     return ArmExchange(
         name=arm.name,
+        together=f"{pairs} pairs of a learner and a source" if many else "",
         expected=expected,
         participation=PanelRow.of([exchange_figures.participation(directory, h, expected) for h in heard], columns),
         refusals=_refusals(study, arm),
@@ -81,12 +90,27 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
     )
 
 
-def _pairs(study: Study) -> list[tuple[str, str]]:
-    """Learner and source, such that a line of panels has each learner once, in the peers' order."""
-    names = [peer.name for peer in study.recipe.peers]
-    place = {name: i for i, name in enumerate(names)}
-    pairs = [(peer, source) for peer in study.peer_names for source in names if source != peer]
-    return sorted(pairs, key=lambda pair: (place[pair[1]] - place[pair[0]]) % len(names))
+def _pairs(study: Study, arm: ArmConfig) -> list[tuple[str, str]]:
+    """Learner and source of one swarm, such that a line of panels has each learner once, in the peers' order."""
+    names = tuple(peer.name for peer in study.recipe.peers)
+    swarms = with_arm(study.recipe, arm).training.swarms or (names,)
+    swarm_of = {name: swarm for swarm in swarms for name in swarm}
+
+    def distance(pair: tuple[str, str]) -> int:
+        learner, source = (swarm_of[pair[0]].index(name) for name in pair)
+        return (source - learner) % len(swarm_of[pair[0]])
+
+    pairs = [(peer, source) for peer in study.peer_names for source in swarm_of[peer] if source != peer]
+    return sorted(pairs, key=distance)
+
+
+def _together(pairs: Sequence[Heard]) -> Heard:
+    """What all learners measured of all sources, as if each pair were a seed of one."""
+    at_step: dict[int, list[Mapping[str, Any]]] = {}
+    for pair in pairs:
+        for step, measures in pair.at_step.items():
+            at_step.setdefault(step, []).extend(measures)
+    return Heard(pairs[0].arm, "peers", "others", dict(sorted(at_step.items())))
 
 
 def _use_in_words(correction: Correction) -> str:
