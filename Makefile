@@ -1,4 +1,4 @@
-# make demo: two models learn together, in a few minutes. make test: everything that is tested.
+# make demo: four models, alone and together, in a few minutes. make test: everything that is tested.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
