@@ -68,8 +68,8 @@ def write_page(directory: Path) -> Path:
     results = compare_study(study)
     styles = arm_styles(results["arms"], results["baselines"])
     sections = [
-        Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("scaling", "Number of peers", scaling.section(study)),
+        Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
         Section("accuracy", "Accuracy", page_tables.accuracy(results, styles)),
         Section("exchange", "What the peers took from each other", exchanges(study)),

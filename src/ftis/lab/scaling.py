@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from ftis.lab import stats
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
 from ftis.lab.estimate import rollouts_per_round
-from ftis.lab.formatting import amount, counted, number, true_minus
+from ftis.lab.formatting import amount, counted, number, p_text, true_minus
 from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 
@@ -31,6 +31,7 @@ class Scaling:
     """The page's section."""
 
     intro: str
+    verdicts: Sequence[str]
     panels: PanelRow
     table: Table
 
@@ -46,7 +47,9 @@ def section(study: Study) -> Scaling | None:
         f"{counted(found['peers'], 'peer')} and {counted(len(found['seeds']), 'seed')}; intervals are 95%, over seeds."
     )
     panels = draw(study.directory / "figures", found)
-    return Scaling(intro, PanelRow.of(panels, len(panels)), _table(found))
+    compared = [(size["arm"], size["against_alone"]) for size in _sizes(found) if size["against_alone"] is not None]
+    verdicts = [true_minus(f"{arm}: {against['text']}.") for arm, against in compared]
+    return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _table(found))
 
 
 def scaling(study: Study) -> dict[str, Any] | None:
@@ -65,12 +68,16 @@ def scaling(study: Study) -> dict[str, Any] | None:
     final accuracy minus that of the peer alone), ``seconds`` (of a peer's own work in all rounds, without waiting and
     evaluation; None where they were not recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all
     rounds.
+
+    ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
+    else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
+    (``label``, ``text``).
     """
     if not study.seeds or study.elsewhere:
         return None
     run = {arm.name for arm in study.arms}
     arms = [arm for arm in arms_of(study.recipe) if arm.name in run]
-    together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
+    together = [arm for arm in arms if _size_of(arm) > 1]
     series: list[list[Arm]] = []
     for arm in together:
         alike = next((s for s in series if _settings(s[0]) == _settings(arm)), None)
@@ -83,12 +90,13 @@ def scaling(study: Study) -> dict[str, Any] | None:
     alone = [arm for arm in arms if arm not in together]
     ones = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] == own]
     ceilings = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] > own]
-    if not ones or len({len(arm.swarms[0].peers) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
+    if not ones or len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
         return None
     starts = {
         str(seed): fmean(study.peer(seed, ones[0].name, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
         for seed in study.seeds
     }
+    against = _against(study, [*(arm for s in series for arm in s), *ceilings], ones[0])
     return {
         "own_rollouts": own,
         "peers": len(study.peer_names),
@@ -97,16 +105,37 @@ def scaling(study: Study) -> dict[str, Any] | None:
         "series": [
             {
                 "name": s[0].recipe.objective.name if len(s) > 1 else s[0].name,
-                "sizes": [_size(study, arm, ones[0].name) for arm in ([ones[0], *_by_size(s)] if len(s) > 1 else s)],
+                "sizes": [
+                    _size(study, arm, ones[0].name, against)
+                    for arm in ([ones[0], *sorted(s, key=_size_of)] if len(s) > 1 else s)
+                ],
             }
             for s in series
         ],
-        "ceilings": [_size(study, arm, ones[0].name) for arm in ceilings],
+        "ceilings": [_size(study, arm, ones[0].name, against) for arm in ceilings],
     }
 
 
-def _by_size(arms: Sequence[Arm]) -> list[Arm]:
-    return sorted(arms, key=lambda arm: len(arm.swarms[0].peers))
+def _size_of(arm: Arm) -> int:
+    return len(arm.swarms[0].peers)
+
+
+def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[str, Any]]:
+    """Each arm's mean over peers against that of ``alone``, by the arm's name.
+
+    A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
+    """
+    baseline = _means(study, alone.name)
+    differences = [stats.paired_difference(_means(study, arm.name), baseline) for arm in arms]
+    adjusted = stats.holm([difference.p_value for difference in differences])
+    return {
+        arm.name: {
+            **{key: _known(getattr(difference, key)) for key in ("mean", "low", "high", "p_value")},
+            "p_adjusted": p,
+            **asdict(stats.verdict(difference, p, baseline=alone.name)),
+        }
+        for arm, difference, p in zip(arms, differences, adjusted, strict=True)
+    }
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
@@ -116,7 +145,7 @@ def _settings(arm: Arm) -> dict[str, Any]:
     return {**settings, "own rollouts": rollouts_per_round(arm.swarms[0])[0]}
 
 
-def _size(study: Study, arm: Arm, alone: str) -> dict[str, Any]:
+def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
     """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
     finals = {peer: _finals(study, arm.name, peer) for peer in study.peer_names}
@@ -125,15 +154,21 @@ def _size(study: Study, arm: Arm, alone: str) -> dict[str, Any]:
     known = [s for s in seconds if s is not None]
     return {
         "arm": arm.name,
-        "size": len(arm.swarms[0].peers),
+        "size": _size_of(arm),
         "sampled": sampled,
         "trained": trained,
-        "final": _over_seeds({str(s): fmean(f[i] for f in finals.values()) for i, s in enumerate(study.seeds)}),
+        "final": _over_seeds(dict(zip(map(str, study.seeds), _means(study, arm.name), strict=True))),
+        "against_alone": against.get(arm.name),
         "gains": {peer: fmean(of_peer) - fmean(_finals(study, alone, peer)) for peer, of_peer in finals.items()},
         "seconds": fmean(known) if len(known) == len(runs) else None,
         "bytes_sent": fmean(run.bytes_sent for run in runs),
         "bytes_received": fmean(run.bytes_received for run in runs),
     }
+
+
+def _means(study: Study, arm: str) -> list[float]:
+    """The mean over peers of their final accuracies, seed by seed."""
+    return [fmean(of_seed) for of_seed in zip(*(_finals(study, arm, peer) for peer in study.peer_names), strict=True)]
 
 
 def _finals(study: Study, arm: str, peer: str) -> list[float]:
@@ -149,8 +184,17 @@ def _own_seconds(peer: PeerRun) -> float | None:
 
 def _over_seeds(per_seed: Mapping[str, float]) -> dict[str, Any]:
     interval = stats.mean_interval(list(per_seed.values()))
-    low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
-    return {"mean": interval.mean, "low": low, "high": high, "per_seed": dict(per_seed)}
+    return {
+        "mean": interval.mean,
+        "low": _known(interval.low),
+        "high": _known(interval.high),
+        "per_seed": dict(per_seed),
+    }
+
+
+def _known(value: float) -> float | None:
+    """None for nan, which JSON does not know."""
+    return None if math.isnan(value) else value
 
 
 def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:
@@ -240,6 +284,12 @@ def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
     axis.grid(axis="y", color=RULE, lw=0.7)
 
 
+def _sizes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each arm once; the peer alone is in every series."""
+    sizes = [*(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
+    return list({size["arm"]: size for size in sizes}.values())
+
+
 def _table(found: Mapping[str, Any]) -> Table:
     head = [
         "Arm",
@@ -248,14 +298,15 @@ def _table(found: Mapping[str, Any]) -> Table:
         "Trained on",
         "Final",
         "Gain",
+        "p, Holm",
         "Least gain",
         "Own seconds",
         "kB sent",
         "MB received",
     ]
-    sizes = [*(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
     rows = []
-    for size in {size["arm"]: size for size in sizes}.values():  # the peer alone is in every series
+    for size in _sizes(found):
+        against = size["against_alone"]
         least = min(size["gains"], key=lambda peer: size["gains"][peer])
         rows.append(
             [
@@ -264,7 +315,8 @@ def _table(found: Mapping[str, Any]) -> Table:
                 Cell(amount(size["sampled"])),
                 Cell(amount(size["trained"])),
                 with_interval(size["final"]),
-                Cell(true_minus(number(fmean(size["gains"].values()), "+"))),
+                with_interval(against, "+", strong=against["label"] != "no difference shown") if against else Cell(),
+                Cell(p_text(against["p_adjusted"]) if against else ""),
                 Cell(true_minus(number(size["gains"][least], "+")), least),
                 Cell(amount(size["seconds"])),
                 Cell(amount(size["bytes_sent"], 1e3)),
