@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None:
     """Runs of before can be resumed: nothing is new in the recipe but keys that are null."""
-    recipe = load(ROOT / "recipes" / "demo.toml")
+    recipe = load(ROOT / "recipes" / "demo_pair.toml")
     assert recipe.training.prompts_per_round == 24
     assert recipe.training.prompts_per_peer is None
     assert all(arm.swarm_size is None for arm in recipe.arms)

@@ -574,7 +574,7 @@ def sizes(workplace: Path, models: dict[str, Path]) -> Path:
     recipe = workplace / "recipe.toml"
     text = recipe.read_text().replace("prompts_per_round = 4", "prompts_per_peer = 1").rstrip()
     assert "prompts_per_peer" in text
-    text += FOUR_PEERS.format(**models) + '[experiment]\nbaseline = "alone-part"\n'
+    text += FOUR_PEERS.format(**models) + '[experiment]\nbaselines = ["alone-part"]\n'
     recipe.write_text(text)
     return workplace
 

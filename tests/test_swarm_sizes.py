@@ -16,7 +16,7 @@ from ftis.lab.scaling import scaling, section
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
 SIZES: list[dict[str, Any]] = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (4, 2)]
-BASELINE = {"baseline": "alone-part"}
+BASELINE = {"baselines": ["alone-part"]}
 LIMITED: dict[str, Any] = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 2 * G}}
 FINALS = {"alone-part": 0.4, "F-TIS-2": 0.5, "F-TIS-4": 0.65, "limited": 0.6, "alone": 0.7}
 
