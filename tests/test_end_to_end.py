@@ -246,12 +246,14 @@ set = { "training.mode" = "horizontal" }
         assert abs(sum(r["advantage"] for r in group)) < 1e-5
 
 
-@pytest.mark.parametrize("recipe", ["demo", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"])
+@pytest.mark.parametrize(
+    "recipe", ["demo", "demo_pair", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"]
+)
 def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
     from ftis.lab.recipes import load
 
     loaded = load(ROOT / "recipes" / f"{recipe}.toml")
-    tiny = [f"peers.{p.name}.model={models['abc'[i]]}" for i, p in enumerate(loaded.peers)]
+    tiny = [f"peers.{p.name}.model={models['abc'[i % 3]]}" for i, p in enumerate(loaded.peers)]
     if recipe == "demo_lora":
         tiny = [f"peers.{p.name}.model={models['c']}" for p in loaded.peers]
     overrides = [
