@@ -1,4 +1,4 @@
-# make demo: four models, alone and together, in a few minutes. make test: everything that is tested.
+# make demo: four models, alone and together, in a few minutes. make test: the tests; make test-slow: the long ones.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test coverage lint docs build install clean
+.PHONY: demo test test-slow coverage lint docs build install clean
 
 install: $(READY)
 
@@ -21,7 +21,11 @@ demo: install
 	$(BIN)/ftis demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+# The long ones: real commands end to end, kills, storms, every recipe.
+test-slow: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
 
 # The tests, and which lines of src they run.
 coverage: install

@@ -72,4 +72,4 @@ def shell_commands(text: str) -> list[list[str]]:
 
 def make_targets() -> set[str]:
     """What ``make`` can be asked for."""
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

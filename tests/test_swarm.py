@@ -114,6 +114,7 @@ def metrics(run: Path, name: str) -> list[dict[str, Any]]:
     return without_times(read_jsonl(run / "F-TIS" / name / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 4])
 def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, place: Path) -> None:
     setting = ["--set", f"training.max_foreign_rollouts={limit}"]
@@ -151,6 +152,7 @@ def wait_for_rounds(process: Watched, more: int) -> None:
     assert process.until(lambda: evaluated() >= wanted or not process.runs, 120), "no round was finished"
 
 
+@pytest.mark.slow
 def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
     rounds, chance = 40, random.Random(7)
     recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}")
@@ -193,6 +195,7 @@ def test_peers_that_mean_different_runs_name_what_differs_on_both_sides(place: P
     assert finish(place, processes) == {"a": 130, "b": 130}
 
 
+@pytest.mark.slow
 def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> None:
     recipe = (place / "recipe.toml").read_text().replace("rounds = 4", "rounds = 14")
     (place / "recipe.toml").write_text(recipe.replace("eval_every = 0", "eval_every = 1"))  # which is printed
