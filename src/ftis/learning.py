@@ -129,15 +129,14 @@ class StepLoss:
 
     def __init__(self, judged: Judged, chosen: Chosen, objective: Objective, rows: Rows, divisor: int) -> None:
         self.judged, self.objective, self.rows, self.divisor = judged, objective, rows, divisor
-        self.old_of_row = dict(zip(judged.rows.tolist(), judged.old_logp, strict=True))
-        self.share_N = torch.zeros(len(judged.batch))
-        self.share_N[torch.from_numpy(judged.rows)] = chosen.share_R
+        self.old_logp_N = judged.spread(judged.old_logp, np.zeros(0, np.float32))
+        self.share_N = torch.tensor(judged.spread(chosen.share_R.tolist(), 0.0))
         self.value = 0.0
         self.seen: list[tuple[Rows, Diagnostics]] = []
 
     def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: Rows) -> Tensor:
         rows, device = self.rows[micro], logp_nT.device
-        stacked = stack(self.judged.batch, rows, [self.old_of_row[r] for r in rows.tolist()])
+        stacked = stack(self.judged.batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
         loss, diagnostics = policy_loss(
             self.objective,
             logp_nT,

@@ -116,8 +116,7 @@ def participation(
     kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R, strict=True) if kept)
     judged_of = Counter(judged.source_names())
     zero_N = judged.advantage_N.numpy() == 0
-    keep_N = torch.ones(len(batch), dtype=torch.bool)  # selections see only rows that carry gradient
-    keep_N[torch.from_numpy(judged.rows)] = torch.from_numpy(kept_R)
+    keep_N = torch.tensor(judged.spread(kept_R.tolist(), True))  # selections see only rows that carry gradient
     metrics: dict[str, Any] = {}
     for name in (peer.name for peer in recipe.peers):
         rejections = [r for r in rejected if r.peer == name]
@@ -161,10 +160,8 @@ def participation(
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The round's rollouts as the columns of :data:`ftis.records.ROLLOUTS`."""
-    batch, position = judged.batch, {row: i for i, row in enumerate(judged.rows.tolist())}
-    kept = chosen.kept_R
-    kl = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
-    rows = range(len(batch))
+    batch = judged.batch
+    kl_R = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
     return {
         "round": batch.round_N,
         "source": [batch.sources[s] for s in batch.source_N],
@@ -174,11 +171,11 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
         "reward": batch.reward_N,
         "advantage": judged.advantage_N.numpy(),
         # Null where Â = 0: the model never runs on these rollouts.
-        "kept": [bool(kept[position[r]]) if r in position else None for r in rows],
-        "kl_k1": [kl[position[r]] if r in position else None for r in rows],
+        "kept": judged.spread(chosen.kept_R.tolist(), None),
+        "kl_k1": judged.spread(kl_R, None),
         "completion_ids": [r.completion_ids for r in batch.rollouts],
         "gen_logp": [r.gen_logp for r in batch.rollouts],
-        "old_logp": [judged.old_logp[position[r]] if r in position else None for r in rows],
+        "old_logp": judged.spread(judged.old_logp, None),
     }
 
 

@@ -11,9 +11,9 @@ A share in [0, 1] multiplies a rollout's advantage; the shares of several select
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from ftis.objectives import Diagnostics, Objective
 from ftis.rollouts import Batch, Floats
 from ftis.schedule import wanted
 from ftis.seams import look_up
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,13 @@ class Judged:
     @property
     def advantage_R(self) -> Tensor:
         return self.advantage_N[self.rows]
+
+    def spread(self, values_R: Iterable[Value], elsewhere: Value) -> list[Value]:
+        """A value for each rollout of the batch, [N]: ``values_R`` at ``rows``, ``elsewhere`` at the others."""
+        values_N = [elsewhere] * len(self.batch)
+        for row, value in zip(self.rows.tolist(), values_R, strict=True):
+            values_N[row] = value
+        return values_N
 
     def source_names(self) -> list[str]:
         """Who sampled each of ``rows``."""
