@@ -74,10 +74,11 @@ def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None
 def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_apart(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES)
     directory = written.write()
-    for times, expected in (({"step_time": 1.5, "time/wait": 0.5}, ROUNDS * 1.0), ({"step_time": 1.5}, None)):
+    work = {"step_time": 1.5, "time/sample": 0.75, "time/update": 0.25}
+    for times, expected in (({**work, "time/wait": 0.5}, ROUNDS * 1.0), (work, None)):
         for metrics in directory.rglob("metrics.jsonl"):
             rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-            rows = [{key: v for key, v in row.items() if key != "time/wait"} | times for row in rows]
+            rows = [{key: v for key, v in row.items() if not key.startswith("time/")} | times for row in rows]
             metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         result = scaling(read_study(directory))
         assert result is not None

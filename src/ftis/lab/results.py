@@ -93,7 +93,7 @@ def compare_study(study: Study) -> dict[str, Any]:
         "matched": equal,
         "notes": notes,
     }
-    results = _without_nan(results)
+    results = without_nan(results)
     write_json(study.directory / "results.json", results)
     return results
 
@@ -172,7 +172,7 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
     return [
         {
             "step": step,
-            **_over_seeds(values),
+            **over_seeds(values),
             "tokens": _mean_of({seed: runs[seed].tokens_after(step) for seed in values}),
             "seconds": _mean_of({seed: runs[seed].seconds_after(step) for seed in values}),
         }
@@ -190,12 +190,13 @@ def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
     rows = {str(seed): study.peer(seed, arm, peer).on(split) for seed in study.seeds}
     return {
         "problems": max(of_seed[-1].problems for of_seed in rows.values()),
-        "start": _over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
-        "final": _over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
+        "start": over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
+        "final": over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
     }
 
 
-def _over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
+def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
+    """A value for each seed, with their mean and its interval."""
     interval = stats.mean_interval(list(per_seed.values()))
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "per_seed": per_seed}
 
@@ -261,10 +262,10 @@ def _mcnemar(study: Study, split: str, arm: str, baseline: str, peer: str) -> li
     return [{**row, "p_adjusted": p} for row, p in zip(rows, adjusted, strict=True)]
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The same with None for nan, which JSON does not know."""
     if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
+        return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
+        return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -6,7 +6,6 @@ peer alone that samples as much is the swarm of one of every series; one that sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from ftis.lab.arms import Arm, arms_of
 from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
 from ftis.lab.estimate import rollouts_per_round
 from ftis.lab.formatting import amount, counted, number, p_text, true_minus
-from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy
+from ftis.lab.reading import VALIDATION, Study, final_accuracy
+from ftis.lab.results import over_seeds, without_nan
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 
 FEWEST_SIZES = 3
@@ -97,11 +97,11 @@ def scaling(study: Study) -> dict[str, Any] | None:
         for seed in study.seeds
     }
     against = _against(study, [*(arm for s in series for arm in s), *ceilings], ones[0])
-    return {
+    found = {
         "own_rollouts": own,
         "peers": len(study.peer_names),
         "seeds": list(study.seeds),
-        "start": _over_seeds(starts),
+        "start": over_seeds(starts),
         "series": [
             {
                 "name": s[0].recipe.objective.name if len(s) > 1 else s[0].name,
@@ -114,6 +114,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
         ],
         "ceilings": [_size(study, arm, ones[0].name, against) for arm in ceilings],
     }
+    known: dict[str, Any] = without_nan(found)
+    return known
 
 
 def _size_of(arm: Arm) -> int:
@@ -130,7 +132,7 @@ def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[st
     adjusted = stats.holm([difference.p_value for difference in differences])
     return {
         arm.name: {
-            **{key: _known(getattr(difference, key)) for key in ("mean", "low", "high", "p_value")},
+            **{key: getattr(difference, key) for key in ("mean", "low", "high", "p_value")},
             "p_adjusted": p,
             **asdict(stats.verdict(difference, p, baseline=alone.name)),
         }
@@ -150,17 +152,16 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
     sampled, trained = rollouts_per_round(arm.swarms[0])
     finals = {peer: _finals(study, arm.name, peer) for peer in study.peer_names}
     runs = [study.peer(seed, arm.name, peer) for seed in study.seeds for peer in study.peer_names]
-    seconds = [_own_seconds(run) for run in runs]
-    known = [s for s in seconds if s is not None]
+    seconds = [own.total for run in runs if (own := run.own_seconds) is not None]
     return {
         "arm": arm.name,
         "size": _size_of(arm),
         "sampled": sampled,
         "trained": trained,
-        "final": _over_seeds(dict(zip(map(str, study.seeds), _means(study, arm.name), strict=True))),
+        "final": over_seeds(dict(zip(map(str, study.seeds), _means(study, arm.name), strict=True))),
         "against_alone": against.get(arm.name),
         "gains": {peer: fmean(of_peer) - fmean(_finals(study, alone, peer)) for peer, of_peer in finals.items()},
-        "seconds": fmean(known) if len(known) == len(runs) else None,
+        "seconds": fmean(seconds) if len(seconds) == len(runs) else None,
         "bytes_sent": fmean(run.bytes_sent for run in runs),
         "bytes_received": fmean(run.bytes_received for run in runs),
     }
@@ -173,28 +174,6 @@ def _means(study: Study, arm: str) -> list[float]:
 
 def _finals(study: Study, arm: str, peer: str) -> list[float]:
     return [final_accuracy(study.peer(seed, arm, peer).on(VALIDATION)) for seed in study.seeds]
-
-
-def _own_seconds(peer: PeerRun) -> float | None:
-    """A peer's own work in all rounds; None where waiting for others was not recorded apart from it."""
-    if any("time/wait" not in row.measures for row in peer.rounds):
-        return None
-    return peer.total("step_time") - peer.total("time/wait")
-
-
-def _over_seeds(per_seed: Mapping[str, float]) -> dict[str, Any]:
-    interval = stats.mean_interval(list(per_seed.values()))
-    return {
-        "mean": interval.mean,
-        "low": _known(interval.low),
-        "high": _known(interval.high),
-        "per_seed": dict(per_seed),
-    }
-
-
-def _known(value: float) -> float | None:
-    """None for nan, which JSON does not know."""
-    return None if math.isnan(value) else value
 
 
 def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:
