@@ -581,7 +581,7 @@ def test_units_by_hand() -> None:
     # VIS: ρ = Π π_θ / π_gen of the unit, so 1.1 · 1.5 / 2 = 0.825 at both tokens of the first
     loss, _ = policy_loss(OBJECTIVES["VIS"], HAND.logp, HAND.old, gen, HAND.advantage, **settings)
     assert loss.item() == pytest.approx(-((0.825 + 0.825 + 0.5) / 3 + (-1.5 - 0.8) / 2) / 2, rel=1e-12)
-    mean = sequence_kl(log_probs(HAND.old, HAND.old, gen, HAND.mask, UNITS), "k1", "mean")
+    mean = sequence_kl(log_probs(HAND.old, HAND.old, gen, HAND.mask, unit_NT=UNITS), "k1", "mean")
     assert mean.tolist() == pytest.approx([LN(2) / 2, LN(2)])
 
 

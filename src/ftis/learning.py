@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,16 +31,8 @@ def judge(batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding,
     if not len(rows):
         return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32), recomputed=False)
     old_logp, gap, recomputed = old_logps(batch, rows, policy, decoding)
-    stacked = stack(batch, rows, old_logp)
-    _, diagnostics = policy_loss(
-        objective,
-        stacked.old_logp_NT,
-        stacked.old_logp_NT,
-        stacked.gen_logp_NU,
-        advantage_N[rows],
-        stacked.mask_NT,
-        unit_NT=stacked.unit_NT,
-    )
+    known = known_tensors(batch, rows, old_logp)
+    _, diagnostics = policy_loss(objective, known["old_logp_NT"], advantage_N=advantage_N[rows], **known)
     return Judged(batch, advantage_N, rows, old_logp, diagnostics, gap, recomputed)
 
 
@@ -136,44 +129,28 @@ class StepLoss:
 
     def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: Rows) -> Tensor:
         rows, device = self.rows[micro], logp_nT.device
-        stacked = stack(self.judged.batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
-        loss, diagnostics = policy_loss(
-            self.objective,
-            logp_nT,
-            stacked.old_logp_NT.to(device),
-            stacked.gen_logp_NU.to(device),
-            self.judged.advantage_N[rows].to(device),
-            mask_nT,
-            share_N=self.share_N[rows].to(device),
-            unit_NT=None if stacked.unit_NT is None else stacked.unit_NT.to(device),
-            divisor=self.divisor,
-        )
+        known = known_tensors(self.judged.batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
+        known |= {"advantage_N": self.judged.advantage_N[rows], "share_N": self.share_N[rows]}
+        on_device = {name: tensor.to(device) for name, tensor in known.items()}
+        loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, divisor=self.divisor)
         self.value += float(loss.detach())
         self.seen.append((rows, diagnostics))
         return loss
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """Rollouts as padded tensors; ``unit_NT`` is None where each token is a unit of its own."""
+def known_tensors(batch: Batch, rows: Rows, old_logp: Sequence[Floats]) -> dict[str, Any]:
+    """What :func:`~ftis.objectives.policy_loss` is told about rollouts, by the names of its arguments.
 
-    old_logp_NT: Tensor
-    gen_logp_NU: Tensor
-    mask_NT: Tensor
-    unit_NT: Tensor | None
-
-
-def stack(batch: Batch, rows: Rows, old_logp: Sequence[Floats]) -> Stacked:
-    """The given rollouts with their log π_old as :class:`Stacked`."""
+    ``unit_NT`` is left out where each token is a unit of its own.
+    """
     rollouts = [batch.rollouts[r] for r in rows]
     lengths = np.array([len(rollout) for rollout in rollouts])
-    units = None
+    known = {
+        "old_logp_NT": pad(old_logp),
+        "gen_logp_NU": pad([rollout.gen_logp for rollout in rollouts]),
+        "mask_NT": np.arange(lengths.max())[None, :] < lengths[:, None],
+        "own_N": batch.own_N[rows],
+    }
     if any(rollout.unit is not None for rollout in rollouts):
-        of_rows = [np.arange(len(r)) if r.unit is None else r.unit.astype(np.int64) for r in rollouts]
-        units = torch.from_numpy(pad(of_rows))
-    return Stacked(
-        old_logp_NT=torch.from_numpy(pad(old_logp)),
-        gen_logp_NU=torch.from_numpy(pad([rollout.gen_logp for rollout in rollouts])),
-        mask_NT=torch.from_numpy(np.arange(lengths.max())[None, :] < lengths[:, None]),
-        unit_NT=units,
-    )
+        known["unit_NT"] = pad([np.arange(len(r)) if r.unit is None else r.unit.astype(np.int64) for r in rollouts])
+    return {name: torch.from_numpy(array) for name, array in known.items()}

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ftis.config import ObjectiveConfig, RecipeError, nearest
-from ftis.seams import look_up
+from ftis.seams import RIVALS, look_up
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``. e^20 ≈ 5e8 is far beyond any meaningful ratio, and its products and
@@ -48,6 +48,7 @@ class LogProbs:
         old_logp_NT: log π_old.
         gen_logp_NU: log π_gen of each unit; [N, T] where each token is a unit.
         mask_NT: bool, true on completion tokens.
+        own_N: bool, the rollouts that the learner sampled itself.
         unit_NT: int64, the unit of each token; None where each token is a unit of its own.
     """
 
@@ -55,6 +56,7 @@ class LogProbs:
     old_logp_NT: Tensor
     gen_logp_NU: Tensor
     mask_NT: Tensor
+    own_N: Tensor
     unit_NT: Tensor | None = None
 
     @property
@@ -116,14 +118,40 @@ def clipped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Ten
 
 
 @dataclass(frozen=True)
+class Rewards:
+    """What a round's advantages are computed from.
+
+    Attributes:
+        reward_N: float [N].
+        group_N: int [N]; equal numbers are one group: the rollouts of one prompt.
+        source_N: int [N]; equal numbers are one peer's rollouts.
+        own_N: bool [N], the rollouts that the learner sampled itself.
+        scale: "group" divides by the group's standard deviation, "none" does not.
+    """
+
+    reward_N: Tensor
+    group_N: Tensor
+    source_N: Tensor
+    own_N: Tensor
+    scale: Literal["group", "none"] = "group"
+
+
+def within_group(rewards: Rewards) -> Tensor:
+    """Â relative to the mean of the rollout's group: GRPO's (Shao et al. 2024). See :func:`group_advantages`."""
+    return group_advantages(rewards.reward_N, rewards.group_N, rewards.scale)
+
+
+@dataclass(frozen=True)
 class Objective:
     """One way of learning from a batch: a value whose parts are functions.
 
     Attributes:
+        advantage: (rewards of the round) → Â [N].
         ratio: (log-probs) → ρ [N, T], which carries the gradient.
         weight: (π_old/π_gen [N, T], objective) → w [N, T], without gradient.
         surrogate: (ρ [N, T], Â [N, 1], objective) → [N, T].
         filtered: whether the KL filter drops rollouts with Â ≤ 0 and KL ≥ ``kl_threshold``.
+        selections: further selections that belong to it, as functions or classes; see docs/extending.md.
         importance_sampling_clip_max: C, the cap of a truncated weight.
         kl_threshold: g, in nats (per sequence for "sum", per unit for "mean").
         kl_estimator: "k1" is d, "k3" is exp(−d) − 1 + d, with d = log π_gen − log π_old of a unit.
@@ -131,10 +159,12 @@ class Objective:
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
     """
 
+    advantage: Callable[[Rewards], Tensor] = within_group
     ratio: Callable[[LogProbs], Tensor] = over_old
     weight: Callable[[Tensor, Objective], Tensor] = unweighted
     surrogate: Callable[[Tensor, Tensor, Objective], Tensor] = clipped
     filtered: bool = False
+    selections: tuple[Callable[..., Any], ...] = ()
     importance_sampling_clip_max: float = 2.0
     kl_threshold: float = 50.0
     kl_estimator: Literal["k1", "k3"] = "k1"
@@ -168,21 +198,22 @@ def resolve(config: ObjectiveConfig) -> Objective:
     """The objective that a recipe names; the recipe's options replace the objective's own.
 
     Raises:
-        RecipeError: the name is neither in :data:`OBJECTIVES` nor the dotted path of an :class:`Objective`.
+        RecipeError: the name is neither in :data:`OBJECTIVES` or :data:`ftis.seams.RIVALS`, nor the dotted path of an
+            :class:`Objective`.
     """
     name = config.name
     if name in OBJECTIVES:
         objective = OBJECTIVES[name]
-    elif "." in name:
-        objective = look_up(name, "objective.name")
+    elif "." in name or name in RIVALS:
+        objective = look_up(name, "objective.name", RIVALS)
         if not isinstance(objective, Objective):
             raise RecipeError(
                 f"objective.name = {name!r}: is a {type(objective).__name__}; name a value of ftis.objectives.Objective"
             )
     else:
         raise RecipeError(
-            f"objective.name = {name!r}: there is no such objective{nearest(name, list(OBJECTIVES))}; or give the "
-            f"dotted path of your own"
+            f"objective.name = {name!r}: there is no such objective{nearest(name, [*OBJECTIVES, *RIVALS])}; or give "
+            f"the dotted path of your own"
         )
     given = config.model_dump(exclude={"name"}, exclude_none=True)
     return replace(objective, **given)
@@ -223,6 +254,21 @@ def group_advantages(
     return advantage_N
 
 
+def advantages(objective: Objective, rewards: Rewards) -> Tensor:
+    """Â [N] by the objective, checked.
+
+    Raises:
+        RecipeError: they are not one finite number per rollout.
+    """
+    advantage_N = objective.advantage(rewards)
+    if advantage_N.shape != rewards.reward_N.shape or not bool(advantage_N.isfinite().all()):
+        raise RecipeError(
+            f"objective.advantage returned the shape {_shape(advantage_N)} for {len(rewards.reward_N)} rollouts, or a "
+            f"value that is not finite: return one finite number per rollout"
+        )
+    return advantage_N
+
+
 def sequence_kl(
     log: LogProbs, estimator: Literal["k1", "k3"] = "k1", reduction: Literal["sum", "mean"] = "sum"
 ) -> Tensor:
@@ -251,6 +297,7 @@ def policy_loss(
     mask_NT: Tensor,
     *,
     share_N: Tensor | None = None,
+    own_N: Tensor | None = None,
     unit_NT: Tensor | None = None,
     divisor: int | None = None,
 ) -> tuple[Tensor, Diagnostics]:
@@ -266,6 +313,7 @@ def policy_loss(
         advantage_N: Â [N].
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
+        own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not ask.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
         divisor: number of sequences in the optimiser step, if these N are only a micro-batch of it; default N.
             Micro-batch gradients then add up to the gradient of the whole.
@@ -274,7 +322,7 @@ def policy_loss(
         scalar loss, :class:`Diagnostics`.
     """
     n, t = _check_shapes(logp_NT, old_logp_NT, gen_logp_NU, advantage_N, mask_NT, unit_NT)
-    log = log_probs(logp_NT, old_logp_NT, gen_logp_NU, mask_NT, unit_NT)
+    log = log_probs(logp_NT, old_logp_NT, gen_logp_NU, mask_NT, own_N=own_N, unit_NT=unit_NT)
     mask_NT, length_N = log.mask_NT, log.length_N
     if n and (t == 0 or bool((length_N == 0).any())):
         raise ValueError("every rollout needs at least one token: a row of mask_NT is all false")
@@ -332,7 +380,13 @@ class Diagnostics:
 
 
 def log_probs(
-    logp_NT: Tensor, old_logp_NT: Tensor, gen_logp_NU: Tensor, mask_NT: Tensor, unit_NT: Tensor | None = None
+    logp_NT: Tensor,
+    old_logp_NT: Tensor,
+    gen_logp_NU: Tensor,
+    mask_NT: Tensor,
+    *,
+    own_N: Tensor | None = None,
+    unit_NT: Tensor | None = None,
 ) -> LogProbs:
     """:class:`LogProbs` with 0 off the mask.
 
@@ -351,6 +405,7 @@ def log_probs(
         old_logp_NT=torch.where(mask_NT, old_logp_NT, zero),
         gen_logp_NU=torch.where(mask_NU, gen_logp_NU, zero),
         mask_NT=mask_NT,
+        own_N=torch.zeros_like(mask_NT[:, 0]) if own_N is None else own_N,
         unit_NT=unit_NT,
     )
 

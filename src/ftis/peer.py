@@ -25,7 +25,7 @@ from ftis.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, Round
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import Heard, round_record
-from ftis.objectives import Objective, group_advantages
+from ftis.objectives import Objective, Rewards, advantages
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task, render_prompt
 from ftis.records import Records, RoundRecord
@@ -191,7 +191,9 @@ class Peer:
     def advantages(self, batch: Batch) -> Tensor:
         """Â of the round's rollouts: float32 [N]."""
         reward_N, group_N = torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N)
-        return group_advantages(reward_N, group_N, self.recipe.training.scale_rewards).float()
+        source_N, own_N = torch.from_numpy(batch.source_N), torch.from_numpy(batch.own_N)
+        rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
+        return advantages(self.objective, rewards).float()
 
     def render(self, prompt: Prompt) -> Ints:
         return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)

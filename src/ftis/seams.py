@@ -38,6 +38,17 @@ ENGINES: Mapping[str, str] = {
 """The parts of a policy. ``lines`` and ``head`` are fast ways: ``f(model, device)`` returns None for a model that does
 not allow them."""
 
+RIVALS: Mapping[str, str] = {
+    "GSPO": "ftis.lab.rivals.GSPO",
+    "HACPO": "ftis.lab.rivals.HACPO",
+    "TOPR": "ftis.lab.rivals.TOPR",
+    "LUFFY": "ftis.lab.rivals.LUFFY",
+    "SFT-then-alone": "ftis.lab.rivals.SFT_THEN_ALONE",
+    "SGT": "ftis.lab.rivals.SGT",
+    "DRO": "ftis.lab.rivals.DRO",
+}
+"""``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
+
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.lab.trackers.TensorBoard",
     "wandb": "ftis.lab.trackers.WandB",

@@ -246,7 +246,7 @@ class OfShares(Selection):
 
 
 def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) -> tuple[Selection, ...]:
-    """The objective's filter, the foreign limit, the penalties, and those that ``training.selections`` names.
+    """The objective's filter, the foreign limit, the penalties, the objective's own, and ``training.selections``.
 
     A dotted path names a function ``f(judged) -> shares``, or a class that takes (recipe, own peer's name).
 
@@ -258,12 +258,15 @@ def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) 
         selections.append(ForeignLimit(recipe, own, n_items))
     network = recipe.network
     selections.append(Penalties(network.max_rejections, network.set_aside_rounds))
+    added = [(found, found.__name__) for found in objective.selections]
     for path in recipe.training.selections:
         found = look_up(path, "training.selections")
+        if not callable(found):
+            raise RecipeError(f"training.selections: {path!r} is a {type(found).__name__}, not a function or a class")
+        added.append((found, path.rpartition(".")[2]))
+    for found, name in added:
         if inspect.isclass(found):
             selections.append(cast(Callable[[Recipe, str], Selection], found)(recipe, own))
-        elif callable(found):
-            selections.append(OfShares(found, path.rpartition(".")[2]))
         else:
-            raise RecipeError(f"training.selections: {path!r} is a {type(found).__name__}, not a function or a class")
+            selections.append(OfShares(found, name))
     return tuple(selections)

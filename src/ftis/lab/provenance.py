@@ -60,7 +60,8 @@ def _numbers(recipe: Recipe) -> dict[str, Any]:
     """The numbers that an objective learns with: its own, and those that the recipe sets."""
     objective = resolve(recipe.objective)
     numbers = {f.name: getattr(objective, f.name) for f in fields(objective)}
-    return {"name": recipe.objective.name, **{key: v for key, v in numbers.items() if not callable(v)}}
+    kept = {key: v for key, v in numbers.items() if v is None or isinstance(v, bool | int | float | str)}
+    return {"name": recipe.objective.name, **kept}
 
 
 def _own_modules(recipe: Recipe) -> dict[str, str]:
