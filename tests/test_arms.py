@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ftis.config import Recipe, RecipeError
-from ftis.lab.arms import arms_of
-from ftis.lab.estimate import rollouts_per_round
+from ftis.lab.arms import arms_of, rollouts_per_round
+from ftis.lab.budgets import matched
 from ftis.lab.experiments import plan
 from ftis.lab.recipes import load, parse, set_key, with_arm
 
@@ -36,6 +36,39 @@ def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
 
 def arm_of(recipe: Recipe, name: str) -> Recipe:
     return with_arm(recipe, next(arm for arm in recipe.arms if arm.name == name))
+
+
+def in_seconds(cost: float | None, **keys: Any) -> dict[str, Any]:
+    """A recipe with an arm alone that takes as long as a swarm of four; ``cost``: of sampling."""
+    alone = {"name": "alone-seconds", "collaborate": False, "budget": "seconds"}
+    given = document(arms=[ALONE, alone, SIZES[1]], **keys)
+    return given | ({} if cost is None else {"experiment": {"sampling_cost": cost, "baselines": ["alone-seconds"]}})
+
+
+@pytest.mark.parametrize(
+    ("cost", "keys", "prompts"),
+    [
+        (1.0, {}, 8),  # own 12 rollouts, trained 48: (12 + 48) / 2 = 30, or 7.5 prompts of 4
+        (4.0, {}, 5),  # (48 + 48) / 5 = 19.2, or 4.8 prompts
+        (1e6, {}, 3),  # sampling is all: as many as it samples in the swarm
+        (1e-6, {}, 12),  # training is all: as many as it trains on there
+        (1.0, {"training__max_foreign_rollouts": 12}, 4),  # trained 24: (12 + 24) / 2 = 18, or 4.5 prompts
+    ],
+)
+def test_a_peer_alone_can_have_as_many_seconds(cost: float, keys: dict[str, Any], prompts: int) -> None:
+    recipe = parse(in_seconds(cost, **keys))
+    alone = arms_of(recipe)[1]
+    assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [prompts] * 4
+    (pair,) = [m for m in matched(recipe, recipe.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
+    if 1 <= cost <= 4:
+        assert pair["equal"] == f"equal in seconds, if sampling costs {cost:g} times training"
+        assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
+
+
+def test_as_many_seconds_need_a_cost_of_sampling() -> None:
+    assert "needs experiment.sampling_cost" in refusal(in_seconds(None))
+    together = {"name": "x", "budget": "seconds"}
+    assert "is for arms with collaborate = false" in refusal(document(arms=[together]))
 
 
 def refusal(given: dict[str, Any]) -> str:

@@ -216,11 +216,15 @@ def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: li
     written = page.write_page(both_budgets(tmp_path)).read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", check(written).text)
     assert "Of 2 comparisons with alone-part on validation (equal in rollouts a peer samples itself)" in text
-    first = text.index("Against alone: equal in rollouts trained on")
-    second = text.index("Against alone-part: equal in rollouts a peer samples itself")
+    mean = text.index("The mean over peers 2 peers")
+    cards = text.index("small starter:small, trained in full")
+    assert mean < text.index("than alone by +0.050") < text.index("than alone-part by +0.360") < cards
+    first = text.index("Against alone: equal in rollouts trained on", cards)
+    second = text.index("Against alone-part: equal in rollouts a peer samples itself", cards)
     assert first < text.index("than alone by +0.100") < second < text.index("than alone-part by +0.300")
     assert "Holm’s correction for 4 comparisons" in text
-    differences = [f"difference-{peer}-from-{arm}" for peer in ("small", "large") for arm in ("alone", "alone-part")]
+    peers = ("mean~over~peers", "small", "large")
+    differences = [f"difference-{peer}-from-{arm}" for peer in peers for arm in ("alone", "alone-part")]
     assert [name for name in no_drawing if name.startswith("difference")] == differences
     curves = [name for name in no_drawing if name.startswith("learning-validation")]
     overs = ("", "-over-tokens", "-over-seconds")
@@ -229,6 +233,20 @@ def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: li
     # Four rounds with s = 0.5, t = 0.375, an eighth of a second for exchange and 3 seconds of waiting.
     spaced = re.sub(r"(<[^>]*>|\s)+", " ", written[written.index("Seconds and bytes over all rounds") :])
     assert "small alone 4 0 3 7 0 0.00 0.00 alone-part 2 0 1.5 3.5 0 0.00 0.00 F-TIS 2 0.5 3 5.5 12 0.00 0.00" in spaced
+
+
+def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, no_drawing: list[str]) -> None:
+    def shown(peers: str) -> str:
+        arms = ({"name": "alone", "collaborate": False}, {"name": "F-TIS"})
+        scene = Scene(tmp_path / peers, peers=tuple(peers), arms=arms, seeds=(0, 1, 2), ood=False)
+        text = page.write_page(scene.write()).read_text(encoding="utf-8")
+        check(text)
+        return text[text.index("The mean over peers") :]
+
+    many, few = shown("abcdef"), shown("abc")
+    assert many.index("<summary>Each of the 6 peers</summary>") < many.index("<h3>a ")
+    assert "Each of the" not in few
+    assert few.index("<h3>a ") > 0
 
 
 def test_a_page_of_older_records_says_that_own_seconds_are_unknown(tmp_path: Path) -> None:

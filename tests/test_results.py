@@ -80,6 +80,22 @@ def test_means_and_intervals_over_seeds(results: dict[str, Any]) -> None:
     assert results["accuracy"]["ood-clock"]["alone"]["large"]["final"]["mean"] == pytest.approx(0.52)
 
 
+def test_the_mean_over_peers_is_compared_seed_for_seed_in_a_family_of_its_own(two: dict[str, Any]) -> None:
+    together = [c for c in two["together"] if c["split"] == "validation"]
+    assert [(c["arm"], c["baseline"]) for c in together] == [("F-TIS", "alone"), ("F-TIS", "alone-part")]
+    for c in together:
+        of_peers = [
+            other["per_seed"]
+            for other in two["comparisons"]
+            if (other["split"], other["arm"], other["baseline"]) == (c["split"], c["arm"], c["baseline"])
+        ]
+        assert len(of_peers) == 2
+        for seed, difference in c["per_seed"].items():
+            assert difference == pytest.approx(sum(of_peer[seed] for of_peer in of_peers) / 2)
+    first, second = sorted(c["p_value"] for c in together)
+    assert sorted(c["p_adjusted"] for c in together) == pytest.approx(sorted([2 * first, max(2 * first, second)]))
+
+
 def test_arms_are_compared_seed_for_seed_with_the_baseline(results: dict[str, Any]) -> None:
     small = comparison(results, "small")
     # d = 0.10, 0.11, 0.09, 0.11, 0.09: mean 0.1, s = 0.01, t = 0.1·√5 / 0.01 = 22.36, p(4) = 2.36·10⁻⁵

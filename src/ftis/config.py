@@ -213,7 +213,7 @@ class ObjectiveConfig(_Section):
     """Names an objective. An option replaces the objective's own value; an option left out keeps it."""
 
     name: str = "F-TIS"
-    """One of the paper's six, or the dotted path of an ``ftis.objectives.Objective``."""
+    """One of the paper's six, a rival (docs/rivals.md), or the dotted path of an ``ftis.objectives.Objective``."""
     importance_sampling_clip_max: Annotated[float, Field(gt=0)] | None = None
     kl_threshold: Annotated[float, Field(gt=-math.inf)] | None = None
     kl_estimator: Literal["k1", "k3"] | None = None
@@ -270,9 +270,10 @@ class ArmConfig(_Section):
     name: Name
     collaborate: bool = True
     """``false``: every peer trains alone."""
-    budget: Literal["trained", "generated"] = "trained"
+    budget: Literal["trained", "generated", "seconds"] = "trained"
     """In what a peer that trains alone equals a peer of a swarm of m. ``trained``: rollouts trained on, so it samples
-    all of a round's prompts itself. ``generated``: rollouts sampled, so it samples 1/m of the prompts."""
+    all of a round's prompts itself. ``generated``: rollouts sampled, so it samples 1/m of the prompts. ``seconds``:
+    time, by ``experiment.sampling_cost``."""
     swarm_size: Positive | None = None
     """m, in place of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}
@@ -301,6 +302,9 @@ class ExperimentConfig(_Section):
     question: str = ""
     baselines: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("alone",)
     """The arms that each other arm is compared with."""
+    sampling_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds to sample a rollout over seconds to train on one, for arms with budget = "seconds". Reports call it
+    assumed."""
 
     @model_validator(mode="after")
     def _baselines_differ(self) -> Self:
@@ -365,7 +369,12 @@ class Recipe(_Section):
                 raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
-                raise ValueError(f'arm {arm.name!r}: budget = "generated" is for arms with collaborate = false')
+                raise ValueError(f"arm {arm.name!r}: budget = {arm.budget!r} is for arms with collaborate = false")
+            if arm.budget == "seconds" and self.experiment.sampling_cost is None:
+                raise ValueError(
+                    f'arm {arm.name!r}: budget = "seconds" needs experiment.sampling_cost, the seconds to sample a '
+                    f"rollout over those to train on one"
+                )
             if arm.swarm_size is not None and len(self.peers) % arm.swarm_size:
                 sizes = [str(size) for size in range(2, len(self.peers) + 1) if len(self.peers) % size == 0]
                 raise ValueError(

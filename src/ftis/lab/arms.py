@@ -55,18 +55,52 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
     unknown = set(only) - {config.name for config in configs}
     if unknown:
         raise RunError(f"no arm {sorted(unknown)[0]!r} in the recipe: it has {', '.join(c.name for c in configs)}")
-    return [_arm(recipe, config) for config in configs if not only or config.name in only]
+    return [arm_of(recipe, config) for config in configs if not only or config.name in only]
 
 
-def _arm(recipe: Recipe, config: ArmConfig) -> Arm:
+def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
+    """One arm of the recipe."""
     resolved = with_arm(recipe, config)
     if config.collaborate:
         together = resolved.training.swarms or ([peer.name for peer in resolved.peers],)
         return Arm(config.name, resolved, tuple(resolved.of_swarm(names) for names in together))
-    prompts = resolved.training.prompts_per_round // (resolved.swarm_size if config.budget == "generated" else 1)
+    prompts = _prompts_alone(resolved, config.budget)
     training = resolved.training.model_copy(update={"prompts_per_round": prompts, "prompts_per_peer": None})
     alone = resolved.model_copy(update={"training": training})
     return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
+
+
+def _prompts_alone(recipe: Recipe, budget: str) -> int:
+    """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
+    if budget == "trained":
+        return recipe.training.prompts_per_round
+    swarm = recipe.of_swarm(recipe.training.swarms[0]) if recipe.training.swarms else recipe
+    if budget == "generated":
+        return rollouts_per_round(swarm)[0] // recipe.sampling.num_generations
+    return prompts_worth(recipe, *rollouts_per_round(swarm))
+
+
+def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
+    """How many rollouts a peer of a swarm samples and trains on in a round, if nothing is filtered.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+    """
+    own = swarm.prompts_per_peer * swarm.rollouts_per_group
+    foreign = own * (len(swarm.peers) - 1)
+    limit = swarm.training.max_foreign_rollouts
+    return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
+
+
+def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
+    """How many prompts of its own a peer can sample and train on in the time that ``sampled`` and ``trained`` take.
+
+    That is (ρ sampled + trained) / (ρ + 1) rollouts, where sampling one takes ρ = ``experiment.sampling_cost`` times as
+    long as training on it.
+    """
+    cost = recipe.experiment.sampling_cost
+    assert cost is not None  # a recipe with such an arm has it
+    return max(1, round((cost * sampled + trained) / (cost + 1) / recipe.sampling.num_generations))
 
 
 def experiment_directory(recipe: Recipe) -> Path:

@@ -8,29 +8,34 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import ArmConfig, Recipe
+from ftis.lab.arms import arm_of, prompts_worth, rollouts_per_round
 from ftis.lab.reading import PeerRun, Study
-from ftis.lab.recipes import with_arm
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an arm means each peer to have: rollouts trained on and generated per round, and rounds."""
+    """What an arm means each peer to have in a round, and the number of rounds.
+
+    Attributes:
+        trained, generated: rollouts.
+        worth: prompts that a peer alone could do in the same time; None where the recipe assumes no cost of sampling.
+        cost: that assumed cost.
+    """
 
     trained: int
     generated: int
     rounds: int
+    worth: int | None = None
+    cost: float | None = None
 
 
 def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
     """The plan of one arm of ``recipe``."""
-    as_run = with_arm(recipe, arm)
-    peers, training = as_run.swarm_size, as_run.training
-    rollouts = training.prompts_per_round * as_run.sampling.num_generations
-    if arm.collaborate:
-        return Plan(rollouts, rollouts // peers, training.rounds)
-    if arm.budget == "generated":
-        rollouts = training.prompts_per_round // peers * as_run.sampling.num_generations
-    return Plan(rollouts, rollouts, training.rounds)
+    swarm = arm_of(recipe, arm).swarms[0]
+    generated, trained = rollouts_per_round(swarm)
+    cost = recipe.experiment.sampling_cost
+    worth = None if cost is None else prompts_worth(recipe, generated, trained)
+    return Plan(trained, generated, swarm.training.rounds, worth, cost)
 
 
 def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
@@ -63,8 +68,9 @@ def equal(one: Plan, other: Plan) -> str:
         for what, mine, theirs in (
             ("rollouts trained on", one.trained, other.trained),
             ("rollouts a peer samples itself", one.generated, other.generated),
+            (f"seconds, if sampling costs {one.cost or 0:g} times training", one.worth, other.worth),
         )
-        if mine == theirs
+        if mine == theirs and mine is not None
     ]
     text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
@@ -87,8 +93,11 @@ def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
             f"on {_times(arms.trained, other.trained)} ({arms.trained} against {other.trained})"
         )
     else:
+        how = "neither"
+        if arms.worth is not None and arms.worth == other.worth:
+            how = f"seconds, assuming that sampling a rollout takes {arms.cost:g} times as long as training on it"
         text = (
-            f"{both} are equal in neither: a peer of {names} trains on {_times(arms.trained, other.trained)} rollouts "
+            f"{both} are equal in {how}: a peer of {names} trains on {_times(arms.trained, other.trained)} rollouts "
             f"a round ({arms.trained} against {other.trained}) and generates {as_many} ({arms.generated} against "
             f"{other.generated})"
         )

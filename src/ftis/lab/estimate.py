@@ -13,7 +13,7 @@ import torch
 from ftis.codec import message_size
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import starters
-from ftis.lab.arms import Arm
+from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.policy import resolve_device, resolve_dtype
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
@@ -82,18 +82,6 @@ def estimate(recipe: Recipe) -> list[str]:
             f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"
         )
     return lines
-
-
-def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
-    """How many rollouts a peer of a swarm samples and trains on in a round, if nothing is filtered.
-
-    Args:
-        swarm: with exactly the peers of the swarm.
-    """
-    own = swarm.prompts_per_peer * swarm.rollouts_per_group
-    foreign = own * (len(swarm.peers) - 1)
-    limit = swarm.training.max_foreign_rollouts
-    return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
 
 
 def validation_problems(recipe: Recipe) -> int:

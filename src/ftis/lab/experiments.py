@@ -21,8 +21,8 @@ from ftis.config import FtisError, Recipe, run_directory
 from ftis.events import Event, JobEnded, JobsKnown, Say, TimeLeft, placed, unheard
 from ftis.exchange import Stopped
 from ftis.files import write_json
-from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
-from ftis.lab.estimate import guess_seconds, known_parameters, rollouts_per_round, validation_problems
+from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
+from ftis.lab.estimate import guess_seconds, known_parameters, validation_problems
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim, provenance

@@ -165,7 +165,7 @@ def differences(
     splits = len({c["split"] for c in comparisons})
     height = 1.3 + 0.46 * (len(comparisons) + 0.3 * (splits - 1))
     alt = f"{peer}: final accuracy minus {baseline}: {text}"
-    name, subtitle = f"difference-{peer}-from-{baseline}", f"difference from {short(baseline)}"
+    name, subtitle = f"difference-{peer}-from-{baseline}".replace(" ", "~"), f"difference from {short(baseline)}"
     return save_panel(directory, name, short(peer), subtitle, alt, draw, height)
 
 

@@ -155,10 +155,18 @@ def _what_was_run(study: Study) -> WhatWasRun:
     return WhatWasRun(facts, json.dumps(json.loads(recipe.model_dump_json()), indent=1, ensure_ascii=False))
 
 
+ALONE = {
+    "trained": "as many rollouts trained",
+    "generated": "as many rollouts generated",
+    "seconds": "as many seconds at the assumed cost of sampling",
+}
+"""What a peer alone has as much of as one in the swarm, by the arm's ``budget``."""
+
+
 def _arm_in_words(study: Study, arm: ArmConfig) -> str:
     parts = [
         with_arm(study.recipe, arm).objective.name,
-        "together" if arm.collaborate else f"every peer alone, as many rollouts {arm.budget}",
+        "together" if arm.collaborate else f"every peer alone, {ALONE[arm.budget]}",
         *(f"{key} = {value}" for key, value in arm.set.items()),
     ]
     return ", ".join(parts)

@@ -45,6 +45,7 @@ def compare(directory: Path) -> dict[str, Any]:
                         smallest difference that would probably have shown, a verdict (``label``, ``text``), and
                         ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
                         over seeds
+    together            the same of the mean over peers, corrected among themselves; no ``mcnemar``
     budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
     matched             per baseline and arms: what is ``equal``, and a sentence on what they have as much of
     notes               what to know before believing it
@@ -89,6 +90,7 @@ def compare_study(study: Study) -> dict[str, Any]:
         "curves": _by_split_arm_peer(study, _curve),
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
         "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
+        "together": [c for split in study.splits for c in _together(study, split, equal)],
         "budget": budget,
         "matched": equal,
         "notes": notes,
@@ -206,38 +208,53 @@ def _comparisons(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -
     if not study.seeds:
         return []
     compared = [
-        (peer, arm, of_plan["baseline"], of_plan["equal"])
+        {"split": split, "peer": peer, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
         for of_plan in equal
         for peer in study.peer_names
         for arm in of_plan["arms"]
     ]
-    differences = []
-    for peer, arm, baseline, _ in compared:
-        treatment, control = (
-            [final_accuracy(study.peer(seed, name, peer).on(split)) for seed in study.seeds] for name in (arm, baseline)
-        )
+    both = [[finals(study, split, c[key], c["peer"]) for key in ("arm", "baseline")] for c in compared]
+    tested = differences_of(study, [(c["baseline"], *pair) for c, pair in zip(compared, both, strict=True)])
+    return [
+        {**c, **difference, "mcnemar": _mcnemar(study, split, c["arm"], c["baseline"], c["peer"])}
+        for c, difference in zip(compared, tested, strict=True)
+    ]
+
+
+def _together(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same of the mean over peers: a family of its own, as small as the number of arms, so few seeds show more."""
+    if not study.seeds or len(study.peer_names) < 2 or study.elsewhere:
+        return []
+    compared = [
+        {"split": split, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
+        for of_plan in equal
+        for arm in of_plan["arms"]
+    ]
+    both = [[mean_finals(study, split, c[key]) for key in ("arm", "baseline")] for c in compared]
+    tested = differences_of(study, [(c["baseline"], *pair) for c, pair in zip(compared, both, strict=True)])
+    return [{**c, **difference} for c, difference in zip(compared, tested, strict=True)]
+
+
+def differences_of(study: Study, pairs: Sequence[tuple[str, list[float], list[float]]]) -> list[dict[str, Any]]:
+    """(baseline's name, an arm's values by seed, the baseline's) → difference and verdict, corrected for all pairs."""
+    found = []
+    differences = [stats.paired_difference(treatment, control) for _, treatment, control in pairs]
+    adjusted = stats.holm([difference.p_value for difference in differences])
+    for (baseline, treatment, control), difference, p in zip(pairs, differences, adjusted, strict=True):
         per_seed = {str(s): t - c for s, t, c in zip(study.seeds, treatment, control, strict=True)}
-        differences.append((stats.paired_difference(treatment, control), per_seed))
-    adjusted = stats.holm([difference.p_value for difference, _ in differences])
-    comparisons = []
-    for (peer, arm, baseline, words), (difference, per_seed), p in zip(compared, differences, adjusted, strict=True):
-        verdict = stats.verdict(difference, p, baseline=baseline)
-        comparisons.append(
-            {
-                "split": split,
-                "peer": peer,
-                "arm": arm,
-                "baseline": baseline,
-                "equal": words,
-                **asdict(difference),
-                "per_seed": per_seed,
-                "p_adjusted": p,
-                "label": verdict.label,
-                "text": verdict.text,
-                "mcnemar": _mcnemar(study, split, arm, baseline, peer),
-            }
-        )
-    return comparisons
+        verdict = asdict(stats.verdict(difference, p, baseline=baseline))
+        found.append({**asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
+    return found
+
+
+def finals(study: Study, split: str, arm: str, peer: str) -> list[float]:
+    """A peer's final accuracies, seed by seed."""
+    return [final_accuracy(study.peer(seed, arm, peer).on(split)) for seed in study.seeds]
+
+
+def mean_finals(study: Study, split: str, arm: str) -> list[float]:
+    """The mean over peers of their final accuracies, seed by seed."""
+    return [fmean(of_seed) for of_seed in zip(*(finals(study, split, arm, p) for p in study.peer_names), strict=True)]
 
 
 def _mcnemar(study: Study, split: str, arm: str, baseline: str, peer: str) -> list[dict[str, Any]]:

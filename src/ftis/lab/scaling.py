@@ -7,19 +7,17 @@ peer alone that samples as much is the swarm of one of every series; one that sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ftis.files import write_json
-from ftis.lab import stats
-from ftis.lab.arms import Arm, arms_of
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
-from ftis.lab.estimate import rollouts_per_round
 from ftis.lab.formatting import amount, counted, number, p_text, true_minus
-from ftis.lab.reading import VALIDATION, Study, final_accuracy
-from ftis.lab.results import over_seeds, without_nan
+from ftis.lab.reading import VALIDATION, Study
+from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 
 FEWEST_SIZES = 3
@@ -127,17 +125,9 @@ def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[st
 
     A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
     """
-    baseline = _means(study, alone.name)
-    differences = [stats.paired_difference(_means(study, arm.name), baseline) for arm in arms]
-    adjusted = stats.holm([difference.p_value for difference in differences])
-    return {
-        arm.name: {
-            **{key: getattr(difference, key) for key in ("mean", "low", "high", "p_value")},
-            "p_adjusted": p,
-            **asdict(stats.verdict(difference, p, baseline=alone.name)),
-        }
-        for arm, difference, p in zip(arms, differences, adjusted, strict=True)
-    }
+    means = {arm.name: mean_finals(study, VALIDATION, arm.name) for arm in (alone, *arms)}
+    tested = differences_of(study, [(alone.name, means[arm.name], means[alone.name]) for arm in arms])
+    return {arm.name: difference for arm, difference in zip(arms, tested, strict=True)}
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
@@ -150,7 +140,6 @@ def _settings(arm: Arm) -> dict[str, Any]:
 def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
     """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
-    finals = {peer: _finals(study, arm.name, peer) for peer in study.peer_names}
     runs = [study.peer(seed, arm.name, peer) for seed in study.seeds for peer in study.peer_names]
     seconds = [own.total for run in runs if (own := run.own_seconds) is not None]
     return {
@@ -158,22 +147,16 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
         "size": _size_of(arm),
         "sampled": sampled,
         "trained": trained,
-        "final": over_seeds(dict(zip(map(str, study.seeds), _means(study, arm.name), strict=True))),
+        "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
         "against_alone": against.get(arm.name),
-        "gains": {peer: fmean(of_peer) - fmean(_finals(study, alone, peer)) for peer, of_peer in finals.items()},
+        "gains": {
+            peer: fmean(finals(study, VALIDATION, arm.name, peer)) - fmean(finals(study, VALIDATION, alone, peer))
+            for peer in study.peer_names
+        },
         "seconds": fmean(seconds) if len(seconds) == len(runs) else None,
         "bytes_sent": fmean(run.bytes_sent for run in runs),
         "bytes_received": fmean(run.bytes_received for run in runs),
     }
-
-
-def _means(study: Study, arm: str) -> list[float]:
-    """The mean over peers of their final accuracies, seed by seed."""
-    return [fmean(of_seed) for of_seed in zip(*(_finals(study, arm, peer) for peer in study.peer_names), strict=True)]
-
-
-def _finals(study: Study, arm: str, peer: str) -> list[float]:
-    return [final_accuracy(study.peer(seed, arm, peer).on(VALIDATION)) for seed in study.seeds]
 
 
 def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:

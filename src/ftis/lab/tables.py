@@ -73,11 +73,11 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
 
     for sentence in headlines(results):
         line(sentence)
-    for peer in results["peers"]:
-        of_peer = [c for c in results["comparisons"] if c["peer"] == peer]
-        if of_peer:
-            line(peer)
-        for (baseline, equal), group in by_budget(of_peer).items():
+    of_peers = {peer: [c for c in results["comparisons"] if c["peer"] == peer] for peer in results["peers"]}
+    for name, compared in {f"mean over {len(of_peers)} peers": results["together"], **of_peers}.items():
+        if compared:
+            line(name)
+        for (baseline, equal), group in by_budget(compared).items():
             line(f"against {baseline}, {equal}", 2)
             for c in group:
                 line(f"{c['arm']}, {c['split']}: {c['text']}", 4)

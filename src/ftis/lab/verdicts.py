@@ -14,6 +14,12 @@ from ftis.lab.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.lab.results import by_budget
 from ftis.lab.views import ArmLabel, PanelRow, split_heading
 
+MOST_CARDS = 4
+"""So many peers have their verdicts shown at once."""
+
+MEAN = "mean over peers"
+"""No peer can be called so: a name has no blanks."""
+
 SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 
 
@@ -49,6 +55,8 @@ class VerdictGroup:
 
 @dataclass(frozen=True)
 class Card:
+    """The verdicts on one peer, or on the mean over all; ``model`` says which model it trains."""
+
     peer: str
     model: str
     groups: Sequence[VerdictGroup]
@@ -57,12 +65,20 @@ class Card:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The section; ``comparisons`` says how many there are on validation, "" if none."""
+    """The section.
+
+    Attributes:
+        comparisons: how many there are on validation, in words; "" if none.
+        mean: the mean over peers; None where there is one peer, or nothing is compared.
+        folded: whether the cards are shown on request only, as there are many.
+    """
 
     baselines: str
     comparisons: str
     last_evaluations: int
+    mean: Card | None
     cards: Sequence[Card]
+    folded: bool
     cautions: Sequence[str]
 
 
@@ -84,24 +100,38 @@ def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Styl
         baselines=", ".join(results["baselines"]),
         comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
         last_evaluations=LAST_EVALUATIONS,
+        mean=_mean_card(study, results, styles) if results["together"] else None,
         cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
+        folded=len(study.peer_names) > MOST_CARDS and bool(results["together"]),
         cautions=_cautions(study, results),
     )
 
 
 def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
-    groups = [
+    progress = [] if compared else _progress(results, peer.name, styles)
+    return Card(peer.name, model_in_words(peer), _groups(study, peer.name, compared, styles), progress)
+
+
+def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
+    n = len(study.peer_names)
+    about = f"{n} peers; as many comparisons as arms, so the same seeds can show more"
+    return Card("The mean over peers", about, _groups(study, MEAN, results["together"], styles), [])
+
+
+def _groups(
+    study: Study, name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]
+) -> list[VerdictGroup]:
+    """Comparisons by baseline and budget; ``name`` is the peer's, or :data:`MEAN`."""
+    return [
         VerdictGroup(
             baseline=ArmLabel(baseline, styles[baseline].colour),
             equal=equal,
             verdicts=[_verdict(c, styles) for c in group],
-            figure=figures.differences(study.directory / "figures", peer.name, group, styles),
+            figure=figures.differences(study.directory / "figures", name, group, styles),
         )
         for (baseline, equal), group in by_budget(compared).items()
     ]
-    progress = [] if compared else _progress(results, peer.name, styles)
-    return Card(peer.name, model_in_words(peer), groups, progress)
 
 
 def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> VerdictRow:
