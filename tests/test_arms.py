@@ -184,13 +184,16 @@ def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None
 def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
     recipe = load(ROOT / "recipes" / "scaling.toml")
     arms = arms_of(recipe)
-    assert [len(arm.swarms[0].peers) for arm in arms] == [1, 2, 4, 8, 16, 16]
-    assert {rollouts_per_round(swarm)[0] for arm in arms for swarm in arm.swarms} == {36}
-    for swarm in (swarm for arm in arms[1:] for swarm in arm.swarms):
+    together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
+    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 16]
+    alone = {arm.name: {rollouts_per_round(swarm)[0] for swarm in arm.swarms} for arm in arms if arm not in together}
+    assert alone == {"alone-part": {36}, "alone-x2": {72}, "alone-x4": {144}, "alone-x8": {288}}
+    assert {rollouts_per_round(swarm)[0] for arm in together for swarm in arm.swarms} == {36}
+    for swarm in (swarm for arm in together for swarm in arm.swarms):
         small = [peer.name for peer in swarm.peers if peer.model.startswith("starter:small@")]
         assert 2 * len(small) == len(swarm.peers)
     # The limit gives a peer of 16 as much to train on as one of 4 has.
-    assert rollouts_per_round(arms[-1].swarms[0]) == rollouts_per_round(arms[2].swarms[0])
+    assert rollouts_per_round(together[-1].swarms[0]) == rollouts_per_round(together[1].swarms[0])
 
 
 def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

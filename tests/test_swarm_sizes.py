@@ -18,7 +18,8 @@ CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
 SIZES: list[dict[str, Any]] = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (4, 2)]
 BASELINE = {"baselines": ["alone-part"]}
 LIMITED: dict[str, Any] = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 2 * G}}
-FINALS = {"alone-part": 0.4, "F-TIS-2": 0.5, "F-TIS-4": 0.65, "limited": 0.6, "alone": 0.7}
+TWICE: dict[str, Any] = {**ALONE, "name": "alone-x2", "set": {"training.prompts_per_peer": 6}}
+FINALS = {"alone-part": 0.4, "alone-x2": 0.55, "F-TIS-2": 0.5, "F-TIS-4": 0.65, "limited": 0.6, "alone": 0.7}
 
 
 def final(arm: str, peer: str, seed: int, split: str) -> float:
@@ -71,6 +72,28 @@ def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None
     assert pairs["gains"] == pytest.approx({"a": 0.102, "b": 0.102, "c": 0.102, "d": -0.098})
 
 
+def test_a_swarm_is_worth_as_much_as_a_peer_alone_would_have_to_sample(tmp_path: Path) -> None:
+    """Alone .435, .587 with twice the sampling and .737 with four times; swarms .487 and .687, limited .637."""
+    result = found(tmp_path, ALONE, *SIZES, LIMITED, CEILING, TWICE)
+    assert [(c["arm"], c["sampled"]) for c in result["ceilings"]] == [("alone-x2", 6 * G), ("alone", 12 * G)]
+    alone, pairs, fours = result["series"][0]["sizes"]
+    (limited,) = result["series"][1]["sizes"]
+    assert (alone["times"], alone["pays_from"]) == (1.0, None)
+    assert pairs["times"] == pytest.approx(2 ** (0.052 / 0.152))
+    assert fours["times"] == pytest.approx(2 * 2 ** (0.100 / 0.150))
+    assert limited["times"] == pytest.approx(2 * 2 ** (0.050 / 0.150))
+    assert limited["pays_from"] == 0  # trained on are 5/3 of its own part, less than what it is worth
+    for size, m in ((pairs, 2), (fours, 4)):  # at that ratio both cost a peer the same
+        ratio = size["pays_from"]
+        assert ratio + m == pytest.approx(size["times"] * (ratio + 1))
+
+
+def test_a_swarm_above_every_ceiling_is_worth_more_than_is_known(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES, TWICE)
+    assert [size["pays_from"] is None for size in result["series"][0]["sizes"]] == [True, False, True]
+    assert result["series"][0]["sizes"][2]["times"] is None
+
+
 def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_apart(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES)
     directory = written.write()
@@ -110,6 +133,7 @@ def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> N
     assert "F-TIS-4: better than alone-part by +0.252" in text
     assert "Every peer samples 6 rollouts a round itself, whatever its swarm." in text
     assert "F-TIS: 0.435 with 1, 0.487 with 2, 0.687 with 4; limited: 0.637 with 4" in text
+    assert "alone with 4 times the sampling: 0.737" in text
     assert json.loads((tmp_path / "scaling.json").read_text())["own_rollouts"] == 6
     for name in ("scaling-accuracy", "scaling-bytes"):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -106,6 +106,8 @@ def read_provenance(run: Path) -> dict[str, Any]:
 def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
+    The recipe may have arms that the earlier run had not: they are added to the run.
+
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
     """
@@ -117,14 +119,24 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
                 f"--set output_dir=… for another place"
             )
-        _check_same_recipe(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
-        made = read_provenance(directory)["starters"]
+        added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        before = read_provenance(directory)
+        made = before["starters"]
         if made != _starter_names(recipe):
             raise RunError(
                 f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
                 f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
                 f"{PROVENANCE}"
             )
+        if added:
+            now = provenance(recipe)
+            when = {name: {key: now[key] for key in ("started", "commit")} for name in added}
+            objectives = {"objectives": now["objectives"], "modules": {**before["modules"], **now["modules"]}}
+            with locked(directory / ".lock", LOCK_SECONDS):
+                write_json(
+                    directory / PROVENANCE, {**before, **objectives, "added": {**before.get("added", {}), **when}}
+                )
+                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
         return
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
@@ -132,14 +144,19 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
 
 
-def _check_same_recipe(before: dict[str, Any], recipe: Recipe, directory: Path) -> None:
+def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
+    """The names of the arms that ``before`` has not; anything else must be the same in both recipes."""
     now = json.loads(recipe.model_dump_json())
+    had = {arm["name"] for arm in before["arms"]}
+    added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
+    now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
     differing = [key for key in _differing(before, now) if key.partition(".")[0] not in FREE_TO_CHANGE]
     if differing:
         raise RunError(
             f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
-            f"recipe it was started with, or choose another output_dir"
+            f"recipe it was started with, add arms only, or choose another output_dir"
         )
+    return added
 
 
 def _differing(before: Any, now: Any, place: str = "") -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,7 +59,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
     peers, seeds    how many peers, and which seeds the means are over
     start           accuracy before training: mean, interval over seeds, per seed
     series          lists of sizes with a name: arms that differ in nothing but the size, the smallest first
-    ceilings        arms whose peers train alone and sample more
+    ceilings        arms whose peers train alone and sample more, the least first
     ==============  =======================================================================================
 
     A size, and a ceiling: ``arm``, ``size`` (m), ``sampled`` and ``trained`` (rollouts of a peer and round), ``final``
@@ -66,6 +67,11 @@ def scaling(study: Study) -> dict[str, Any] | None:
     final accuracy minus that of the peer alone), ``seconds`` (of a peer's own work in all rounds, without waiting and
     evaluation; None where they were not recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all
     rounds.
+
+    ``times`` says how many times as much a peer alone would have to sample to end as high, by a straight line over
+    log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``pays_from`` is the least s / t,
+    seconds to sample a rollout over seconds to train on one, at which the swarm takes a peer less time than that:
+    s + m·t < times · (s + t). It is 0 where the swarm pays whatever the ratio, None where ``times`` is unknown or 1.
 
     ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
     else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
@@ -95,7 +101,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
         for seed in study.seeds
     }
     against = _against(study, [*(arm for s in series for arm in s), *ceilings], ones[0])
-    found = {
+    found: dict[str, Any] = {
         "own_rollouts": own,
         "peers": len(study.peer_names),
         "seeds": list(study.seeds),
@@ -110,10 +116,28 @@ def scaling(study: Study) -> dict[str, Any] | None:
             }
             for s in series
         ],
-        "ceilings": [_size(study, arm, ones[0].name, against) for arm in ceilings],
+        "ceilings": sorted(
+            (_size(study, arm, ones[0].name, against) for arm in ceilings), key=lambda size: size["sampled"]
+        ),
     }
+    alone_line = [(1.0, found["series"][0]["sizes"][0]["final"]["mean"])]
+    alone_line += [(c["sampled"] / own, c["final"]["mean"]) for c in found["ceilings"]]
+    for size in (size for s in found["series"] for size in s["sizes"]):
+        size["times"] = times = _reached_at(alone_line, size["final"]["mean"])
+        m = size["trained"] / own
+        size["pays_from"] = None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1))
     known: dict[str, Any] = without_nan(found)
     return known
+
+
+def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | None:
+    """The least x at which a line through (x, y), straight over log₂ x, is as high as ``height``; None if nowhere."""
+    if not line or height <= line[0][1]:
+        return line[0][0] if line else None
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if y0 < height <= y1:
+            return float(x0 * (x1 / x0) ** ((height - y0) / (y1 - y0)))
+    return None
 
 
 def _size_of(arm: Arm) -> int:
@@ -181,12 +205,9 @@ def _accuracy_panel(directory: Path, found: Mapping[str, Any]) -> Panel:
             heights = [final["mean"] for _, final in points]
             axis.plot([x for x, _ in points], heights, color=colour, marker=marker, lw=1.9, ms=5, zorder=3)
             ends.append((heights[-1], series["name"], colour))
-        for name, height, colour in (
-            ("start", found["start"]["mean"], SOFT),
-            *((ceiling["arm"], ceiling["final"]["mean"], INK) for ceiling in found["ceilings"]),
-        ):
-            axis.axhline(height, color=colour, lw=1.1, ls=(0, (5, 1.5)))
-            ends.append((height, name, colour))
+        axis.axhline(found["start"]["mean"], color=SOFT, lw=1.1, ls=(0, (5, 1.5)))
+        ends.append((found["start"]["mean"], "start", SOFT))
+        ends += _alone_line(axis, found, lambda size: float(size["final"]["mean"]))
         axis.set_ylim(*_room([height for height, _, _ in ends] + _all_seeds(found)))
         _size_axis(axis, found)
         label_ends(axis, ends)
@@ -205,7 +226,10 @@ def _cost_panel(directory: Path, found: Mapping[str, Any], key: str, title: str,
             sizes = [size["size"] for size in series["sizes"]]
             axis.plot(sizes, heights, color=colour, marker=marker, lw=1.9, ms=5)
             ends.append((heights[-1], series["name"], colour))
-        axis.set_ylim(0, 1.1 * max(1e-9, *(size[key] / unit for s in found["series"] for size in s["sizes"])))
+        if key == "seconds":
+            ends += _alone_line(axis, found, lambda size: size[key] / unit)
+        shown = [size[key] / unit for s in found["series"] for size in s["sizes"]]
+        axis.set_ylim(0, 1.1 * max(1e-9, *shown, *(height for height, _, _ in ends)))
         _size_axis(axis, found)
         label_ends(axis, ends)
 
@@ -214,12 +238,28 @@ def _cost_panel(directory: Path, found: Mapping[str, Any], key: str, title: str,
     return save_panel(directory, name, title, subtitle, f"{title} against peers in a swarm. {told}", paint)
 
 
+def _alone_line(
+    axis: Any, found: Mapping[str, Any], height_of: Callable[[Mapping[str, Any]], float]
+) -> list[tuple[float, str, str]]:
+    """Draw what peers alone come to with more sampling, over how many times as much. Returns the label of its end."""
+    if not found["ceilings"]:
+        return []
+    sizes = [found["series"][0]["sizes"][0], *found["ceilings"]]
+    heights = [height_of(size) for size in sizes]
+    times = [size["sampled"] / found["own_rollouts"] for size in sizes]
+    axis.plot(times, heights, color=INK, marker="o", ms=3, lw=1.1, ls=(0, (5, 1.5)), zorder=2)
+    return [(heights[-1], "alone, × the sampling", INK)]
+
+
 def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]) -> str:
     """What the lines of a figure show."""
-    return "; ".join(
+    told = [
         f"{series['name']}: " + ", ".join(f"{in_words(size)} with {size['size']}" for size in series["sizes"])
         for series in found["series"]
-    )
+    ]
+    times = [(size, size["sampled"] / found["own_rollouts"]) for size in found["ceilings"]]
+    told += [f"alone with {k:g} times the sampling: {in_words(size)}" for size, k in times]
+    return "; ".join(told)
 
 
 def _all_seeds(found: Mapping[str, Any]) -> list[float]:
@@ -237,8 +277,9 @@ def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
     from matplotlib.ticker import NullFormatter, NullLocator
 
     sizes = sorted({size["size"] for series in found["series"] for size in series["sizes"]})
+    reach = max([sizes[-1], *(size["sampled"] / found["own_rollouts"] for size in found["ceilings"])])
     axis.set_xscale("log", base=2)
-    axis.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+    axis.set_xlim(sizes[0] / 1.15, reach * 1.15)
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(sizes, [str(size) for size in sizes])
@@ -252,6 +293,14 @@ def _sizes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list({size["arm"]: size for size in sizes}.values())
 
 
+def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
+    """How many times as much sampling alone a swarm is worth; "" for peers alone."""
+    if size["size"] == 1 or not found["ceilings"]:
+        return ""
+    most = found["ceilings"][-1]["sampled"] / found["own_rollouts"]
+    return f"{size['times']:.2g}" if size["times"] is not None else f"over {most:g}"
+
+
 def _table(found: Mapping[str, Any]) -> Table:
     head = [
         "Arm",
@@ -262,6 +311,8 @@ def _table(found: Mapping[str, Any]) -> Table:
         "Gain",
         "p, Holm",
         "Least gain",
+        "As alone, ×",
+        "Pays from s/t",
         "Own seconds",
         "kB sent",
         "MB received",
@@ -280,6 +331,8 @@ def _table(found: Mapping[str, Any]) -> Table:
                 with_interval(against, "+", strong=against["label"] != "no difference shown") if against else Cell(),
                 Cell(p_text(against["p_adjusted"]) if against else ""),
                 Cell(true_minus(number(size["gains"][least], "+")), least),
+                Cell(_times(found, size)),
+                Cell("" if size.get("pays_from") is None else f"{size['pays_from']:.2g}"),
                 Cell(amount(size["seconds"])),
                 Cell(amount(size["bytes_sent"], 1e3)),
                 Cell(f"{size['bytes_received'] / 1e6:.2f}"),

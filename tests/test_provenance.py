@@ -1,0 +1,88 @@
+"""Which recipes a run directory may be gone on with, and what is written down then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis.config import Recipe
+from ftis.lab.arms import RunError
+from ftis.lab.provenance import claim, read_provenance
+from ftis.lab.recipes import parse
+
+ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
+TOPR = {"name": "TOPR", "set": {"objective.name": "TOPR"}}
+
+
+def recipe(*arms: dict[str, Any], rounds: int = 3) -> Recipe:
+    return parse(
+        {
+            "name": "claimed",
+            "task": {"name": "clock"},
+            "training": {"rounds": rounds},
+            "peers": [{"name": name, "model": "starter:small"} for name in "ab"],
+            "arms": arms,
+        }
+    )
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run of two arms that has records."""
+    directory = tmp_path / "run"
+    claim(directory, False, recipe(ALONE, TOGETHER))
+    (directory / "alone" / "a").mkdir(parents=True)
+    (directory / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    return directory
+
+
+def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
+    before = {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()}
+    claim(begun, True, recipe(ALONE, TOGETHER))
+    assert {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()} == before
+
+
+def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
+    first = read_provenance(begun)
+    claim(begun, True, recipe(ALONE, TOPR, TOGETHER))
+    known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
+    assert [arm["name"] for arm in known["arms"]] == ["alone", "TOPR", "F-TIS"]
+    now = read_provenance(begun)
+    assert list(now["added"]) == ["TOPR"]
+    assert set(now["added"]["TOPR"]) == {"started", "commit"}
+    assert now["objectives"]["TOPR"]["name"] == "TOPR"
+    assert {key: now[key] for key in ("started", "commit", "starters")} == {
+        key: first[key] for key in ("started", "commit", "starters")
+    }
+    claim(begun, True, recipe(ALONE, TOPR, TOGETHER))  # goes on, with nothing to add
+    assert read_provenance(begun) == now
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (recipe(ALONE), "arms"),
+        (recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}), "arms.1.set.objective.name"),
+        (recipe(ALONE, TOGETHER, TOPR, rounds=4), "training.rounds"),
+        (recipe(), "arms"),
+    ],
+    ids=["an arm less", "an arm changed", "an arm more and another length", "no arms"],
+)
+def test_anything_else_is_another_recipe(begun: Path, other: Recipe, differs: str) -> None:
+    before = (begun / "recipe.json").read_bytes()
+    with pytest.raises(RunError, match=rf"differ in: {differs}.*add arms only"):
+        claim(begun, True, other)
+    assert (begun / "recipe.json").read_bytes() == before
+
+
+def test_a_run_without_arms_takes_none(tmp_path: Path) -> None:
+    """Its one arm is named after the objective; with arms it would have another name."""
+    directory = tmp_path / "run"
+    claim(directory, False, recipe())
+    (directory / "F-TIS" / "a").mkdir(parents=True)
+    (directory / "F-TIS" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(RunError, match="differ in: arms"):
+        claim(directory, True, recipe(ALONE, TOGETHER))
