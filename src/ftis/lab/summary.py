@@ -41,13 +41,15 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the table must know before believing it."""
     notes = []
     for arm, peers in summary["arms"].items():
+        without = [
+            f"{name} in {peer['rounds_without_foreign']} of {peer['rounds']} rounds"
+            for name, peer in peers.items()
+            if peer["collaborated"] and peer["rounds_without_foreign"]
+        ]
+        if without:
+            notes.append(f"{arm}: no foreign rollout was used by {', '.join(without)}: see peer/* in metrics.jsonl")
         for name, peer in peers.items():
-            without, rounds = peer["rounds_without_foreign"], peer["rounds"]
-            if peer["collaborated"] and without:
-                notes.append(
-                    f"{arm}/{name} used no foreign rollout in {without} of {rounds} rounds: "
-                    f"see peer/* in its metrics.jsonl"
-                )
+            rounds = peer["rounds"]
             if rounds and peer["rounds_without_signal"] == rounds:
                 notes.append(
                     f"{arm}/{name} never learned: in every group all rewards were equal "
