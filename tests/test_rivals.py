@@ -93,6 +93,7 @@ def dro(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[flo
 
 REFERENCES: dict[str, OfRow] = {
     "GSPO": gspo, "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy, "SFT-then-alone": score, "SGT": score, "DRO": dro,
+    "SGT-shaped": luffy,
 }  # fmt: skip
 
 
@@ -284,7 +285,7 @@ def test_each_trains(name: str, models: dict[str, Path], tmp_path: Path, monkeyp
             "rounds": 4,
             "prompts_per_round": 8,
             "eval_every": 0,
-            "mode": "horizontal" if name in ("HACPO", "SGT") else "vertical",
+            "mode": "horizontal" if name in ("HACPO", "SGT", "SGT-shaped") else "vertical",
         },
         "peers": [{"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-3} for n in ("a", "b")],
     }

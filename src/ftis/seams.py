@@ -46,6 +46,7 @@ RIVALS: Mapping[str, str] = {
     "SFT-then-alone": "ftis.lab.rivals.SFT_THEN_ALONE",
     "SGT": "ftis.lab.rivals.SGT",
     "DRO": "ftis.lab.rivals.DRO",
+    "SGT-shaped": "ftis.lab.rivals.SGT_SHAPED",
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 

@@ -11,6 +11,7 @@ a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇
     SFT-then-alone  nothing, then π_θ/π_old    ∇log π of successes, then nothing
     SGT             π_θ/π_old, clipped         ∇log π of successes, where all own rollouts of the prompt failed
     DRO             −½ (Â − τ Σ_t log π_θ/π_old)², for both
+    SGT-shaped      π_θ/π_old, clipped         SGT's gate with LUFFY's π_θ / (π_θ + γ)
 
 Where a source leaves something open, or works in another setting, the value's docstring says what is done here.
 """
@@ -205,6 +206,10 @@ SFT_THEN_ALONE = Objective(advantage=one_for_foreign_successes, ratio=score_on_f
 SGT = Objective(advantage=where_own_fail, ratio=score_on_foreign)
 """Success-Gated Transfer (Liu et al., arXiv 2605.07244), for horizontal sharing: others' successes where all own
 rollouts failed."""
+
+SGT_SHAPED = Objective(advantage=where_own_fail, ratio=shaped_on_foreign)
+"""SGT's gate with LUFFY's shaping, for horizontal sharing. Of seven gates that were tried on other problems and other
+seeds, it cost the stronger of two least; docs/log.md has the others."""
 
 DRO = Objective(ratio=sequence_over_old, surrogate=squared_regret)
 """Direct Reward Optimisation (Richemond et al., arXiv 2405.19107), with the group's mean for the value function, group
