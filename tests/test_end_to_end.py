@@ -97,6 +97,19 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
     assert len(read_jsonl(run / "F-TIS/a/evaluations/validation-4.jsonl")) == 6
 
 
+def test_a_slow_peer_is_learned_from_a_round_late(workplace: Path) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "peers.b.rounds_late=1") == 0
+    of_slow = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
+    assert [row["peer/b/delivered"] for row in of_slow] == [False] * 4
+    assert [row.get("peer/b/late", 0) for row in of_slow] == [0, 1, 1, 1]
+    assert [row["peer/b/admitted"] for row in of_slow] == [0, 8, 8, 8]
+    assert all(row["peer/b/rejected"] == 0 for row in of_slow)
+    table = pq.read_table(run_of(workplace) / "F-TIS" / "a" / "rollouts" / "round-000001.parquet").to_pylist()
+    assert {(r["source"], r["round"]) for r in table} == {("a", 1), ("b", 0)}
+    in_time = read_jsonl(run_of(workplace) / "F-TIS" / "b" / "metrics.jsonl")
+    assert [row["peer/a/admitted"] for row in in_time] == [8] * 4
+
+
 def test_a_peer_sees_the_same_rollouts_of_another_as_that_one_sampled(workplace: Path) -> None:
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1") == 0
     by_peer = {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftis.exchange import AloneExchange, Collected, ExchangeError, Stopped
-from ftis.lab.local import KEEP_ROUNDS, DirectoryExchange, Hub
+from ftis.lab.local import KEEP_ROUNDS, Delayed, DirectoryExchange, Hub
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""
@@ -394,3 +394,25 @@ def test_a_killed_process_is_waited_for_and_its_successor_takes_over(tmp_path: P
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_messages_of_slow_peers_come_late_and_once() -> None:
+    class Everybody:
+        def catch_up(self, round: int) -> int:
+            return round
+
+        def publish(self, round: int, data: bytes, items: Any = ()) -> None: ...
+
+        def collect(self, round: int, skip: Any = (), offers_only: Any = ()) -> Collected:
+            return Collected({name: message(name, round) for name in ("b", "c", "d") if name not in offers_only})
+
+    exchange = Delayed(Everybody(), {"c": 1, "d": 2})
+    rounds = [exchange.collect(round) for round in range(3)]
+    assert [list(collected.messages) for collected in rounds] == [["b"]] * 3
+    assert [collected.missing for collected in rounds] == [("c", "d")] * 3
+    assert [collected.late for collected in rounds] == [
+        (),
+        (("c", message("c", 0)),),
+        (("c", message("c", 1)), ("d", message("d", 0))),
+    ]
+    assert exchange.collect(3, offers_only=("c",)).missing == ("d",)

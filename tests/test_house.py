@@ -44,7 +44,7 @@ WINGS = {
     "rewards": "scoring numbers latex answers",
     "engines": "models lines head slots decoder builtin generate",
     "swarm": "identity manifest facts session chunks offers others outbox rounds link",
-    "lab": "recipes starters rivals assembly arms workers local event_lines trackers prepare provenance estimate "
+    "lab": "recipes starters rivals local assembly arms workers event_lines trackers prepare provenance estimate "
     "doctor runs outlook experiments join replay probe stats reading formatting summary budgets results tables "
     "corrections drawing figures exchange_figures views scaling verdicts page_tables exchanges samples page progress",
 }

@@ -253,6 +253,8 @@ class PeerConfig(_Section):
     attack: str | None = None
     """For testing defences (``ftis train`` only): the dotted path of ``f(groups, tokenizer) -> groups``. This peer
     offers what the function returns, and learns from its own groups as sampled."""
+    rounds_late: Annotated[int, Field(ge=0)] = 0
+    """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 
     @model_validator(mode="after")
     def _subset_is_named(self) -> Self:

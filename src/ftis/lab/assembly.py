@@ -16,6 +16,7 @@ from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, Sampling
 from ftis.evaluate import Evaluation, evaluate
 from ftis.exchange import Exchange
 from ftis.lab import starters
+from ftis.lab.local import Delayed
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy, tokenizer_fingerprint
@@ -87,6 +88,7 @@ def assemble(
     fingerprint = tokenizer_fingerprint(policy.tokenizer)
     run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
     sampling, network = recipe.sampling, recipe.network
+    late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
     peer = Peer(
         config=config,
         recipe=recipe,
@@ -108,7 +110,7 @@ def assemble(
                 assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
                 roster=frozenset(p.name for p in recipe.peers),
                 wanted=lambda sender, round: peer.wanted(sender, round),
-                max_staleness=network.max_staleness if networked else 0,
+                max_staleness=network.max_staleness if networked else max(late.values(), default=0),
                 max_seconds=network.admission_seconds if networked else float("inf"),
             ),
             scorers[task.name],
@@ -117,7 +119,7 @@ def assemble(
         header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
         objective=objective,
         selections=selections,
-        exchange=exchange,
+        exchange=Delayed(exchange, late) if late and not networked else exchange,
         records=records or Records(directory, keep_rollouts=recipe.training.record_rollouts),
         attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
         should_stop=should_stop,

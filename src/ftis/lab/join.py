@@ -121,10 +121,11 @@ def join(
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
-    if config.attack:
-        raise RecipeError(
-            f"peer {name!r} has attack = {config.attack!r}: attacks are for testing defences with ftis train; remove it"
-        )
+    for lab_only in ("attack", "rounds_late"):
+        if value := getattr(config, lab_only):
+            raise RecipeError(
+                f"peer {name!r} has {lab_only} = {value!r}: that is for trying things out with ftis train; remove it"
+            )
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect

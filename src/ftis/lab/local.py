@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ftis.exchange import Collected, ExchangeError, Stopped
+from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
 from ftis.files import write_whole
 
 POLL_SECONDS = 0.005
@@ -80,6 +80,23 @@ class HubEndpoint:
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         return self.hub._collect(self.peer, round, offers_only)
+
+
+class Delayed:
+    """Another exchange, in which some peers' messages come ``rounds_late`` rounds late."""
+
+    def __init__(self, inner: Exchange, rounds_late: Mapping[str, int]) -> None:
+        self.inner, self.rounds_late = inner, rounds_late
+        self.catch_up, self.publish = inner.catch_up, inner.publish
+        self._due: dict[tuple[int, str], bytes] = {}
+
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        collected = self.inner.collect(round, skip, offers_only)
+        slow = [name for name in collected.messages if name in self.rounds_late]
+        self._due |= {(round + self.rounds_late[name], name): collected.messages[name] for name in slow}
+        late = tuple((name, self._due.pop((due, name))) for due, name in sorted(self._due) if due <= round)
+        in_time = {name: data for name, data in collected.messages.items() if name not in slow}
+        return replace(collected, messages=in_time, missing=(*collected.missing, *slow), late=(*collected.late, *late))
 
 
 class DirectoryExchange:
