@@ -248,7 +248,7 @@ def _alone_line(
     heights = [height_of(size) for size in sizes]
     times = [size["sampled"] / found["own_rollouts"] for size in sizes]
     axis.plot(times, heights, color=INK, marker="o", ms=3, lw=1.1, ls=(0, (5, 1.5)), zorder=2)
-    return [(heights[-1], "alone, × the sampling", INK)]
+    return [(heights[-1], "alone", INK)]
 
 
 def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]) -> str:
@@ -283,7 +283,7 @@ def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.set_xlabel("peers in a swarm")
+    axis.set_xlabel("peers in a swarm" + (" – or, alone, times the sampling" if found["ceilings"] else ""))
     axis.grid(axis="y", color=RULE, lw=0.7)
 
 
