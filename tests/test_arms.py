@@ -61,7 +61,7 @@ def test_a_peer_alone_can_have_as_many_seconds(cost: float, keys: dict[str, Any]
     assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [prompts] * 4
     (pair,) = [m for m in matched(recipe, recipe.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
     if 1 <= cost <= 4:
-        assert pair["equal"] == f"equal in seconds, if sampling costs {cost:g} times training"
+        assert pair["equal"] == f"equal in seconds, to the prompt, if sampling costs {cost:g} times training"
         assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
 
 

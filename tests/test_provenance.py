@@ -52,13 +52,32 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     assert [arm["name"] for arm in known["arms"]] == ["alone", "TOPR", "F-TIS"]
     now = read_provenance(begun)
     assert list(now["added"]) == ["TOPR"]
-    assert set(now["added"]["TOPR"]) == {"started", "commit"}
+    assert set(now["added"]["TOPR"]) == {"started", "commit", "modules", "versions", "machine"}
     assert now["objectives"]["TOPR"]["name"] == "TOPR"
-    assert {key: now[key] for key in ("started", "commit", "starters")} == {
-        key: first[key] for key in ("started", "commit", "starters")
+    assert {key: now[key] for key in first if key != "objectives"} == {
+        key: first[key] for key in first if key != "objectives"
     }
+    assert {arm: now["objectives"][arm] for arm in first["objectives"]} == first["objectives"]
     claim(begun, True, recipe(ALONE, TOPR, TOGETHER))  # goes on, with nothing to add
     assert read_provenance(begun) == now
+
+
+def test_what_is_recorded_of_earlier_arms_stays(begun: Path) -> None:
+    """Though a number that they learned with is another one in the version that adds an arm."""
+    recorded = read_provenance(begun)
+    recorded["objectives"]["F-TIS"]["epsilon"] = 0.1
+    (begun / "provenance.json").write_text(json.dumps(recorded), encoding="utf-8")
+    claim(begun, True, recipe(ALONE, TOGETHER, TOPR))
+    assert read_provenance(begun)["objectives"]["F-TIS"]["epsilon"] == 0.1
+
+
+def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
+    known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
+    for peer in known["peers"]:
+        del peer["rounds_late"]
+    (begun / "recipe.json").write_text(json.dumps(known), encoding="utf-8")
+    claim(begun, True, recipe(ALONE, TOGETHER, TOPR))
+    assert list(read_provenance(begun)["added"]) == ["TOPR"]
 
 
 @pytest.mark.parametrize(

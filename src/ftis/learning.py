@@ -25,7 +25,7 @@ from the learner's by at most this, in nats. The first ratios are then off by at
 def judge(batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding, objective: Objective) -> Judged:
     """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
 
-    The model never runs on rollouts with Â = 0: they cannot change the gradient.
+    The model never runs on rollouts with Â = 0. They cannot change the gradient of a loss that is proportional to Â.
     """
     rows = np.flatnonzero(advantage_N.numpy())
     if not len(rows):

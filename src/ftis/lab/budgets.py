@@ -68,7 +68,11 @@ def equal(one: Plan, other: Plan) -> str:
         for what, mine, theirs in (
             ("rollouts trained on", one.trained, other.trained),
             ("rollouts a peer samples itself", one.generated, other.generated),
-            (f"seconds, if sampling costs {one.cost or 0:g} times training", one.worth, other.worth),
+            (
+                f"seconds, to the prompt, if sampling costs {one.cost or 0:g} times training",
+                one.worth,
+                other.worth,
+            ),
         )
         if mine == theirs and mine is not None
     ]

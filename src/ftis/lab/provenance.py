@@ -7,6 +7,7 @@ signs, see :mod:`ftis.swarm.manifest`.)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,10 +22,11 @@ from typing import Any
 
 import torch
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RecipeError
 from ftis.files import locked, write_json, write_whole
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
+from ftis.lab.recipes import parse
 from ftis.lab.workers import cores
 from ftis.objectives import resolve
 
@@ -120,8 +122,7 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
                 f"--set output_dir=… for another place"
             )
         added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
-        before = read_provenance(directory)
-        made = before["starters"]
+        made = read_provenance(directory)["starters"]
         if made != _starter_names(recipe):
             raise RunError(
                 f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
@@ -130,12 +131,12 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
             )
         if added:
             now = provenance(recipe)
-            when = {name: {key: now[key] for key in ("started", "commit")} for name in added}
-            objectives = {"objectives": now["objectives"], "modules": {**before["modules"], **now["modules"]}}
+            later = {key: now[key] for key in ("started", "commit", "modules", "versions", "machine")}
             with locked(directory / ".lock", LOCK_SECONDS):
-                write_json(
-                    directory / PROVENANCE, {**before, **objectives, "added": {**before.get("added", {}), **when}}
-                )
+                before = read_provenance(directory)
+                before["objectives"] = {**now["objectives"], **before["objectives"]}
+                before["added"] = {**before.get("added", {}), **dict.fromkeys(added, later)}
+                write_json(directory / PROVENANCE, before)
                 write_whole(known, recipe.model_dump_json(indent=1) + "\n")
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -147,6 +148,8 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
 def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
     """The names of the arms that ``before`` has not; anything else must be the same in both recipes."""
     now = json.loads(recipe.model_dump_json())
+    with contextlib.suppress(RecipeError):
+        before = json.loads(parse(before).model_dump_json())  # with keys that the version it is of did not have
     had = {arm["name"] for arm in before["arms"]}
     added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
     now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]

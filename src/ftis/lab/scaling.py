@@ -59,7 +59,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     peers, seeds    how many peers, and which seeds the means are over
     start           accuracy before training: mean, interval over seeds, per seed
     series          lists of sizes with a name: arms that differ in nothing but the size, the smallest first
-    ceilings        arms whose peers train alone and sample more, the least first
+    alone           the size of one: peers alone that sample as much
+    ceilings        arms whose peers train alone and sample more, and differ in nothing else; the least first
     ==============  =======================================================================================
 
     A size, and a ceiling: ``arm``, ``size`` (m), ``sampled`` and ``trained`` (rollouts of a peer and round), ``final``
@@ -84,7 +85,11 @@ def scaling(study: Study) -> dict[str, Any] | None:
     together = [arm for arm in arms if _size_of(arm) > 1]
     series: list[list[Arm]] = []
     for arm in together:
-        alike = next((s for s in series if _settings(s[0]) == _settings(arm)), None)
+        own = rollouts_per_round(arm.swarms[0])[0]
+        alike = next(
+            (s for s in series if _settings(s[0]) == _settings(arm) and rollouts_per_round(s[0].swarms[0])[0] == own),
+            None,
+        )
         (series.append([arm]) if alike is None else alike.append(arm))
     longest = max(series, key=len, default=[])
     if not longest:
@@ -93,8 +98,10 @@ def scaling(study: Study) -> dict[str, Any] | None:
     series = [s for s in series if rollouts_per_round(s[0].swarms[0])[0] == own]
     alone = [arm for arm in arms if arm not in together]
     ones = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] == own]
-    ceilings = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] > own]
-    if not ones or len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
+    if not ones:
+        return None
+    ceilings = [a for a in alone if rollouts_per_round(a.swarms[0])[0] > own and _settings(a) == _settings(ones[0])]
+    if len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
         return None
     starts = {
         str(seed): fmean(study.peer(seed, ones[0].name, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
@@ -116,11 +123,12 @@ def scaling(study: Study) -> dict[str, Any] | None:
             }
             for s in series
         ],
+        "alone": _size(study, ones[0], ones[0].name, against),
         "ceilings": sorted(
             (_size(study, arm, ones[0].name, against) for arm in ceilings), key=lambda size: size["sampled"]
         ),
     }
-    alone_line = [(1.0, found["series"][0]["sizes"][0]["final"]["mean"])]
+    alone_line = [(1.0, found["alone"]["final"]["mean"])]
     alone_line += [(c["sampled"] / own, c["final"]["mean"]) for c in found["ceilings"]]
     for size in (size for s in found["series"] for size in s["sizes"]):
         size["times"] = times = _reached_at(alone_line, size["final"]["mean"])
@@ -155,10 +163,9 @@ def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[st
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
-    """The recipe of an arm without what says how large its swarms are."""
+    """The recipe of an arm without what says how large its swarms are, and how much a peer samples."""
     of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
-    settings = arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes})
-    return {**settings, "own rollouts": rollouts_per_round(arm.swarms[0])[0]}
+    return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes})
 
 
 def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +192,7 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
 
 def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:
     """Three figures over the number of peers: final accuracy, a peer's own seconds, its bytes."""
-    unknown = any(size["seconds"] is None for series in found["series"] for size in series["sizes"])
+    unknown = any(size["seconds"] is None for size in _sizes(found))
     panels = [_accuracy_panel(directory, found)]
     if not unknown:
         panels.append(_cost_panel(directory, found, "seconds", "Own seconds", "a peer's own work, all rounds", 1.0))
@@ -244,7 +251,7 @@ def _alone_line(
     """Draw what peers alone come to with more sampling, over how many times as much. Returns the label of its end."""
     if not found["ceilings"]:
         return []
-    sizes = [found["series"][0]["sizes"][0], *found["ceilings"]]
+    sizes = [found["alone"], *found["ceilings"]]
     heights = [height_of(size) for size in sizes]
     times = [size["sampled"] / found["own_rollouts"] for size in sizes]
     axis.plot(times, heights, color=INK, marker="o", ms=3, lw=1.1, ls=(0, (5, 1.5)), zorder=2)
@@ -289,7 +296,7 @@ def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
 
 def _sizes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each arm once; the peer alone is in every series."""
-    sizes = [*(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
+    sizes = [found["alone"], *(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
     return list({size["arm"]: size for size in sizes}.values())
 
 

@@ -115,7 +115,7 @@ def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Ma
 
 def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     n = len(study.peer_names)
-    about = f"{n} peers; as many comparisons as arms, so the same seeds can show more"
+    about = f"{n} peers; Holm over the comparisons of means alone, which are fewer, so the same seeds can show more"
     return Card("The mean over peers", about, _groups(study, MEAN, results["together"], styles), [])
 
 
