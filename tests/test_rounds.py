@@ -587,6 +587,17 @@ def test_a_peer_catches_up(name: str) -> None:
     assert table.announced == [case.goes]  # once is enough
 
 
+def test_a_present_peer_is_unheard_until_one_of_its_rounds_is_known() -> None:
+    table = Table()
+    assert table.rounds.unheard() == ["b", "c", "d"], "nobody is there yet"
+    table.comes("b", "c")
+    assert table.rounds.unheard() == ["b", "c"]
+    table.offers("b", 4)
+    assert table.rounds.unheard() == ["c"]
+    table.leaves("c")
+    assert table.rounds.unheard() == []
+
+
 def test_in_lock_step_nothing_is_skipped_once_this_peer_is_present() -> None:
     for quorum, goes in ((3, 1), (1, 16)):
         table = Table({"quorum": quorum})

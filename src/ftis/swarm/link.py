@@ -166,11 +166,26 @@ class NetworkExchange:
                 self.rounds.enter(round, time.monotonic())
             self.outbox.offer_again(round)
             self._ask(None, GRACE_SECONDS)
+            if round:
+                self._hear_where_the_others_are(time.monotonic() + GRACE_SECONDS)
         with self.changed:
             target, decisions = self.rounds.catch_up(round)
         self._carry_out(decisions)
         self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
+
+    def _hear_where_the_others_are(self, until: float) -> None:
+        """Ask until the rounds of all present peers are known. A link that is new answers a question with nothing.
+
+        A peer that comes back and does not know would wait for rounds that the others have left behind.
+        """
+        while time.monotonic() < until and not self._should_stop():
+            with self.changed:
+                unheard = self.rounds.unheard()
+            if not unheard:
+                return
+            self._ask(None, GRACE_SECONDS)
+            self._closing.wait(POLL_SECONDS)
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message; the same round again replaces it."""

@@ -186,6 +186,11 @@ class Rounds:
         self._announced = True
         return target, decisions
 
+    def unheard(self) -> list[str]:
+        """Peers that are present, or all where nobody is, of whose rounds nothing is known yet."""
+        live = {name: other for name, other in self._others.items() if other.live} or self._others
+        return [name for name, other in live.items() if other.newest < 0]
+
     def _swarm_round(self, round: int) -> int:
         """The round to continue at; ``round`` or an earlier one if nothing was missed."""
         live = [other for other in self._others.values() if other.live and other.newest >= 0]
