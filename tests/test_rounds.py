@@ -587,15 +587,15 @@ def test_a_peer_catches_up(name: str) -> None:
     assert table.announced == [case.goes]  # once is enough
 
 
-def test_a_present_peer_is_unheard_until_one_of_its_rounds_is_known() -> None:
+def test_a_present_peer_is_silent_until_one_of_its_rounds_is_known() -> None:
     table = Table()
-    assert table.rounds.unheard() == ["b", "c", "d"], "nobody is there yet"
+    assert table.rounds.silent() == ["b", "c", "d"], "nobody is there yet"
     table.comes("b", "c")
-    assert table.rounds.unheard() == ["b", "c"]
+    assert table.rounds.silent() == ["b", "c"]
     table.offers("b", 4)
-    assert table.rounds.unheard() == ["c"]
+    assert table.rounds.silent() == ["c"]
     table.leaves("c")
-    assert table.rounds.unheard() == []
+    assert table.rounds.silent() == []
 
 
 def test_in_lock_step_nothing_is_skipped_once_this_peer_is_present() -> None:

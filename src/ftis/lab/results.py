@@ -6,7 +6,7 @@ Reading is reading.py's, the tests are stats.py's; tables.py and page.py show wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -213,8 +213,7 @@ def _comparisons(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -
         for peer in study.peer_names
         for arm in of_plan["arms"]
     ]
-    both = [[finals(study, split, c[key], c["peer"]) for key in ("arm", "baseline")] for c in compared]
-    tested = differences_of(study, [(c["baseline"], *pair) for c, pair in zip(compared, both, strict=True)])
+    tested = differences_of(study, compared, lambda c, arm: finals(study, split, arm, c["peer"]))
     return [
         {**c, **difference, "mcnemar": _mcnemar(study, split, c["arm"], c["baseline"], c["peer"])}
         for c, difference in zip(compared, tested, strict=True)
@@ -230,19 +229,27 @@ def _together(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> l
         for of_plan in equal
         for arm in of_plan["arms"]
     ]
-    both = [[mean_finals(study, split, c[key]) for key in ("arm", "baseline")] for c in compared]
-    tested = differences_of(study, [(c["baseline"], *pair) for c, pair in zip(compared, both, strict=True)])
+    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, split, arm))
     return [{**c, **difference} for c, difference in zip(compared, tested, strict=True)]
 
 
-def differences_of(study: Study, pairs: Sequence[tuple[str, list[float], list[float]]]) -> list[dict[str, Any]]:
-    """(baseline's name, an arm's values by seed, the baseline's) → difference and verdict, corrected for all pairs."""
+def differences_of(
+    study: Study,
+    compared: Sequence[Mapping[str, Any]],
+    values_of: Callable[[Mapping[str, Any], str], Sequence[float]],
+) -> list[dict[str, Any]]:
+    """The difference of each comparison's ``arm`` from its ``baseline`` with a verdict, corrected for all of them.
+
+    Args:
+        values_of: (comparison, arm) → the arm's values there, seed by seed.
+    """
     found = []
-    differences = [stats.paired_difference(treatment, control) for _, treatment, control in pairs]
+    both = [(values_of(c, c["arm"]), values_of(c, c["baseline"])) for c in compared]
+    differences = [stats.paired_difference(treatment, control) for treatment, control in both]
     adjusted = stats.holm([difference.p_value for difference in differences])
-    for (baseline, treatment, control), difference, p in zip(pairs, differences, adjusted, strict=True):
-        per_seed = {str(s): t - c for s, t, c in zip(study.seeds, treatment, control, strict=True)}
-        verdict = asdict(stats.verdict(difference, p, baseline=baseline))
+    for c, (treatment, control), difference, p in zip(compared, both, differences, adjusted, strict=True):
+        per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
+        verdict = asdict(stats.verdict(difference, p, baseline=c["baseline"]))
         found.append({**asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
     return found
 

@@ -85,22 +85,18 @@ def scaling(study: Study) -> dict[str, Any] | None:
     together = [arm for arm in arms if _size_of(arm) > 1]
     series: list[list[Arm]] = []
     for arm in together:
-        own = rollouts_per_round(arm.swarms[0])[0]
-        alike = next(
-            (s for s in series if _settings(s[0]) == _settings(arm) and rollouts_per_round(s[0].swarms[0])[0] == own),
-            None,
-        )
+        alike = next((s for s in series if _settings(s[0]) == _settings(arm) and _own(s[0]) == _own(arm)), None)
         (series.append([arm]) if alike is None else alike.append(arm))
     longest = max(series, key=len, default=[])
     if not longest:
         return None
-    own = rollouts_per_round(longest[0].swarms[0])[0]
-    series = [s for s in series if rollouts_per_round(s[0].swarms[0])[0] == own]
+    own = _own(longest[0])
+    series = [s for s in series if _own(s[0]) == own]
     alone = [arm for arm in arms if arm not in together]
-    ones = [arm for arm in alone if rollouts_per_round(arm.swarms[0])[0] == own]
+    ones = [arm for arm in alone if _own(arm) == own]
     if not ones:
         return None
-    ceilings = [a for a in alone if rollouts_per_round(a.swarms[0])[0] > own and _settings(a) == _settings(ones[0])]
+    ceilings = [arm for arm in alone if _own(arm) > own and _settings(arm) == _settings(ones[0])]
     if len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
         return None
     starts = {
@@ -152,13 +148,18 @@ def _size_of(arm: Arm) -> int:
     return len(arm.swarms[0].peers)
 
 
+def _own(arm: Arm) -> int:
+    """Rollouts that a peer of the arm samples itself in a round."""
+    return rollouts_per_round(arm.swarms[0])[0]
+
+
 def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[str, Any]]:
     """Each arm's mean over peers against that of ``alone``, by the arm's name.
 
     A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
     """
-    means = {arm.name: mean_finals(study, VALIDATION, arm.name) for arm in (alone, *arms)}
-    tested = differences_of(study, [(alone.name, means[arm.name], means[alone.name]) for arm in arms])
+    compared = [{"arm": arm.name, "baseline": alone.name} for arm in arms]
+    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, VALIDATION, arm))
     return {arm.name: difference for arm, difference in zip(arms, tested, strict=True)}
 
 

@@ -181,9 +181,8 @@ class NetworkExchange:
         """
         while time.monotonic() < until and not self._should_stop():
             with self.changed:
-                unheard = self.rounds.unheard()
-            if not unheard:
-                return
+                if not self.rounds.silent():
+                    return
             self._ask(None, GRACE_SECONDS)
             self._closing.wait(POLL_SECONDS)
 

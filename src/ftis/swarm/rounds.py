@@ -186,7 +186,7 @@ class Rounds:
         self._announced = True
         return target, decisions
 
-    def unheard(self) -> list[str]:
+    def silent(self) -> list[str]:
         """Peers that are present, or all where nobody is, of whose rounds nothing is known yet."""
         live = {name: other for name, other in self._others.items() if other.live} or self._others
         return [name for name, other in live.items() if other.newest < 0]
