@@ -41,10 +41,10 @@ from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOK
 from ftis.admission import Admission, Admitter, Reason, Terms
 from ftis.codec import CodecError, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Prompt
-from ftis.selection import Penalties
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
+from ftis.swarm.penalties import Penalties
 
 PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
 PEERS = ("ada", "bob")

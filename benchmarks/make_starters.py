@@ -28,12 +28,13 @@ import torch
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
-from ftis.evaluate import evaluate
 from ftis.lab import starters
+from ftis.loop.evaluate import evaluate
 from ftis.policy import Policy
-from ftis.prompts import load_task, render_prompt
+from ftis.prompts import render_prompt
 from ftis.rewards.scoring import load_scorer
 from ftis.sampling import Decoding, InPlace
+from ftis.tasks.problems import load_task
 
 TASK = TaskConfig(name="clock", options={"operators": 2}, validation_size=300)
 PROMPT = PromptConfig(system_prompt="", template="{question}=")

@@ -10,7 +10,8 @@ those that suit a CPU: no checkpointing, no pinned memory, everything of a step 
 each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's first: of the clock,
 and for a whole round of the processor too, from which the ratio is taken, as the machine may be busy with other things.
 Memory is the process's largest resident size; the final reward is the mean over the last five rounds. Evaluation is
-greedy pass@1 on 300 held-out problems: ours by ftis.evaluate, TRL's by generate, since its trainer has none of its own.
+greedy pass@1 on 300 held-out problems: ours by ftis.loop.evaluate, TRL's by generate, since its trainer has
+none of its own.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
         where="benchmark",
     )
     with tempfile.TemporaryDirectory() as directory:
-        peer = assemble(recipe, "alone", Path(directory), AloneExchange())
+        trainer = assemble(recipe, "alone", Path(directory), AloneExchange())
         metrics, processor = [], []
         for round in range(rounds):
             began = time.process_time()
-            metrics.append(train_round(peer, round).metrics)
+            metrics.append(train_round(trainer.peer, round).metrics)
             processor.append(time.process_time() - began)
         began = time.perf_counter()
-        accuracy = peer.evaluate()["validation"]
+        accuracy = trainer.evaluate().accuracies["validation"]
     tokens = [row["completions/mean_length"] * GROUPS * GROUP for row in metrics]
     return {
         "round": [row["step_time"] for row in metrics],
@@ -246,7 +247,7 @@ def make_model(name: str, directory: Path) -> Path:
 
 def write_problems(path: Path) -> None:
     from ftis.config import TaskConfig
-    from ftis.prompts import load_task
+    from ftis.tasks.problems import load_task
 
     task = load_task(TaskConfig(name="clock", options={"operators": 2}, validation_size=300))
     splits = {

@@ -31,9 +31,10 @@ import numpy as np
 from timing import median_seconds
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from ftis.codec import Header, Limits, Message, decode, encode, message_size, weight_error
+from ftis.codec import Header, Limits, Message, decode, encode, message_size
 from ftis.config import LogpPrecision, WireFormat
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
+from ftis.wire.plain import weight_error
 
 HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
 LIMITS = Limits(1 << 30, 1 << 20, 1 << 16, 1 << 20)

@@ -24,10 +24,11 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis
 from ftis import PeerConfig, Policy, Recipe, RewardConfig, supervised_step
-from ftis.evaluate import evaluate
-from ftis.prompts import load_task, render_prompt
+from ftis.loop.evaluate import evaluate
+from ftis.prompts import render_prompt
 from ftis.rewards.scoring import load_scorer
 from ftis.sampling import open_sampler
+from ftis.tasks.problems import load_task
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 STYLES = {"reasoned": 0.35, "direct": 0.45, "untagged": 0.2}

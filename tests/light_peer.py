@@ -25,13 +25,14 @@ import numpy as np
 
 from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
-from ftis.config import Recipe, agreement, run_id
-from ftis.events import Event
+from ftis.config import Recipe
 from ftis.exchange import Stopped
 from ftis.lab.event_lines import to_json
 from ftis.lab.recipes import parse
+from ftis.loop.events import Event
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned, groups_per_peer, wanted
+from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, read_roster
 from ftis.swarm.link import NetworkExchange
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ftis.config import Recipe, TaskConfig
 from ftis.lab.recipes import parse
-from ftis.prompts import Task, load_task
+from ftis.prompts import Task
+from ftis.tasks.problems import load_task
 
 SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": "clock", "validation_size": 4},

@@ -21,8 +21,9 @@ from ftis.lab import drawing, exchange_figures, figures
 from ftis.lab.reading import arm_configs
 from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
+from ftis.loop.records import Records
+from ftis.measures import RoundRecord
 from ftis.metric_keys import peer_key
-from ftis.records import Records, RoundRecord
 
 ROUNDS = 4
 G = 2

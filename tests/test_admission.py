@@ -34,8 +34,9 @@ from wire_messages import rollout
 from ftis import admission as admission_module
 from ftis import codec
 from ftis.admission import Admission, Admitter, Reason
-from ftis.codec import Header, Message, decode, encode, message_size, weight_error
+from ftis.codec import Header, Message, decode, encode, message_size
 from ftis.rollouts import Group, Prompt, Rollout
+from ftis.wire.plain import weight_error
 
 # ---------------------------------------------------------------------------------------------- what is good
 

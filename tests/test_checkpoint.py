@@ -22,9 +22,10 @@ from policies import weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ftis import checkpoint
-from ftis.checkpoint import CheckpointError, Cursor
 from ftis.config import FtisError
+from ftis.loop import checkpoint
+from ftis.loop.checkpoint import CheckpointError
+from ftis.peer import Cursor
 from ftis.policy import Policy
 
 TRAINS: dict[str, dict[str, Any]] = {
@@ -266,7 +267,7 @@ def test_a_directory_that_is_gone(policy: Policy, tmp_path: Path) -> None:
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from ftis import checkpoint
+from ftis.loop import checkpoint
 from ftis.config import PeerConfig
 from ftis.policy import Policy
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, agreement, run_directory, run_id
+from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, run_directory
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
+from ftis.swarm.facts import agreement, run_id
 
 TEXT = """
 name = "pair"

@@ -24,8 +24,8 @@ from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
 
-from ftis.files import read_jsonl
 from ftis.lab import starters
+from ftis.loop.files import read_jsonl
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -626,9 +626,9 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None
 
 
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ftis.files import locked
     from ftis.lab.recipes import load
     from ftis.lab.runs import run
+    from ftis.loop.files import locked
 
     settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)

@@ -11,7 +11,7 @@ from conftest import TinyPolicy
 
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.evaluate import EVAL_BATCH, Answered, Evaluation, evaluate
+from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, evaluate
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding
 

@@ -7,7 +7,8 @@ import typing
 
 import pytest
 
-from ftis.events import (
+from ftis.lab.event_lines import KINDS, from_json, to_json
+from ftis.loop.events import (
     ArmBegun,
     Evaluated,
     Event,
@@ -25,7 +26,6 @@ from ftis.events import (
     WarmUp,
     placed,
 )
-from ftis.lab.event_lines import KINDS, from_json, to_json
 
 LINES: dict[str, tuple[Event, str]] = {
     "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),

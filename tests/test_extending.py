@@ -18,12 +18,12 @@ import torch
 import ftis
 from ftis.config import FtisError, ObjectiveConfig
 from ftis.exchange import AloneExchange, Collected
-from ftis.files import read_jsonl
 from ftis.lab.provenance import read_provenance
 from ftis.lab.recipes import parse
+from ftis.loop.files import read_jsonl
+from ftis.loop.records import read_rollouts
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss, resolve
-from ftis.records import read_rollouts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, flags=re.S))

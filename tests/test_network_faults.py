@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from light_swarm import Swarm, free_port
 from slow_wire import SlowWire
@@ -231,7 +233,7 @@ def run(*command: str) -> None:
 
 @pytest.fixture
 def spaces() -> Iterator[list[str]]:
-    """Three network namespaces, for hosts a, b and c."""
+    """Three network namespaces, for hosts a, b and c. Their names are the machine's, so tests take turns."""
     names = [f"ftis-{name}" for name in "abc"]
 
     def delete() -> None:
@@ -240,16 +242,17 @@ def spaces() -> Iterator[list[str]]:
 
     if not shutil.which("ip"):
         pytest.skip("hosts of their own need iproute2")
-    delete()
-    try:
-        for name in names:
-            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-            if made.returncode:
-                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
+    with filelock.FileLock(Path(tempfile.gettempdir()) / "ftis-hosts.lock"):
         delete()
+        try:
+            for name in names:
+                made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+                if made.returncode:
+                    pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            yield names
+        finally:
+            delete()
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftis.events import ArmBegun, JobEnded, Place, RoundEnded
 from ftis.lab.outlook import Outlook, Work, in_time
+from ftis.loop.events import ArmBegun, JobEnded, Place, RoundEnded
 
 
 class Clock:

@@ -34,10 +34,11 @@ from wire_messages import (
 )
 
 from ftis import codec
-from ftis.codec import CodecError, Columns, Form, Limits, Message, Reader, decode, encode, weight_error
+from ftis.codec import CodecError, Columns, Form, Limits, Message, Reader, decode, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import MIN_LOGP, Group, Rollout
 from ftis.seams import FORMS
+from ftis.wire.plain import weight_error
 
 
 def test_an_example_packed_by_hand() -> None:

@@ -13,12 +13,12 @@ import pytest
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.events import ArmBegun, RoundEnded, placed
 from ftis.exchange import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, judge
+from ftis.loop.events import ArmBegun, RoundEnded, placed
 from ftis.peer import Peer, train_round
 from ftis.rollouts import Batch, Rollout, collate
 from ftis.selection import Judged
@@ -46,7 +46,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "training": {"prompts_per_round": 4, "steps_per_generation": 2},
             "peers": [peer],
         }
-        return assemble(parse(document, where="test"), "a", tmp_path, AloneExchange())
+        return assemble(parse(document, where="test"), "a", tmp_path, AloneExchange()).peer
 
     return make
 

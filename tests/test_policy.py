@@ -23,8 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
-from ftis.engines.models import load_model, load_tokenizer
-from ftis.policy import ModelError, Policy, microbatches, resolve_device, resolve_dtype, tokenizer_fingerprint
+from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprint
+from ftis.policy import ModelError, Policy, microbatches, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gptj", "falcon-alibi"])

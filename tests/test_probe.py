@@ -13,9 +13,9 @@ from commands import ftis, trained
 
 from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
+from ftis.loop.records import read_rollouts
 from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
-from ftis.records import read_rollouts
 from recipes import write_recipe
 
 
@@ -250,7 +250,7 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     from dataclasses import replace
 
     (recording,) = recordings(run, "mixed", ["a"])
-    peer = recording.load(0)
+    peer = recording.load(0).peer
     batch = recording.batch(peer, 0)
     before = [p.detach().clone() for p in peer.policy.trainable]
     gradient, judged, _ = direction(peer, batch, peer.advantages(batch), len(batch))

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ftis.config import RecipeError
-from ftis.files import read_jsonl
-from ftis.records import ROLLOUTS, Records, RoundRecord, open_trackers, read_rollouts
+from ftis.loop.files import read_jsonl
+from ftis.loop.records import ROLLOUTS, Records, open_trackers, read_rollouts
+from ftis.measures import RoundRecord
 
 
 def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:

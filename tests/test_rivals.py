@@ -15,9 +15,9 @@ import torch
 
 import ftis
 from ftis.config import ObjectiveConfig, RecipeError
-from ftis.files import read_jsonl
 from ftis.lab import rivals
 from ftis.lab.recipes import parse
+from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, Rewards, advantages, policy_loss, resolve
 from ftis.seams import RIVALS

@@ -24,17 +24,8 @@ from ftis.exchange import Collected
 from ftis.objectives import OBJECTIVES, Diagnostics
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
-from ftis.selection import (
-    ForeignLimit,
-    Judged,
-    KLFilter,
-    OfShares,
-    Penalties,
-    Selection,
-    kl_shares,
-    select,
-    selections_of,
-)
+from ftis.selection import ForeignLimit, Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
+from ftis.swarm.penalties import Penalties
 from recipes import recipe_of
 
 NOISE = b"not a message"

@@ -23,16 +23,17 @@ from tokenizers import Tokenizer
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
-from ftis.engines.models import load_tokenizer
+from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
-from ftis.policy import ModelError, Policy, tokenizer_fingerprint
-from ftis.prompts import load_task, render_prompt
+from ftis.policy import ModelError, Policy
+from ftis.prompts import render_prompt
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding, InPlace, open_sampler
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
+from ftis.tasks.problems import load_task
 
 
 def reward(question: str, completion: str) -> float:

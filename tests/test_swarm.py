@@ -16,10 +16,10 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import Watched
 
-from ftis import checkpoint
-from ftis.files import read_jsonl
 from ftis.lab import join as swarm
 from ftis.lab.recipes import load
+from ftis.loop import checkpoint
+from ftis.loop.files import read_jsonl
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftis.codec import Header, Limits, decode, weight_error
+from ftis.codec import Header, Limits, decode
 from ftis.config import WireConfig
 from ftis.exchange import Collected
 from ftis.peer import Peer
 from ftis.rollouts import Group, Rollout
+from ftis.wire.plain import weight_error
 
 EXACT = np.array([-0.3, -0.0123, -2.7], np.float32)
 OWN = Group("ada", 4, 0, (Rollout(np.array([5, 6, 2], np.int32), EXACT),))

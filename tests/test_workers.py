@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ftis.config import FtisError
-from ftis.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
 from ftis.lab.arms import RunError
 from ftis.lab.workers import Job, Stop, run_jobs
+from ftis.loop.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
 
 REMEDY = "start it again"
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
     from ftis.config import run_directory as run_directory
-    from ftis.files import read_jsonl as read_jsonl
     from ftis.lab.arms import experiment_directory as experiment_directory
     from ftis.lab.experiments import run_experiment as run_experiment
     from ftis.lab.page import write_page as write_page
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ftis.lab.starters import supervised_step as supervised_step
     from ftis.lab.summary import summarise as summarise
     from ftis.lab.tables import print_comparison as print_comparison
+    from ftis.loop.files import read_jsonl as read_jsonl
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
@@ -40,7 +40,7 @@ _HOME = {
     "RewardConfig": "config",
     "load": "lab.recipes",
     "run_directory": "config",
-    "read_jsonl": "files",
+    "read_jsonl": "loop.files",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "group_advantages": "objectives",

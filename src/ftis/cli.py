@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 
 from ftis.config import FtisError, NetworkConfig, Recipe, TaskConfig, run_directory
-from ftis.events import WarmUp
 from ftis.lab.recipes import load, network_settings
+from ftis.loop.events import WarmUp
 
 app = typer.Typer(
     name="ftis",
@@ -400,8 +400,8 @@ def evaluate_model(
     """Greedy pass@1 of one model on a task's validation problems."""
     import tomllib
 
-    from ftis.files import write_jsonl
     from ftis.lab import assembly
+    from ftis.loop.files import write_jsonl
 
     try:
         options = tomllib.loads("\n".join(option or []))

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 import struct
 import zlib
@@ -58,7 +57,7 @@ _U32 = 0xFFFF_FFFF
 _NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
-_FRACTION_BITS: dict[LogpPrecision, int] = {"float32": 0, "fixed6": 6, "fixed9": 9}
+FRACTION_BITS: dict[LogpPrecision, int] = {"float32": 0, "fixed6": 6, "fixed9": 9}
 """Bits after the point of a log-probability; also the precision's number in the form byte. 0 is float32."""
 
 Integers = npt.NDArray[np.integer]
@@ -74,7 +73,7 @@ class Header:
     """What a sender says about itself and the whole message.
 
     Attributes:
-        run: 32 lower-case hex digits, see :func:`ftis.config.run_id`.
+        run: 32 lower-case hex digits, see :func:`ftis.swarm.facts.run_id`.
         peer: the sender's name as in the recipe.
         tokenizer: 32 lower-case hex digits, the tokenizer's fingerprint.
         temperature, top_k, top_p: of the distribution that was sampled; ``gen_logp`` are its log-probabilities.
@@ -183,15 +182,6 @@ def message_size(tokens: int, rollouts: int, groups: int, peer: str) -> int:
     return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + _CHECKSUM.size
 
 
-def weight_error(logp: LogpPrecision) -> float:
-    """The largest relative error that a precision causes in one token's importance weight: exp(2^-(b+1)) − 1.
-
-    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. The error of float32 is 0.
-    """
-    bits = _FRACTION_BITS[logp]
-    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
-
-
 def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "float32") -> bytes:
     """The bytes of a message.
 
@@ -217,7 +207,7 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
     )
     if version != 1 and (fault := _value_fault(columns)):
         raise ValueError(fault)
-    bits = _FRACTION_BITS[logp]
+    bits = FRACTION_BITS[logp]
     written = ((number, _form(number).write(columns, bits)) for number in range(1 if version == 1 else len(FORMS)))
     carried = [(number, parts) for number, parts in written if parts is not None]
     form, parts = min(carried, key=lambda one: sum(map(len, one[1])))  # ties: the first
@@ -263,7 +253,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     if n > limits.max_groups:
         raise CodecError(f"{n} groups exceed the limit of {limits.max_groups}")
     number, bits = divmod(form, 16)
-    if number >= len(FORMS) or bits not in _FRACTION_BITS.values():
+    if number >= len(FORMS) or bits not in FRACTION_BITS.values():
         raise CodecError(f"form {form:#04x} is not one of this version")
     columns = _form(number).read(reader, n, bits, limits)
     if reader.at != end:

@@ -18,7 +18,6 @@ from ftis.exchange import Collected
 from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics
-from ftis.records import RoundRecord
 from ftis.rollouts import Prompt
 from ftis.selection import Chosen, Judged
 
@@ -37,6 +36,19 @@ class Heard:
     collected: Collected
     sent_bytes: int
     admissions: Sequence[Admission]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of one peer, as it is recorded.
+
+    Attributes:
+        metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
+        rollouts: the columns of :data:`ftis.loop.records.ROLLOUTS`.
+    """
+
+    metrics: dict[str, Any]
+    rollouts: Mapping[str, Any]
 
 
 def round_record(
@@ -159,7 +171,7 @@ def participation(
 
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The round's rollouts as the columns of :data:`ftis.records.ROLLOUTS`."""
+    """The round's rollouts as the columns of :data:`ftis.loop.records.ROLLOUTS`."""
     batch = judged.batch
     kl_R = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
     return {

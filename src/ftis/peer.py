@@ -1,34 +1,28 @@
-"""One peer: its round, which reads like the paper's algorithm, and the loop around it.
+"""One peer and its round, which reads like the paper's algorithm: start with :func:`train_round`.
 
-Start with :func:`train_round`.
+:mod:`ftis.loop.train` has the loop around it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ftis import checkpoint
-from ftis.admission import Admission, Admitter, Reason, Score, rejected
-from ftis.checkpoint import Cursor
+from ftis.admission import Admission, Admitter, Reason, rejected
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe
-from ftis.evaluate import evaluate
-from ftis.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
-from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
+from ftis.exchange import Collected, Exchange, Stopped
 from ftis.learning import judge, learn
-from ftis.measures import Heard, round_record
+from ftis.measures import Heard, RoundRecord, round_record
 from ftis.objectives import Objective, Rewards, advantages
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task, render_prompt
-from ftis.records import Records, RoundRecord
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
@@ -84,9 +78,19 @@ def learn_from(peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwa
     )
 
 
+@dataclass(frozen=True)
+class Cursor:
+    """How far a peer is. Other totals are sums over metrics.jsonl."""
+
+    step: int = 0
+    """Finished rounds."""
+    seconds: float = 0.0
+    tokens_sampled: int = 0
+
+
 @dataclass
 class Peer:
-    """One participant: its model, its view of the task, and its ends of the exchange and the records.
+    """One participant: its model, its view of the task, and its end of the exchange.
 
     ``recipe`` lists exactly the peers of this swarm: only this one when it trains alone.
     """
@@ -96,14 +100,11 @@ class Peer:
     policy: Policy
     sampler: Sampler
     task: Task
-    ood: tuple[Task, ...]
-    scorers: Mapping[str, Score]
     admitter: Admitter
     header: Header
     objective: Objective
     selections: tuple[Selection, ...]
     exchange: Exchange
-    records: Records
     attack: Attack | None = None
     should_stop: Callable[[], bool] = lambda: False
     cursor: Cursor = field(default_factory=Cursor)
@@ -198,41 +199,6 @@ class Peer:
     def render(self, prompt: Prompt) -> Ints:
         return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)
 
-    def evaluate(self) -> dict[str, float]:
-        """Record greedy pass@1 on validation and every out-of-distribution task. Returns accuracy by split."""
-        accuracies: dict[str, float] = {}
-        for split, task in [("validation", self.task), *self._ood_splits()]:
-            problems = task.validation
-            began = time.monotonic()
-            evaluation = evaluate(
-                self.policy,
-                self.sampler,
-                problems,
-                [self.render(p) for p in problems],
-                self.scorers[task.name],
-                self.decoding.max_completion_length,
-                self.recipe.sampling.batch_size,
-            )
-            summary = {
-                "step": self.cursor.step,
-                "split": split,
-                "accuracy": evaluation.accuracy,
-                "problems": len(problems),
-                "mean_length": evaluation.mean_length,
-                "seconds": time.monotonic() - began,
-            }
-            self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
-            accuracies[split] = evaluation.accuracy
-        return accuracies
-
-    def _ood_splits(self) -> list[tuple[str, Task]]:
-        """Each out-of-distribution task under a file name: ood-<task>, numbered where a task occurs twice."""
-        names = [f"ood-{task.name.replace(':', '-')}" for task in self.ood]
-        return [
-            (name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}", task)
-            for i, (name, task) in enumerate(zip(names, self.ood, strict=True))
-        ]
-
     def advance(self, batch: Batch, seconds: float) -> None:
         """Move the cursor past a finished round."""
         sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
@@ -248,17 +214,6 @@ class Peer:
             "step_time": clock.total,
             **{f"time/{name}": seconds for name, seconds in clock.laps.items()},
         }
-
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint of the rounds finished so far."""
-        states = {selection.name: dict(selection.state()) for selection in self.selections}
-        keep = self.recipe.training.save_total_limit
-        checkpoint.save(directory, self.policy, self.cursor, keep, {n: state for n, state in states.items() if state})
-
-    def close(self) -> None:
-        """Release the sampler and the trackers."""
-        self.sampler.close()
-        self.records.close()
 
 
 class _PromptIds(dict[int, Ints]):
@@ -287,37 +242,3 @@ class Stopwatch:
     @property
     def total(self) -> float:
         return self._last - self._began
-
-
-def run_peer(peer: Peer, directory: Path, say: Say) -> None:
-    """Train from the cursor to the recipe's last round: evaluate, train, record, checkpoint.
-
-    Asked to stop, it saves the finished rounds and returns. The run can then be resumed.
-    """
-    training = peer.recipe.training
-    peer.records.cut_back_to(peer.cursor.step)
-    say(PeerStarted(peer.cursor.step))
-    if peer.cursor.step == 0:
-        say(Evaluated(0, peer.evaluate()))
-    while peer.cursor.step < training.rounds:
-        try:
-            if peer.should_stop():
-                raise Stopped
-            round = peer.exchange.catch_up(peer.cursor.step)
-            peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
-            record = train_round(peer, round)
-        except (Stopped, ExchangeError) as reason:  # the round has changed nothing yet
-            if peer.cursor.step and peer.cursor.step not in checkpoint.steps(directory):
-                peer.save(directory)
-            if isinstance(reason, ExchangeError):
-                raise
-            say(PeerStopped(peer.cursor.step))
-            return
-        peer.records.round(record)
-        step, last = peer.cursor.step, peer.cursor.step == training.rounds
-        say(RoundEnded(record.metrics))
-        if last or (training.eval_every and step % training.eval_every == 0):
-            say(Evaluated(step, peer.evaluate()))
-        if last or step % training.save_every == 0:
-            peer.save(directory)
-    say(PeerFinished(peer.cursor.step))

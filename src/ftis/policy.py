@@ -11,8 +11,6 @@ computed and when it is updated.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,12 +287,6 @@ def microbatches(lengths: npt.NDArray[np.int64], budget: int, overhead: float = 
     return batches
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """32 hex digits of the SHA-256 of the map token → id: equal exactly where equal ids mean the same text."""
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(vocabulary.encode()).hexdigest()[:32]
-
-
 def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -319,8 +311,3 @@ def selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Te
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     return logits_MV.gather(1, target_M.unsqueeze(-1)).squeeze(-1) - logits_MV.logsumexp(-1)
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

@@ -4,8 +4,7 @@ A task has problems to train on and problems to validate with, disjoint by quest
 own seed, so peers with the same recipe hold the same problems in the same order. They compare :attr:`Task.digest` to
 make sure.
 
-A recipe names a function ``f(TaskConfig) -> Task``: a built-in one of :mod:`ftis.tasks`, or any other by its dotted
-path. :func:`ftis.tasks.problems.make_task` makes the value to return.
+A recipe names a function ``f(TaskConfig) -> Task``; see :mod:`ftis.tasks`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import FtisError, PromptConfig, TaskConfig
+from ftis.config import FtisError, PromptConfig
 from ftis.rollouts import Prompt
-from ftis.seams import TASKS, look_up
 
 AnswerKind = Literal["number", "math", "exact"]
 """How two answers are compared; see :func:`ftis.rewards.answers_equal`."""
@@ -46,30 +44,6 @@ class Task:
             raise TaskError(
                 f"task {self.name!r}: answer_kind = {self.answer_kind!r}; use one of {', '.join(get_args(AnswerKind))}"
             )
-
-
-def load_task(config: TaskConfig) -> Task:
-    """The problems that a recipe's ``[task]`` or ``[[ood]]`` section names.
-
-    ``config.name`` is a built-in name, a built-in name with a data set after a colon
-    (``reasoning_gym:basic_arithmetic``), or the dotted path of a function ``f(TaskConfig) -> Task``.
-
-    Raises:
-        RecipeError: the name is not built in and leads to no object.
-        TaskError: the object is no such function, or its problems cannot be read or split.
-    """
-    family, colon, _ = config.name.partition(":")
-    with_dataset = f"{family}:<dataset>"
-    load = look_up(with_dataset if colon and with_dataset in TASKS else config.name, "task.name", TASKS)
-    where = f"task.name = {config.name!r}"
-    if not callable(load):
-        raise TaskError(f"{where}: is a {type(load).__name__}, not a function; name a function f(TaskConfig) -> Task")
-    task = load(config)
-    if not isinstance(task, Task):
-        raise TaskError(
-            f"{where}: returned {excerpt(task)}, not a Task; return ftis.tasks.problems.make_task(config.name, ...)"
-        )
-    return task
 
 
 def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> npt.NDArray[np.int32]:

@@ -50,12 +50,15 @@ RIVALS: Mapping[str, str] = {
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 
+SELECTIONS: Mapping[str, str] = {"penalty": "ftis.swarm.penalties.penalties"}
+"""Selections of every peer beside the core's -> ``f(recipe, own peer's name) -> Selection``."""
+
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.lab.trackers.TensorBoard",
     "wandb": "ftis.lab.trackers.WandB",
     "trackio": "ftis.lab.trackers.Trackio",
 }
-"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records`."""
+"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.loop.records`."""
 
 FORMS: Mapping[str, str] = {"plain": "ftis.wire.plain.PLAIN", "packed": "ftis.wire.packed.PACKED"}
 """Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its position here,

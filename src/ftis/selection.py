@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ftis.admission import Admission, Reason
+from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.objectives import Diagnostics, Objective
 from ftis.rollouts import Batch, Floats
 from ftis.schedule import wanted
-from ftis.seams import look_up
+from ftis.seams import SELECTIONS, look_up
 
 Value = TypeVar("Value")
 
@@ -197,43 +197,6 @@ class ForeignLimit(Selection):
         return kept
 
 
-@dataclass
-class Penalties(Selection):
-    """Quarantine: a peer with too many rejections since its last faultless message is skipped for some rounds.
-
-    Attributes:
-        max_rejections: the most that a peer may have; 0: no limit.
-        rounds: length of a quarantine.
-        rejections: per peer, since its last faultless message.
-        until: per peer, the first round after its quarantine.
-    """
-
-    max_rejections: int
-    rounds: int
-    rejections: dict[str, int] = field(default_factory=dict)
-    until: dict[str, int] = field(default_factory=dict)
-    name: str = "penalty"
-
-    def skipped(self, round: int) -> Collection[str]:
-        return frozenset(peer for peer, until in self.until.items() if round < until)
-
-    def heard(self, admission: Admission, round: int) -> None:
-        peer = admission.peer
-        if admission.unknown_sender:
-            return
-        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's own slowness
-        self.rejections[peer] = self.rejections.get(peer, 0) + faults if faults else 0
-        if self.max_rejections and self.rejections[peer] > self.max_rejections:
-            self.until[peer] = round + 1 + self.rounds
-            self.rejections[peer] = 0
-
-    def state(self) -> Mapping[str, Any]:
-        return {"rejections": dict(self.rejections), "until": dict(self.until)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.rejections, self.until = dict(state["rejections"]), dict(state["until"])
-
-
 @dataclass(frozen=True)
 class OfShares(Selection):
     """A selection that is one function: judged → shares [R]."""
@@ -256,8 +219,7 @@ def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) 
     selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
     if recipe.training.max_foreign_rollouts:
         selections.append(ForeignLimit(recipe, own, n_items))
-    network = recipe.network
-    selections.append(Penalties(network.max_rejections, network.set_aside_rounds))
+    selections += [look_up(name, "selection", SELECTIONS)(recipe, own) for name in SELECTIONS]
     added = [(found, found.__name__) for found in objective.selections]
     for path in recipe.training.selections:
         found = look_up(path, "training.selections")

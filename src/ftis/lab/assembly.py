@@ -7,26 +7,29 @@ from pathlib import Path
 
 import torch
 
-from ftis import checkpoint
 from ftis.admission import Admitter, Terms
-from ftis.checkpoint import Cursor
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header
-from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig, agreement, run_id
-from ftis.evaluate import Evaluation, evaluate
+from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
+from ftis.engines.models import tokenizer_fingerprint
 from ftis.exchange import Exchange
 from ftis.lab import starters
 from ftis.lab.local import Delayed
+from ftis.loop import checkpoint
+from ftis.loop.evaluate import Evaluation, evaluate
+from ftis.loop.records import Records
+from ftis.loop.train import Split, Trainer
 from ftis.objectives import resolve
-from ftis.peer import Peer
-from ftis.policy import Policy, tokenizer_fingerprint
-from ftis.prompts import load_task, render_prompt
-from ftis.records import Records
+from ftis.peer import Cursor, Peer
+from ftis.policy import Policy
+from ftis.prompts import render_prompt
 from ftis.rewards.scoring import load_scorer
 from ftis.sampling import open_sampler
 from ftis.schedule import assigned, seed_of
 from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import selections_of
+from ftis.swarm.facts import agreement, run_id
+from ftis.tasks.problems import load_task
 
 
 def check_names(recipe: Recipe) -> None:
@@ -57,15 +60,15 @@ def assemble(
     should_stop: Callable[[], bool] = lambda: False,
     records: Records | None = None,
     networked: bool = False,
-) -> Peer:
-    """The peer ``name`` of the recipe, ready for :func:`ftis.peer.run_peer`.
+) -> Trainer:
+    """The peer ``name`` of the recipe, ready to train.
 
     Args:
         recipe: with exactly the peers of this swarm.
-        directory: for the peer's records and checkpoints.
+        directory: holds the checkpoint to go on from, and new records and checkpoints.
         model_path: the model's place, if not the recipe's ``model`` (a starter made on the spot).
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
-        records: in place of new records under ``directory``.
+        records: in place of new ones under ``directory``; they say where new checkpoints go.
         networked: the others run on their own machines, so messages may be late and admission has a time limit.
 
     Raises:
@@ -79,7 +82,7 @@ def assemble(
             torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
             policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
-    scorers = {t.name: load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)}
+    scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, len(task.train), objective)
     for selection in selections:
@@ -95,8 +98,6 @@ def assemble(
         policy=policy,
         sampler=open_sampler(sampling.sampler, policy),
         task=task,
-        ood=ood,
-        scorers=scorers,
         admitter=Admitter(
             Terms(
                 run=run,
@@ -113,19 +114,19 @@ def assemble(
                 max_staleness=network.max_staleness if networked else max(late.values(), default=0),
                 max_seconds=network.admission_seconds if networked else float("inf"),
             ),
-            scorers[task.name],
+            scores[0],
             policy.detokenize,
         ),
         header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
         objective=objective,
         selections=selections,
         exchange=Delayed(exchange, late) if late and not networked else exchange,
-        records=records or Records(directory, keep_rollouts=recipe.training.record_rollouts),
         attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
         should_stop=should_stop,
         cursor=cursor,
     )
-    return peer
+    records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
+    return Trainer(peer, Split.of(task, ood, scores), records)
 
 
 def evaluate_model(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ftis.events import (
+from ftis.loop.events import (
     ArmBegun,
     Evaluated,
     Event,

@@ -18,9 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ftis.config import FtisError, Recipe, run_directory
-from ftis.events import Event, JobEnded, JobsKnown, Say, TimeLeft, placed, unheard
 from ftis.exchange import Stopped
-from ftis.files import write_json
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
 from ftis.lab.estimate import guess_seconds, known_parameters, validation_problems
 from ftis.lab.outlook import Outlook, Work, in_time
@@ -28,6 +26,8 @@ from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim, provenance
 from ftis.lab.runs import resume_step, run
 from ftis.lab.workers import Job, Stop, run_jobs
+from ftis.loop.events import Event, JobEnded, JobsKnown, Say, TimeLeft, placed, unheard
+from ftis.loop.files import write_json
 
 
 @dataclass(frozen=True)

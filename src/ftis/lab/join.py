@@ -24,22 +24,23 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis import checkpoint
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import Recipe, RecipeError, agreement, run_directory, run_id
-from ftis.events import ArmBegun, Event, RoundEnded, Say, placed, unheard
+from ftis.config import Recipe, RecipeError, run_directory
+from ftis.engines.models import tokenizer_fingerprint
 from ftis.exchange import AloneExchange, Stopped
-from ftis.files import append_jsonl, locked, write_whole
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
+from ftis.loop import checkpoint
+from ftis.loop.events import ArmBegun, Event, RoundEnded, Say, placed, unheard
+from ftis.loop.files import append_jsonl, locked, write_whole
+from ftis.loop.records import Records, open_trackers
 from ftis.metric_keys import by_peer
-from ftis.peer import Peer, run_peer
-from ftis.policy import tokenizer_fingerprint
-from ftis.records import Records, open_trackers
+from ftis.peer import Peer
+from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
 from ftis.swarm.link import NetworkExchange
 
@@ -153,7 +154,7 @@ def join(
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
-        peer = assemble(
+        trainer = assemble(
             swarm,
             name,
             place,
@@ -164,14 +165,15 @@ def join(
             records=records,
             networked=True,
         )
+        peer = trainer.peer
         incarnation = _next_incarnation(identity_directory(recipe, name) / "incarnation")
         with _network(peer, place, key, roster, incarnation, log) as exchange:
             peer.exchange = exchange
             log.exchange = exchange
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 exchange.catch_up(peer.cursor.step)
-            run_peer(peer, place, log)
-        peer.close()
+            trainer.train(log)
+        trainer.close()
     return peer.cursor.step == swarm.training.rounds
 
 

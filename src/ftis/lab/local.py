@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
-from ftis.files import write_whole
+from ftis.loop.files import write_whole
 
 POLL_SECONDS = 0.005
 KEEP_ROUNDS = 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ftis.events import ArmBegun, Event, JobEnded, RoundEnded
+from ftis.loop.events import ArmBegun, Event, JobEnded, RoundEnded
 
 FEWEST_ROUNDS = 3
 """Rounds of a job before they are believed. The first follows on the loading of models and is not counted."""

@@ -21,7 +21,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ftis.config import ArmConfig
-from ftis.files import write_whole
 from ftis.lab import page_tables, scaling, verdicts
 from ftis.lab.drawing import arm_styles
 from ftis.lab.exchanges import exchanges
@@ -30,6 +29,7 @@ from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
 from ftis.lab.results import compare_study, headlines
 from ftis.lab.samples import completions
+from ftis.loop.files import write_whole
 
 
 @dataclass(frozen=True)

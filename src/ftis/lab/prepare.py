@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ftis.engines.models import load_tokenizer
-from ftis.events import Say, WarmUp
+from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
 from ftis.lab.workers import Job, Stop, cores, run_jobs
-from ftis.policy import resolve_device, tokenizer_fingerprint
-from ftis.prompts import Task, load_task
+from ftis.loop.events import Say, WarmUp
+from ftis.policy import resolve_device
+from ftis.prompts import Task
 from ftis.rewards.scoring import load_scorer
 from ftis.schedule import assigned
-from ftis.tasks.problems import require_unseen
+from ftis.tasks.problems import load_task, require_unseen
 
 
 def check(arms: list[Arm]) -> None:

@@ -37,10 +37,10 @@ from scipy import stats
 from torch import Tensor
 
 from ftis.config import RecipeError, nearest
-from ftis.files import write_json
 from ftis.lab.arms import RunError
 from ftis.lab.replay import recordings, with_threads
 from ftis.learning import StepLoss, judge
+from ftis.loop.files import write_json
 from ftis.measures import by_source, order_preserved
 from ftis.objectives import OBJECTIVES, resolve
 from ftis.peer import Peer
@@ -224,7 +224,7 @@ def probe(
             "step": step,
             "fresh": fresh,
             "seed": seed,
-            **_compare(recording.load(step), recording.batch, step, fresh, objectives, seed),
+            **_compare(recording.load(step).peer, recording.batch, step, fresh, objectives, seed),
         }
 
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ftis.events import (
+from ftis.lab.outlook import in_time
+from ftis.loop.events import (
     ArmBegun,
     Evaluated,
     Event,
@@ -25,7 +26,6 @@ from ftis.events import (
     TimeLeft,
     WarmUp,
 )
-from ftis.lab.outlook import in_time
 from ftis.metric_keys import by_peer
 
 

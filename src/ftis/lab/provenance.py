@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from ftis.config import Recipe, RecipeError
-from ftis.files import locked, write_json, write_whole
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.recipes import parse
 from ftis.lab.workers import cores
+from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
 
 LOCK_SECONDS = 30.0

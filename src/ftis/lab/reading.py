@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import ArmConfig, FtisError, Recipe
-from ftis.files import read_jsonl
 from ftis.lab.recipes import parse, with_arm
+from ftis.loop.files import read_jsonl
+from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.metric_keys import by_peer
-from ftis.records import read_rollouts, rollouts_path
 
 VALIDATION = "validation"
 

@@ -22,21 +22,22 @@ from typing import Any
 
 import torch
 
-from ftis import checkpoint
 from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
-from ftis.events import ArmBegun, Evaluated, PeerFinished, PeerStarted, RoundEnded, Say, placed, unheard
 from ftis.exchange import AloneExchange, Collected
-from ftis.files import read_jsonl, write_json
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.provenance import provenance, read_provenance
 from ftis.lab.recipes import parse, set_key, split_override
-from ftis.measures import Heard
+from ftis.loop import checkpoint
+from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
+from ftis.loop.files import read_jsonl, write_json
+from ftis.loop.records import Records, read_rollouts, rollouts_path
+from ftis.loop.train import Trainer
+from ftis.measures import Heard, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.records import Records, RoundRecord, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
@@ -95,7 +96,7 @@ class Recording:
                 f"true, or choose other rounds"
             )
 
-    def load(self, step: int, recipe: Recipe | None = None, records: Records | None = None) -> Peer:
+    def load(self, step: int, recipe: Recipe | None = None, records: Records | None = None) -> Trainer:
         """The peer after ``step`` finished rounds, optimiser included: untrained for 0, else from its checkpoint.
 
         Raises:
@@ -248,19 +249,16 @@ def replay(
 def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
     say = placed(say, peer=recording.peer)
     records = Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    peer = recording.load(first, recipe, records)
+    trainer = recording.load(first, recipe, records)
+    peer = trainer.peer
     recorded = recording.metrics()
     say(PeerStarted(first))
-    say(Evaluated(first, peer.evaluate()))
+    say(trainer.evaluate())
     for round in range(first, last):
         record = replay_round(peer, round, recording.batch(peer, round))
         record.metrics.update(_of_the_exchange(recorded[round + 1]))
-        records.round(record)
-        say(RoundEnded(record.metrics))
-        every, step = recipe.training.eval_every, peer.cursor.step
-        if step == last or (every and step % every == 0):
-            say(Evaluated(step, peer.evaluate()))
-    peer.save(directory)
+        trainer.finish_round(record, last, say)
+    trainer.save()
     say(PeerFinished(last))
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.files import write_json
 from ftis.lab import stats
 from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
 from ftis.lab.recipes import with_arm
 from ftis.lab.summary import summary_of, warnings
+from ftis.loop.files import write_json
 
 SAME_START = 0.02
 """One model answers alike in every arm, up to rounding of its arithmetic: accuracies may differ by so much."""

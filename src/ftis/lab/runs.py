@@ -20,19 +20,18 @@ from pathlib import Path
 
 import torch
 
-from ftis import checkpoint
 from ftis.config import PeerConfig, Recipe, run_directory
-from ftis.events import ArmBegun, Say, Stopping, placed, unheard
 from ftis.exchange import AloneExchange, Exchange, Stopped
-from ftis.files import locked
 from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
-from ftis.peer import run_peer
-from ftis.records import Records, open_trackers
+from ftis.loop import checkpoint
+from ftis.loop.events import ArmBegun, Say, Stopping, placed, unheard
+from ftis.loop.files import locked
+from ftis.loop.records import Records, open_trackers
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
-    peer = assemble(
+    trainer = assemble(
         recipe,
         job.peer,
         job.directory,
@@ -168,9 +167,9 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
         should_stop=should_stop,
         records=records,
     )
-    run_peer(peer, job.directory, placed(say, peer=job.peer))
-    peer.close()
-    return peer.cursor.step == recipe.training.rounds
+    trainer.train(placed(say, peer=job.peer))
+    trainer.close()
+    return trainer.peer.cursor.step == recipe.training.rounds
 
 
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:

@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.files import write_json
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
 from ftis.lab.formatting import amount, counted, number, p_text, true_minus
 from ftis.lab.reading import VALIDATION, Study
 from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
+from ftis.loop.files import write_json
 
 FEWEST_SIZES = 3
 """Sizes of swarms, the peer alone among them, that make a curve."""

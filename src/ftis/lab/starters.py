@@ -39,7 +39,7 @@ from transformers import __version__ as transformers_version
 
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
-from ftis.files import partial_directory, write_json
+from ftis.loop.files import partial_directory, write_json
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.sampling import Decoding

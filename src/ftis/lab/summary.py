@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.files import write_json
 from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, arm_configs, final_accuracy, read_run
+from ftis.loop.files import write_json
 
 
 def summarise(run: Path) -> dict[str, Any]:

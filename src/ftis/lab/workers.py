@@ -1,7 +1,7 @@
 """Jobs in processes of their own, a few at a time: what they say is passed on, and none outlives its parent.
 
 A job is a function of a module with arguments that can be pickled, called as ``function(*arguments, say, stop)``. It
-looks at ``stop`` now and then and returns when that is set; it tells what happens as :mod:`ftis.events`.
+looks at ``stop`` now and then and returns when that is set; it tells what happens as :mod:`ftis.loop.events`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from ftis.config import FtisError
-from ftis.events import Event, Failed, Say, Stopping
 from ftis.lab.arms import RunError
+from ftis.loop.events import Event, Failed, Say, Stopping
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.lab.experiments"

@@ -1,4 +1,4 @@
-"""What peers mean by a recipe, compared. Pure; what comes from others is never trusted to be printable."""
+"""What peers mean by a recipe: its digest, and differences. Pure; what comes from others may not be printable."""
 
 from __future__ import annotations
 
@@ -7,9 +7,44 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ftis.config import Recipe
+
 MAX_FACTS_BYTES = 64 * 1024
 SHOWN = 10
 """Differences that are named in one message."""
+
+
+def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
+    """The facts that must be equal on every peer because they change what a rollout means.
+
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too,
+    but a header carries the tokenizer's fingerprint beside the digest of these facts, so a mismatch is named as such.
+
+    Args:
+        wire: the newest version of the message format that this peer reads.
+    """
+    training = recipe.training
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "task": recipe.task.name,
+        "task_digest": task_digest,
+        "prompt": recipe.prompt.model_dump(),
+        "reward": recipe.reward.model_dump(),
+        "mode": training.mode,
+        "prompts_per_round": training.prompts_per_round,
+        "num_generations": recipe.sampling.num_generations,
+        "max_completion_length": recipe.sampling.max_completion_length,
+        "temperature": recipe.sampling.temperature,
+        "peers": [peer.name for peer in recipe.peers],
+        "wire": wire,
+    }
+
+
+def run_id(facts: Mapping[str, Any]) -> str:
+    """32 hex digits of the SHA-256 of the agreed facts as canonical JSON."""
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def read_facts(data: bytes) -> dict[str, Any] | None:

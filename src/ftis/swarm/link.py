@@ -30,8 +30,8 @@ import zenoh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import Recipe
-from ftis.events import NetworkEvent, Say, unheard
 from ftis.exchange import Collected, Stopped
+from ftis.loop.events import NetworkEvent, Say, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
@@ -65,7 +65,7 @@ class NetworkExchange:
 
     Args:
         run: the digest of what the peers must agree on.
-        facts: what is behind that digest (:func:`ftis.config.agreement`), with the tokenizer's fingerprint.
+        facts: what is behind that digest (:func:`ftis.swarm.facts.agreement`), with the tokenizer's fingerprint.
         roster: public keys by name; None in an open swarm, where the first key to use a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.

@@ -1,4 +1,4 @@
-"""Making a task out of problems: what a task's author needs, and what must hold of every task.
+"""Loading a task by its name, and making one out of problems: what a task's author needs.
 
 from ftis.tasks.problems import make_task
 
@@ -18,6 +18,7 @@ from typing import Any
 from ftis.config import TaskConfig
 from ftis.prompts import AnswerKind, Task, TaskError, excerpt
 from ftis.rollouts import Prompt
+from ftis.seams import TASKS, look_up
 
 Problem = tuple[str, str, Mapping[str, Any]]
 """Question, answer, and further columns for the reward function."""
@@ -88,3 +89,27 @@ def require_unseen(task: Task, ood: Task) -> None:
             f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
             f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
         )
+
+
+def load_task(config: TaskConfig) -> Task:
+    """The problems that a recipe's ``[task]`` or ``[[ood]]`` section names.
+
+    ``config.name`` is a built-in name, a built-in name with a data set after a colon
+    (``reasoning_gym:basic_arithmetic``), or the dotted path of a function ``f(TaskConfig) -> Task``.
+
+    Raises:
+        RecipeError: the name is not built in and leads to no object.
+        TaskError: the object is no such function, or its problems cannot be read or split.
+    """
+    family, colon, _ = config.name.partition(":")
+    with_dataset = f"{family}:<dataset>"
+    load = look_up(with_dataset if colon and with_dataset in TASKS else config.name, "task.name", TASKS)
+    where = f"task.name = {config.name!r}"
+    if not callable(load):
+        raise TaskError(f"{where}: is a {type(load).__name__}, not a function; name a function f(TaskConfig) -> Task")
+    task = load(config)
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"{where}: returned {excerpt(task)}, not a Task; return ftis.tasks.problems.make_task(config.name, ...)"
+        )
+    return task

@@ -11,9 +11,12 @@ A reader knows n, finds R and T by addition, and checks each against the bytes t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from ftis.codec import CodecError, Columns, Form, Integers, Limits, Numbers, Reader
+from ftis.codec import FRACTION_BITS, CodecError, Columns, Form, Integers, Limits, Numbers, Reader
+from ftis.config import LogpPrecision
 from ftis.rollouts import Floats
 
 
@@ -56,6 +59,15 @@ def from_fixed(numbers: Integers, bits: int) -> Floats:
     """−numbers / 2^bits, and never −0."""
     nats: Floats = (np.float32(0) - numbers.astype(np.float32)) * np.float32(2.0**-bits)
     return nats
+
+
+def weight_error(logp: LogpPrecision) -> float:
+    """The largest relative error that a precision causes in one token's importance weight: exp(2^-(b+1)) − 1.
+
+    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. The error of float32 is 0.
+    """
+    bits = FRACTION_BITS[logp]
+    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
 
 
 PLAIN = Form(write, read)

@@ -11,14 +11,14 @@ A resumed peer first cuts everything back to its checkpoint, so no round is reco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ftis.files import append_jsonl, read_jsonl, write_jsonl, write_whole
+from ftis.loop.files import append_jsonl, read_jsonl, write_jsonl, write_whole
+from ftis.measures import RoundRecord
 from ftis.seams import TRACKERS, look_up
 
 ROLLOUTS = pa.schema(
@@ -39,19 +39,6 @@ ROLLOUTS = pa.schema(
 )
 """Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table even where a column
 is null throughout a round."""
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round of one peer.
-
-    Attributes:
-        metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
-        rollouts: the columns of :data:`ROLLOUTS`.
-    """
-
-    metrics: dict[str, Any]
-    rollouts: Mapping[str, Any]
 
 
 class Tracker(Protocol):

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,14 @@ import torch
 from safetensors import SafetensorError
 
 from ftis.config import FtisError, PeerConfig
-from ftis.files import partial_directory
-from ftis.policy import Policy, first_line
+from ftis.engines.models import first_line
+from ftis.loop.files import partial_directory
+from ftis.peer import Cursor
+from ftis.policy import Policy
 
 
 class CheckpointError(FtisError):
     """State cannot be saved or resumed."""
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """How far a peer is. Other totals are sums over metrics.jsonl."""
-
-    step: int = 0
-    """Finished rounds."""
-    seconds: float = 0.0
-    tokens_sampled: int = 0
 
 
 def save(

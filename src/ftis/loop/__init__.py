@@ -1,0 +1,1 @@
+"""The loop around a peer's rounds: events, records, evaluation and checkpoints."""

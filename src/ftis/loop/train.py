@@ -1,0 +1,125 @@
+"""A peer's training: round after round, evaluated, recorded and saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ftis.admission import Score
+from ftis.exchange import ExchangeError, Stopped
+from ftis.loop import checkpoint
+from ftis.loop.evaluate import evaluate
+from ftis.loop.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
+from ftis.loop.records import Records
+from ftis.measures import RoundRecord
+from ftis.peer import Peer, train_round
+from ftis.prompts import Task
+from ftis.rollouts import Prompt
+
+
+@dataclass(frozen=True)
+class Split:
+    """Problems to evaluate on, under the name that records give them."""
+
+    name: str
+    problems: Sequence[Prompt]
+    score: Score
+
+    @classmethod
+    def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[Split, ...]:
+        """``validation``, and ``ood-<task>`` of each other task, numbered where a task occurs twice.
+
+        Args:
+            scores: of ``task`` and each of ``ood``.
+        """
+        kinds = [f"ood-{other.name.replace(':', '-')}" for other in ood]
+        numbered = [
+            kind if kinds.count(kind) == 1 else f"{kind}-{kinds[: i + 1].count(kind)}" for i, kind in enumerate(kinds)
+        ]
+        named = zip(["validation", *numbered], [task, *ood], scores, strict=True)
+        return tuple(cls(name, of.validation, score) for name, of, score in named)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A peer with what its rounds leave behind: records, and checkpoints in the same directory."""
+
+    peer: Peer
+    splits: tuple[Split, ...]
+    records: Records
+
+    def train(self, say: Say) -> None:
+        """Train from the peer's cursor to the recipe's last round: evaluate, train, record, save.
+
+        Asked to stop, it saves the finished rounds and returns. The run can then be resumed.
+        """
+        peer, training = self.peer, self.peer.recipe.training
+        self.records.cut_back_to(peer.cursor.step)
+        say(PeerStarted(peer.cursor.step))
+        if peer.cursor.step == 0:
+            say(self.evaluate())
+        while peer.cursor.step < training.rounds:
+            try:
+                if peer.should_stop():
+                    raise Stopped
+                round = peer.exchange.catch_up(peer.cursor.step)
+                peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
+                record = train_round(peer, round)
+            except (Stopped, ExchangeError) as reason:  # the round has changed nothing yet
+                if peer.cursor.step and peer.cursor.step not in checkpoint.steps(self.records.directory):
+                    self.save()
+                if isinstance(reason, ExchangeError):
+                    raise
+                say(PeerStopped(peer.cursor.step))
+                return
+            self.finish_round(record, training.rounds, say)
+            if peer.cursor.step == training.rounds or peer.cursor.step % training.save_every == 0:
+                self.save()
+        say(PeerFinished(peer.cursor.step))
+
+    def finish_round(self, record: RoundRecord, last: int, say: Say) -> None:
+        """Record a round, and evaluate after it where the recipe says so and after the ``last``."""
+        self.records.round(record)
+        say(RoundEnded(record.metrics))
+        every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
+        if step == last or (every and step % every == 0):
+            say(self.evaluate())
+
+    def evaluate(self) -> Evaluated:
+        """Record greedy pass@1 on every split."""
+        peer, accuracies = self.peer, {}
+        for split in self.splits:
+            began = time.monotonic()
+            evaluation = evaluate(
+                peer.policy,
+                peer.sampler,
+                split.problems,
+                [peer.render(problem) for problem in split.problems],
+                split.score,
+                peer.decoding.max_completion_length,
+                peer.recipe.sampling.batch_size,
+            )
+            summary = {
+                "step": peer.cursor.step,
+                "split": split.name,
+                "accuracy": evaluation.accuracy,
+                "problems": len(split.problems),
+                "mean_length": evaluation.mean_length,
+                "seconds": time.monotonic() - began,
+            }
+            self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
+            accuracies[split.name] = evaluation.accuracy
+        return Evaluated(peer.cursor.step, accuracies)
+
+    def save(self) -> None:
+        """Write a checkpoint of the rounds finished so far."""
+        peer = self.peer
+        states = {selection.name: state for selection in peer.selections if (state := dict(selection.state()))}
+        keep = peer.recipe.training.save_total_limit
+        checkpoint.save(self.records.directory, peer.policy, peer.cursor, keep, states)
+
+    def close(self) -> None:
+        """Release the sampler and the trackers."""
+        self.peer.sampler.close()
+        self.records.close()

@@ -1,0 +1,53 @@
+"""Quarantine of peers whose messages are rejected too often."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftis.admission import Admission, Reason
+from ftis.config import Recipe
+from ftis.selection import Selection
+
+
+@dataclass
+class Penalties(Selection):
+    """A peer with too many rejections since its last faultless message is skipped for some rounds: it is in quarantine.
+
+    Attributes:
+        max_rejections: the most that a peer may have; 0: no limit.
+        rounds: length of a quarantine.
+        rejections: per peer, since its last faultless message.
+        until: per peer, the first round after its quarantine.
+    """
+
+    max_rejections: int
+    rounds: int
+    rejections: dict[str, int] = field(default_factory=dict)
+    until: dict[str, int] = field(default_factory=dict)
+    name: str = "penalty"
+
+    def skipped(self, round: int) -> Collection[str]:
+        return frozenset(peer for peer, until in self.until.items() if round < until)
+
+    def heard(self, admission: Admission, round: int) -> None:
+        peer = admission.peer
+        if admission.unknown_sender:
+            return
+        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's own slowness
+        self.rejections[peer] = self.rejections.get(peer, 0) + faults if faults else 0
+        if self.max_rejections and self.rejections[peer] > self.max_rejections:
+            self.until[peer] = round + 1 + self.rounds
+            self.rejections[peer] = 0
+
+    def state(self) -> Mapping[str, Any]:
+        return {"rejections": dict(self.rejections), "until": dict(self.until)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.rejections, self.until = dict(state["rejections"]), dict(state["until"])
+
+
+def penalties(recipe: Recipe, own: str) -> Penalties:
+    """The penalties that ``[network]`` sets."""
+    return Penalties(recipe.network.max_rejections, recipe.network.set_aside_rounds)
