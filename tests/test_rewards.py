@@ -224,6 +224,86 @@ def test_reward_needs_format_and_answer() -> None:
         format_and_answer(["2+2"], [RIGHT], [[1]], answer=["4", "4"])
 
 
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"so \boxed{4}.", "4"),
+        (r"\boxed{3} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{a{b}{c{d}}e} tail }", "a{b}{c{d}}e"),
+        (r"\boxed{ 7 }", "7"),
+        (r"\boxed{}", None),
+        (r"\boxed{4", None),
+        (r"\boxed{3} then \boxed{4", None),
+        ("4", None),
+    ],
+)
+def test_the_last_box(completion: str, answer: str | None) -> None:
+    assert extract_answer(completion, extract="boxed") == answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("It is 4.", "4"),
+        ("3 + 4 = 7", "7"),
+        ("17-25=-8", "-8"),
+        ("from 3-4", "4"),
+        ("so $1,234.50, I think", "$1,234.50"),
+        ("about -3/4 of it", "-3/4"),
+        ("\N{MINUS SIGN}5 degrees", "\N{MINUS SIGN}5"),
+        ("a .5 chance", ".5"),
+        ("version v2 or x1", None),
+        ("12 apples and 3rd", "12"),
+        ("50%", "50"),
+        ("0.5.", "0.5"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_the_last_number(completion: str, answer: str | None) -> None:
+    assert extract_answer(completion, extract="last_number") == answer
+
+
+@given(st.text(alphabet="0123456789,./-$ ax\\{}boxed%\n") | st.text())
+def test_every_way_to_extract_takes_any_text_and_gives_a_part_of_it(text: str) -> None:
+    for extract in ("tags", "boxed", "last_number"):
+        found = extract_answer(text, extract=extract)
+        assert found is None or (found in text and found == found.strip() != "")
+
+
+@pytest.mark.parametrize("text", ["1" * 200_000, "1," * 200_000, "1/" * 200_000, "\\boxed{" * 100_000, "-" * 200_000])
+def test_a_long_text_is_searched_at_once(text: str) -> None:
+    """Quadratic time would be minutes."""
+    for extract in ("boxed", "last_number"):
+        extract_answer(text, extract=extract)
+
+
+@pytest.mark.parametrize(
+    ("completion", "extract", "weight", "reward"),
+    [
+        (RIGHT, "tags", 0.25, 1.0),
+        (RIGHT.replace(">4<", ">5<"), "tags", 0.25, 0.25),
+        ("<answer>4</answer>", "tags", 0.25, 0.75),
+        ("it is <answer>5</answer>, no <answer> 4 </answer> yes", "tags", 0.25, 0.75),
+        ("4", "tags", 0.25, 0.0),
+        ("</answer>4<answer>", "tags", 0.25, 0.0),
+        ("the 5", "last_number", 0.25, 0.25),
+        ("the 4", "last_number", 0.25, 1.0),
+        (r"\boxed{4}", "boxed", 0.0, 1.0),
+        (r"\boxed{5}", "boxed", 0.0, 0.0),
+        (RIGHT.replace(">4<", ">5<"), "tags", 1.0, 1.0),
+        (RIGHT, "tags", None, 1.0),
+        ("<answer>4</answer>", "tags", None, 0.0),
+        ("the 4", "last_number", None, 1.0),
+        (r"\boxed{5}", "boxed", None, 0.0),
+    ],
+)
+def test_format_and_answer_weigh_apart(completion: str, extract: str, weight: float | None, reward: float) -> None:
+    """w f + (1 − w) a; without w both must be right."""
+    given = {"extract": extract, "format_weight": weight}
+    assert format_and_answer(["q"], [completion], [[1]], answer=["4"], **given) == [reward]  # type: ignore[arg-type]
+
+
 def _another(answer: str) -> str:
     digit = next(i for i, c in enumerate(answer) if c.isdigit())
     return answer[:digit] + str((int(answer[digit]) + 1) % 10) + answer[digit + 1 :]

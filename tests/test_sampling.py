@@ -19,10 +19,12 @@ from ftis.config import PeerConfig, SamplingConfig
 from ftis.engines.builtin import WORTH_DROPPING, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.engines.generate import _generated, generate_sampler
+from ftis.engines.samplers import open_sampler
 from ftis.engines.slots import SlotCache
+from ftis.engines.stops import Stopping
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
-from ftis.sampling import Decoding, Draw, InPlace, Sampler, open_sampler
+from ftis.sampling import Decoding, Draw, InPlace, Sampler
 
 SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
@@ -624,8 +626,9 @@ def test_generation_defaults_come_back_when_sampling_fails(
 
 
 def draws_by(sampler: Sampler) -> Draw:
-    assert isinstance(sampler, InPlace)
-    return sampler.draw
+    assert isinstance(sampler, Stopping)
+    assert isinstance(sampler.sampler, InPlace)
+    return sampler.sampler.draw
 
 
 # --- which sampler ----------------------------------------------------------------------------------------------------
@@ -669,8 +672,8 @@ def test_an_encoder_decoder_gets_transformers_own() -> None:
 
 
 def test_decoding_is_read_from_the_recipe() -> None:
-    config = SamplingConfig(max_completion_length=9, temperature=0.5, top_k=3, top_p=0.4)
-    assert Decoding.of(config) == Decoding(9, 0.5, 3, 0.4)
+    config = SamplingConfig(max_completion_length=9, temperature=0.5, top_k=3, top_p=0.4, stop=("\n", "Q:"))
+    assert Decoding.of(config) == Decoding(9, 0.5, 3, 0.4, ("\n", "Q:"))
     assert Decoding.of(SamplingConfig()).truncated is False
     assert [Decoding(1).greedy, Decoding(1, 0.0).greedy] == [False, True]
     assert [Decoding(1, top_k=1).truncated, Decoding(1, top_p=0.99).truncated] == [True, True]

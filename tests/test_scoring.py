@@ -186,3 +186,15 @@ def test_an_exception_of_the_users_function_is_named_with_its_line() -> None:
     scorer = Scorer(broken, "mine.broken")  # type: ignore[arg-type]
     with pytest.raises(RewardError, match=r"'mine.broken' raised KeyError: 'gold' \(.*test_scoring.py, line \d+\)"):
         scorer(Prompt(0, "q", "a"), ["x"], [[1]])
+
+
+def test_a_reward_reads_the_prefill_in_front_of_each_completion() -> None:
+    prompt = PromptConfig(prefill="<think>")
+    built_in = load_scorer(RewardConfig(), prompt, "number")
+    assert built_in(Prompt(0, "2+2", "4"), ["so</think><answer>4</answer>", RIGHT], [[1], [2]]) == (1.0, 0.0)
+
+
+def test_the_recipe_says_where_the_answer_is_and_what_the_format_weighs() -> None:
+    reward = RewardConfig(extract="last_number", format_weight=0.2)
+    scorer = load_scorer(reward, PromptConfig(), "number")
+    assert scorer(Prompt(0, "2+2", "4"), ["It is 4.", "5", "none"], [[1], [2], [3]]) == (1.0, 0.2, 0.0)

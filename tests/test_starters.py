@@ -24,16 +24,18 @@ from tokenizers import Tokenizer
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
+from ftis.engines.samplers import open_sampler
+from ftis.engines.stops import Stopping
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
 from ftis.policy import ModelError, Policy
-from ftis.prompts import render_prompt
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt, Rollout
-from ftis.sampling import Decoding, InPlace, open_sampler
+from ftis.sampling import Decoding, InPlace
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 
 def reward(question: str, completion: str) -> float:
@@ -427,7 +429,7 @@ def test_seeds_make_different_starters(home: Path) -> None:
 def test_a_variant_is_an_ordinary_directory_that_trains_and_samples() -> None:
     path = starters.make("starter:small@3")
     policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
-    assert open_sampler("auto", policy) == InPlace(builtin_sampler)
+    assert open_sampler("auto", policy) == Stopping(InPlace(builtin_sampler))
     assert tokenizer_fingerprint(load_tokenizer(str(path))) == tokenizer_fingerprint(make_tokenizer())
     assert policy.end_ids == {policy.tokenizer.eos_token_id}
     prompt = render_prompt(

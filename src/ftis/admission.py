@@ -73,7 +73,7 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
     TOKEN_OUT_OF_RANGE = "token_out_of_range"
     TOKENS_AFTER_END = "tokens_after_end"
-    """An end-of-sequence id before the last position."""
+    """An end-of-sequence id before the last position, or tokens behind a stop string."""
     BAD_LOGP = "bad_logp"
     """NaN, above 0 or below :data:`~ftis.rollouts.MIN_LOGP`."""
 
@@ -117,6 +117,7 @@ class Terms:
         vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
         end_ids: the ids that end a completion for every peer.
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
+        stop: strings that end a completion for every peer; its text ends with the first of them.
         max_staleness: the most rounds by which a message may be late.
         prompts: the training split; a group's item is an index into it.
         assigned: (peer, round) → the items that a roster member samples then, equally many in every round.
@@ -137,6 +138,7 @@ class Terms:
     assigned: Callable[[str, int], Collection[int]]
     roster: frozenset[str]
     wanted: Callable[[str, int], Collection[int]] | None = None
+    stop: tuple[str, ...] = ()
     max_staleness: int = 0
     max_seconds: float = math.inf
 
@@ -165,7 +167,7 @@ class Admitter:
 
     Args:
         score: this peer's own reward function.
-        detokenize: this peer's own tokenizer.
+        detokenize: this peer's own tokenizer. It leaves out what stands behind a stop string.
     """
 
     def __init__(self, terms: Terms, score: Score, detokenize: Detokenize) -> None:
@@ -302,6 +304,9 @@ class Admitter:
         if ends.any():
             at = int(ends.argmax())
             return Reason.TOKENS_AFTER_END, f"{place(at)}: id {int(ids[at])} ends the completion, more follows"
+        for row, rollout in enumerate(group.rollouts if terms.stop else ()):
+            if self._detokenize(rollout.completion_ids[:-1].tolist()).endswith(terms.stop):
+                return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         wrong = ~((logp <= 0) & (logp >= MIN_LOGP))  # true of NaN as well
         if wrong.any():
             at = int(wrong.argmax())

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ftis.cli_groups import console, keys, models
 from ftis.config import FtisError, NetworkConfig, Recipe, TaskConfig, run_directory
 from ftis.lab.recipes import load, network_settings
 from ftis.loop.events import WarmUp
@@ -28,8 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Different language models learn together, exchanging only token ids and log-probabilities.",
 )
-console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
 errors = Console(stderr=True, soft_wrap=True)
+app.add_typer(keys, name="keys")
+app.add_typer(models, name="models")
 
 Overrides = Annotated[
     list[str] | None,
@@ -247,50 +249,6 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
     with network.open_session(settings):
         console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it", highlight=False)
         stop.wait()
-
-
-keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
-app.add_typer(keys, name="keys")
-Directory = Annotated[Path, typer.Option("--directory", "-d", help="The directory of the files.")]
-
-
-@keys.command("new")
-def new_keys(
-    names: Annotated[list[str], typer.Argument(help="Names of peers, as in the recipe.", show_default=False)],
-    directory: Directory = Path("keys"),
-) -> None:
-    """Make a private key and its public key for each named peer. The private one never leaves its machine."""
-    from ftis.swarm import identity
-
-    for name in names:
-        identity.new_key(directory, name)
-        console.print(f"{directory / name}.key (keep it to yourself), {directory / name}.pub (give it to the others)")
-
-
-@keys.command("roster")
-def make_roster(
-    public: Annotated[list[Path], typer.Argument(help="The peers' .pub files.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o")] = Path("roster.toml"),
-) -> None:
-    """Put the peers' public keys into one file, which every peer is given."""
-    from ftis.swarm import identity
-
-    text = identity.roster_text(identity.collect_roster(public))
-    output.write_text(text, encoding="utf-8")
-    console.print(f"{output}: {', '.join(sorted(identity.read_roster(output)))}")
-
-
-@keys.command("certs")
-def make_certificates(
-    names: Annotated[list[str], typer.Argument(help="Peers and routers that may connect.", show_default=False)],
-    directory: Directory = Path("certs"),
-    host: Annotated[list[str] | None, typer.Option("--host", help="Address written into them. Repeatable.")] = None,
-) -> None:
-    """Make an authority (once) and a certificate each, for tls/ endpoints of a private swarm."""
-    from ftis.swarm import identity
-
-    identity.new_certificates(directory, names, host or [])
-    console.print(f"{directory}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
 
 
 def _network_settings(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> dict[str, Any]:

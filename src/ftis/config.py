@@ -67,6 +67,13 @@ class TaskConfig(_Section):
     """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
 
 
+class ExampleConfig(_Section):
+    """A solved problem that stands in every prompt before the problem itself."""
+
+    question: str
+    completion: str
+
+
 class PromptConfig(_Section):
     """How a problem becomes the text a model continues."""
 
@@ -76,6 +83,10 @@ class PromptConfig(_Section):
     chat_template: Literal["auto", "never"] = "auto"
     """``auto`` uses the tokenizer's chat template where it has one. Without one, or with ``never``, the
     prompt is the system prompt, a blank line and the user's turn as plain text."""
+    examples: Annotated[tuple[ExampleConfig, ...], Field(strict=False)] = ()
+    """Turns of user and assistant before the problem; in plain text, each is followed by a blank line."""
+    prefill: str = ""
+    """How every completion begins: the model goes on from here, and rewards see it in front of the completion."""
     think_tag: Name = "think"
     answer_tag: Name = "answer"
 
@@ -95,6 +106,11 @@ class RewardConfig(_Section):
     """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
     """How the built-in reward compares answers; ``auto`` is the task's own way."""
+    extract: Literal["tags", "boxed", "last_number"] = "tags"
+    """Where the built-in reward looks for the answer: between the prompt's tags, in the last ``\\boxed{}``, or the last
+    number."""
+    format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
 
 
 class SamplingConfig(_Section):
@@ -105,6 +121,8 @@ class SamplingConfig(_Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    """A completion ends with the token that completes one of these strings. What that token adds is not read."""
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0

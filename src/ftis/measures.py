@@ -71,18 +71,19 @@ def round_record(
         end_ids: ids that end a completion of the learner.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
     """
-    metrics = {**about, **own_metrics(judged, update, end_ids)}
+    metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop)}
     if len(recipe.peers) > 1:
         metrics.update(participation(judged, chosen, update, heard, recipe, own))
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
 
-def own_metrics(judged: Judged, update: Update, end_ids: Collection[int]) -> dict[str, Any]:
+def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: tuple[str, ...] = ()) -> dict[str, Any]:
     """Metrics of the learner's own rollouts and optimiser steps."""
     batch = judged.batch
-    own = [rollout for rollout, mine in zip(batch.rollouts, batch.own_N, strict=True) if mine]
+    own = [batch.rollouts[i] for i in np.flatnonzero(batch.own_N)]
+    texts = [batch.completions[i] for i in np.flatnonzero(batch.own_N)]
     lengths = np.array([len(r) for r in own])
-    ended = np.array([int(r.completion_ids[-1]) in end_ids for r in own])
+    ended = [int(r.completion_ids[-1]) in end_ids or text.endswith(stop) for r, text in zip(own, texts, strict=True)]
     groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
     stds = np.array([g.std() for g in groups])
     metrics: dict[str, Any] = {
@@ -96,7 +97,7 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int]) -> dic
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": int(lengths.min()),
         "completions/max_length": int(lengths.max()),
-        "completions/clipped_ratio": float((~ended).mean()),
+        "completions/clipped_ratio": float(np.mean(np.logical_not(ended))),
         **_clip_ratios(update.diagnostics),
         "sampling/logp_recomputed": judged.recomputed,
     }

@@ -22,7 +22,7 @@ from ftis.learning import judge, learn
 from ftis.measures import Heard, RoundRecord, round_record
 from ftis.objectives import Objective, Rewards, advantages
 from ftis.policy import ModelError, Policy
-from ftis.prompts import Task, render_prompt
+from ftis.prompts import Task
 from ftis.rollouts import Batch, Group, Ints, Prompt, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
@@ -100,6 +100,7 @@ class Peer:
     policy: Policy
     sampler: Sampler
     task: Task
+    render: Callable[[Prompt], Ints]
     admitter: Admitter
     header: Header
     objective: Objective
@@ -195,9 +196,6 @@ class Peer:
         source_N, own_N = torch.from_numpy(batch.source_N), torch.from_numpy(batch.own_N)
         rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
         return advantages(self.objective, rewards).float()
-
-    def render(self, prompt: Prompt) -> Ints:
-        return render_prompt(prompt, self.recipe.prompt, self.policy.tokenizer)
 
     def advance(self, batch: Batch, seconds: float) -> None:
         """Move the cursor past a finished round."""

@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ftis.config import RecipeError, SamplingConfig
-from ftis.policy import ModelError, Policy
+from ftis.config import SamplingConfig
+from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.seams import SAMPLERS, look_up
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,11 @@ class Decoding:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
 
     @staticmethod
     def of(config: SamplingConfig) -> Decoding:
-        return Decoding(config.max_completion_length, config.temperature, config.top_k, config.top_p)
+        return Decoding(config.max_completion_length, config.temperature, config.top_k, config.top_p, config.stop)
 
     @property
     def greedy(self) -> bool:
@@ -107,25 +107,6 @@ class InPlace(Sampler):
         batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]:
         return self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)
-
-
-def open_sampler(name: str, policy: Policy) -> Sampler:
-    """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it supports the model.
-
-    Raises:
-        ModelError: the recipe asks for the built-in one, which does not support the model.
-        RecipeError: the name is neither built in nor the dotted path of a function of the policy.
-    """
-    if name == "auto":
-        try:
-            return open_sampler("builtin", policy)
-        except ModelError:
-            return open_sampler("transformers", policy)
-    opener = look_up(name, "sampling.sampler", SAMPLERS)
-    if not callable(opener):
-        raise RecipeError(f"sampling.sampler = {name!r}: is a {type(opener).__name__}, not a function of the policy")
-    sampler: Sampler = opener(policy)
-    return sampler
 
 
 def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.lines import full_attention_decoder
 from ftis.engines.slots import SlotCache
+from ftis.engines.stops import StopStrings
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
@@ -67,12 +68,17 @@ def builtin_sampler(
     at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
     rows = _Rows(policy, prompt_ids, repeats, steps)
     worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
+    stops = StopStrings(policy, decoding.stop)
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():
         logits = rows.refill(at_a_time)
         while True:
             token, logp = _draw(logits, decoding, warpers, generator)
             ended = ends_V[token] | (rows.length == steps - 1)
+            if decoding.stop:
+                numbered = zip(rows.number.tolist(), token.tolist(), rows.active.tolist(), strict=True)
+                stopped = [active and stops.complete(number, drawn_id) for number, drawn_id, active in numbered]
+                ended = ended | torch.tensor(stopped, device=device)
             drawn.append((rows.number, rows.length, token, logp, ended))
             rows.length, rows.active = rows.length + 1, rows.active & ~ended
             remaining = int(rows.active.sum())

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
@@ -37,7 +38,7 @@ def _generated(
 ) -> list[tuple[Rollout, ...]]:
     input_PT, mask_PT = left_padded(prompt_ids, policy.device)
     input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
-    recorder = _LogpRecorder(input_NT.shape[1])
+    recorder, stops = _LogpRecorder(input_NT.shape[1]), _Stops(policy, decoding.stop, input_NT.shape[1])
     ends = sorted(policy.end_ids)
     settings = GenerationConfig(
         max_new_tokens=decoding.max_completion_length,
@@ -55,12 +56,29 @@ def _generated(
             attention_mask=mask_NT,
             generation_config=settings,
             logits_processor=LogitsProcessorList([*decoding.warpers(), recorder]),
+            stopping_criteria=StoppingCriteriaList([stops]),
         )
     tokens_NT = output_NT[:, input_NT.shape[1] :]
     logp_NT = recorder.finish(output_NT)
     ended_NT = torch.isin(tokens_NT, torch.tensor(ends, device=tokens_NT.device))
     first_end_N = torch.where(ended_NT.any(-1), ended_NT.int().argmax(-1) + 1, tokens_NT.shape[1])
+    for row, length in stops.length.items():  # behind it stands padding, which may be an end-of-sequence id
+        first_end_N[row] = length
     return as_groups(tokens_NT.int(), logp_NT, first_end_N, repeats)
+
+
+class _Stops(StoppingCriteria):
+    """Ends a row whose text holds a stop string; ``length`` then says after how many tokens, by row."""
+
+    def __init__(self, policy: Policy, stop: Sequence[str], prompt_length: int) -> None:
+        self.stops, self.prompt_length = StopStrings(policy, stop), prompt_length
+        self.length: dict[int, int] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        for row, token in enumerate(input_ids[:, -1].tolist() if self.stops.stop else ()):
+            if row not in self.length and self.stops.complete(row, token):
+                self.length[row] = input_ids.shape[1] - self.prompt_length
+        return torch.tensor([row in self.length for row in range(len(input_ids))], device=input_ids.device)
 
 
 class _LogpRecorder(LogitsProcessor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
+from ftis.engines.samplers import open_sampler
+from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
 from ftis.lab import starters
 from ftis.lab.local import Delayed
@@ -22,14 +25,14 @@ from ftis.loop.train import Split, Trainer
 from ftis.objectives import resolve
 from ftis.peer import Cursor, Peer
 from ftis.policy import Policy
-from ftis.prompts import render_prompt
 from ftis.rewards.scoring import load_scorer
-from ftis.sampling import open_sampler
+from ftis.sampling import Decoding
 from ftis.schedule import assigned, seed_of
 from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import selections_of
 from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 
 def check_names(recipe: Recipe) -> None:
@@ -98,6 +101,7 @@ def assemble(
         policy=policy,
         sampler=open_sampler(sampling.sampler, policy),
         task=task,
+        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(
             Terms(
                 run=run,
@@ -107,6 +111,7 @@ def assemble(
                 end_ids=frozenset({policy.tokenizer.eos_token_id}),
                 group_size=recipe.rollouts_per_group,
                 max_completion_length=sampling.max_completion_length,
+                stop=sampling.stop,
                 prompts=task.train,
                 assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
                 roster=frozenset(p.name for p in recipe.peers),
@@ -115,7 +120,7 @@ def assemble(
                 max_seconds=network.admission_seconds if networked else float("inf"),
             ),
             scores[0],
-            policy.detokenize,
+            lambda ids: cut_at(sampling.stop, policy.detokenize(ids)),
         ),
         header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
         objective=objective,
@@ -141,9 +146,11 @@ def evaluate_model(
     """
     loaded = load_task(task)
     prompt, reward = (recipe.prompt, recipe.reward) if recipe else (PromptConfig(), RewardConfig())
-    length = max_completion_length or (recipe.sampling if recipe else SamplingConfig()).max_completion_length
+    decoding = Decoding.of(recipe.sampling if recipe else SamplingConfig())
+    if max_completion_length:
+        decoding = replace(decoding, max_completion_length=max_completion_length)
     source = str(starters.make(model)) if starters.is_starter(model) else model
     policy = Policy.load(PeerConfig(name="model", model=source))
     prompt_ids = [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation]
     score = load_scorer(reward, prompt, loaded.answer_kind)
-    return evaluate(policy, open_sampler("auto", policy), loaded.validation, prompt_ids, score, length)
+    return evaluate(policy, open_sampler("auto", policy), loaded.validation, prompt_ids, score, decoding)

@@ -110,7 +110,7 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("models", "lines", "head", "decoder", "slots", "builtin")),
+    *(f"engines/{name}.py" for name in ("models", "lines", "head", "decoder", "slots", "stops", "builtin")),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 

@@ -97,7 +97,7 @@ class Trainer:
                 split.problems,
                 [peer.render(problem) for problem in split.problems],
                 split.score,
-                peer.decoding.max_completion_length,
+                peer.decoding,
                 peer.recipe.sampling.batch_size,
             )
             summary = {

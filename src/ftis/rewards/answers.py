@@ -1,4 +1,4 @@
-"""The paper's binary reward: 1 where a completion has the right format and the right final answer, else 0.
+"""The built-in reward: the paper's binary one, 1 where format and answer are both right, or the two weighed apart.
 
 Rewards are computed from text that other people's models wrote, so everything here is bounded in time and memory.
 """
@@ -6,11 +6,14 @@ Rewards are computed from text that other people's models wrote, so everything h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from ftis.prompts import AnswerKind
-from ftis.rewards.numbers import MAX_ANSWER_LENGTH, read_number
+from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError
+
+Extract = Literal["tags", "boxed", "last_number"]
+"""Where an answer stands in a completion."""
 
 
 def format_and_answer(
@@ -22,33 +25,51 @@ def format_and_answer(
     answer_kind: AnswerKind = "number",
     think_tag: str = "think",
     answer_tag: str = "answer",
+    extract: Extract = "tags",
+    format_weight: float | None = None,
     **columns: Any,
 ) -> list[float]:
-    """1 for each completion whose format and answer are both right, else 0.
+    """For each completion f · a, or w f + (1 − w) a with a ``format_weight`` w; f and a are 1 where format and answer
+    are right, else 0.
+
+    The format is right where :func:`extract_answer` finds an answer. With a weight, and tags, the answer also counts
+    where the format is wrong: that between the last pair of answer tags is taken.
 
     Args:
         completions: [N] texts.
         answer: [N] the expected answers.
         answer_kind: how answers are compared, see :func:`answers_equal`.
-        think_tag, answer_tag: the format's tags, see :func:`extract_answer`.
+        think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
         prompts, completion_ids, columns: ignored; they belong to the signature of reward functions.
     """
     rewards = []
     for completion, expected in zip(completions, answer, strict=True):
-        given = extract_answer(completion, think_tag, answer_tag)
-        rewards.append(float(given is not None and answers_equal(given, expected, answer_kind)))
+        given = extract_answer(completion, think_tag, answer_tag, extract)
+        well_formed = given is not None
+        if format_weight is not None and given is None and extract == "tags":
+            given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
+        right = given is not None and answers_equal(given, expected, answer_kind)
+        if format_weight is None:
+            rewards.append(float(right))
+        else:
+            rewards.append(format_weight * well_formed + (1 - format_weight) * right)
     return rewards
 
 
-def extract_answer(completion: str, think_tag: str = "think", answer_tag: str = "answer") -> str | None:
-    """The answer of a completion in the right format, else ``None``.
+def extract_answer(
+    completion: str, think_tag: str = "think", answer_tag: str = "answer", extract: Extract = "tags"
+) -> str | None:
+    """The answer of a completion in the right format, without surrounding whitespace, else ``None``.
 
-    The format is ``<think>…</think><answer>…</answer>``: each of the four tags exactly once and in this order,
-    nothing but whitespace before, between and after, and an answer that is not blank. Linear in the text.
-
-    Returns:
-        The text between the answer tags without surrounding whitespace.
+    The format of ``tags`` is ``<think>…</think><answer>…</answer>``: each of the four tags exactly once and in this
+    order, nothing but whitespace before, between and after, and an answer that is not blank. That of ``boxed`` is a
+    ``\\boxed{…}`` with balanced braces; the last one counts. That of ``last_number`` is any number; the last one
+    counts. Linear in the text.
     """
+    if extract == "boxed":
+        return _last_boxed(completion)
+    if extract == "last_number":
+        return last_number(completion)
     text = completion.strip()
     think, end_think = f"<{think_tag}>", f"</{think_tag}>"
     answer, end_answer = f"<{answer_tag}>", f"</{answer_tag}>"
@@ -62,6 +83,24 @@ def extract_answer(completion: str, think_tag: str = "think", answer_tag: str = 
     if between.strip() or not tail.endswith(end_answer):
         return None
     return tail.removesuffix(end_answer).strip() or None
+
+
+def _last_between(text: str, start: str, end: str) -> str | None:
+    """What stands between the last ``end`` and the ``start`` before it."""
+    before, found, _ = text.rpartition(end)
+    _, begun, inside = before.rpartition(start)
+    return inside.strip() or None if found and begun else None
+
+
+def _last_boxed(text: str) -> str | None:
+    """The content of the last ``\\boxed{…}``, whose braces must balance."""
+    _, found, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for end, character in enumerate(rest if found else ""):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:end].strip() or None
+    return None
 
 
 def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:

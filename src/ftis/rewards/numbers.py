@@ -16,6 +16,17 @@ _SIGN = re.compile(r"([+-]?)\s*(?:\\?\$)?\s*([+-]?)\s*")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 
 
+_IN_TEXT = re.compile(
+    rf"(?<![\w.])[-\N{{MINUS SIGN}}]?\\?\$?(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+))(?![\w/])"
+)
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, with its sign. A hyphen between two numbers or behind a letter is no sign."""
+    numbers = _IN_TEXT.findall(text)
+    return numbers[-1] if numbers else None
+
+
 def read_number(text: str) -> Fraction | None:
     """The rational number that a text denotes, without currency and percent signs, thousands separators, final period.
 

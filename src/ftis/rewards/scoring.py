@@ -48,11 +48,12 @@ class RewardFunction(Protocol):
 
         Args:
             prompts: [N] times the question, without template and system prompt.
-            completions: [N] texts.
+            completions: [N] texts, each behind the prompt's prefill.
             completion_ids: [N] token ids of each.
             answer: [N] times the expected answer.
             columns: [N] times the value of each further column of the data set. A function whose signature names
-                ``answer_kind``, ``think_tag`` or ``answer_tag`` gets the recipe's value of it, one string.
+                ``answer_kind``, ``think_tag``, ``answer_tag``, ``extract`` or ``format_weight`` gets the recipe's one
+                value of it.
         """
         ...
 
@@ -64,8 +65,10 @@ class Scorer:
     function: RewardFunction
     path: str
     """The function's dotted path, for messages."""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """The recipe's values of those parameters that the function's signature names."""
+    prefill: str = ""
+    """What the prompt has already said of each completion."""
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
@@ -81,7 +84,7 @@ class Scorer:
         try:
             returned = self.function(
                 prompts=[prompt.question] * n,
-                completions=list(completions),
+                completions=[self.prefill + completion for completion in completions],
                 completion_ids=[ids.tolist() if isinstance(ids, np.ndarray) else list(ids) for ids in completion_ids],
                 answer=[prompt.answer] * n,
                 **columns,
@@ -132,7 +135,7 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
 
     Args:
         reward: names the function by its dotted path, and how answers are compared.
-        prompt: names the tags.
+        prompt: names the tags, and the prefill.
         answer_kind: the task's own, for ``reward.answer = "auto"``.
 
     Raises:
@@ -149,16 +152,18 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature
-        return Scorer(function, reward.function)
+        return Scorer(function, reward.function, prefill=prompt.prefill)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise RewardError(
             f"{where}: does not take the data set's columns; add **columns to its arguments, as in "
             "f(prompts, completions, completion_ids, **columns)"
         )
-    settings: dict[str, str] = {
+    settings: dict[str, Any] = {
         "answer_kind": answer_kind if reward.answer == "auto" else reward.answer,
         "think_tag": prompt.think_tag,
         "answer_tag": prompt.answer_tag,
+        "extract": reward.extract,
+        "format_weight": reward.format_weight,
     }
     named = {name: value for name, value in settings.items() if name in parameters}
-    return Scorer(function, reward.function, named)
+    return Scorer(function, reward.function, named, prompt.prefill)

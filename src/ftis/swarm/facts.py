@@ -36,6 +36,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "num_generations": recipe.sampling.num_generations,
         "max_completion_length": recipe.sampling.max_completion_length,
         "temperature": recipe.sampling.temperature,
+        "stop": recipe.sampling.stop,
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
     }

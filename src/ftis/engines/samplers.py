@@ -1,0 +1,27 @@
+"""The sampler that a recipe names."""
+
+from __future__ import annotations
+
+from ftis.config import RecipeError
+from ftis.engines.stops import Stopping
+from ftis.policy import ModelError, Policy
+from ftis.sampling import Sampler
+from ftis.seams import SAMPLERS, look_up
+
+
+def open_sampler(name: str, policy: Policy) -> Sampler:
+    """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it supports the model.
+
+    Raises:
+        ModelError: the recipe asks for the built-in one, which does not support the model.
+        RecipeError: the name is neither built in nor the dotted path of a function of the policy.
+    """
+    if name == "auto":
+        try:
+            return open_sampler("builtin", policy)
+        except ModelError:
+            return open_sampler("transformers", policy)
+    opener = look_up(name, "sampling.sampler", SAMPLERS)
+    if not callable(opener):
+        raise RecipeError(f"sampling.sampler = {name!r}: is a {type(opener).__name__}, not a function of the policy")
+    return Stopping(opener(policy))

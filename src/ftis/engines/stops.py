@@ -1,0 +1,79 @@
+"""Stop strings: where they end a completion, and how a sampler finds them while it draws."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ftis.policy import Policy
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, Sampler
+
+TOKENS_A_CHARACTER = 4  # of UTF-8, where a token may be a byte
+
+
+class StopStrings:
+    """Tells which rows hold a stop string. It looks at the last tokens of a row, as many as one can take.
+
+    :class:`Stopping` reads whole completions afterwards and decides; this only saves the steps behind.
+    """
+
+    def __init__(self, policy: Policy, stop: Sequence[str]) -> None:
+        self.policy, self.stop = policy, stop
+        self.reach = TOKENS_A_CHARACTER * max(map(len, stop), default=0)
+        self.rows: dict[int, list[int]] = {}
+
+    def complete(self, row: int, token: int) -> bool:
+        """Whether ``row`` holds a stop string after one more token."""
+        tail = self.rows[row] = [*self.rows.get(row, [])[1 - self.reach :], token]
+        text = self.policy.detokenize(tail)
+        return any(s in text for s in self.stop)
+
+
+def cut_at(stop: Sequence[str], text: str) -> str:
+    """``text`` up to the end of the first stop string in it; all of it if there is none."""
+    ends = [at + len(s) for s in stop if (at := text.find(s)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def stopped_at(stop: Sequence[str], ids: Sequence[int], detokenize: Callable[[Sequence[int]], str]) -> int:
+    """How many of ``ids`` there are up to the one that completes a stop string; all of them if none does."""
+
+    def complete(n: int) -> bool:
+        text = detokenize(ids[:n])
+        return any(s in text for s in stop)
+
+    return bisect.bisect_left(range(len(ids)), True, key=complete)
+
+
+@dataclass(frozen=True)
+class Stopping(Sampler):
+    """A sampler whose rollouts end where ``decoding.stop`` says, whether it knows of stop strings or not."""
+
+    sampler: Sampler
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        groups = self.sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        if not decoding.stop:
+            return groups
+        return [tuple(self._ended(policy, decoding.stop, rollout) for rollout in group) for group in groups]
+
+    @staticmethod
+    def _ended(policy: Policy, stop: Sequence[str], rollout: Rollout) -> Rollout:
+        n = stopped_at(stop, rollout.completion_ids.tolist(), policy.detokenize)
+        return Rollout(rollout.completion_ids[:n], rollout.gen_logp[:n])
+
+    def weights_moved(self, policy: Policy) -> None:
+        self.sampler.weights_moved(policy)
+
+    def close(self) -> None:
+        self.sampler.close()

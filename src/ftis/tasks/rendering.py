@@ -1,0 +1,62 @@
+"""How a problem becomes the token ids that a model continues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ftis.config import PromptConfig
+from ftis.prompts import TaskError, excerpt
+from ftis.rollouts import Ints, Prompt
+
+
+def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> Ints:
+    """Token ids of the text that a model continues, int32 [prompt length].
+
+    With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
+    and an assistant message for each example, and a user message, up to the start of the assistant's turn. Otherwise
+    the same as plain text, with the tokenizer's usual special tokens: each part but the last is followed by a blank
+    line, and an example's completion stands right behind its user turn. The prefill comes last.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+
+    Raises:
+        TaskError: the prompt has no tokens, or the chat template refuses the messages.
+    """
+    solved = [(_user_turn(config, example.question), example.completion) for example in config.examples]
+    user = _user_turn(config, prompt.question)
+    if config.chat_template == "auto" and tokenizer.chat_template:
+        messages = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+        for turn, completion in solved:
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": completion}]
+        ids = _of_chat(prompt, [*messages, {"role": "user", "content": user}], config.prefill, tokenizer)
+    else:
+        before = [config.system_prompt] if config.system_prompt else []
+        text = "\n\n".join([*before, *(turn + completion for turn, completion in solved), user + config.prefill])
+        ids = tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
+    if len(ids) == 0:
+        raise TaskError(
+            f"the prompt of problem {prompt.item} ({excerpt(prompt.question)}) has no tokens; "
+            "put some text into prompt.template or prompt.system_prompt"
+        )
+    return np.array(ids, dtype=np.int32)
+
+
+def _user_turn(config: PromptConfig, question: str) -> str:
+    return config.template.replace("{question}", question)
+
+
+def _of_chat(prompt: Prompt, messages: list[dict[str, str]], prefill: str, tokenizer: Any) -> list[int]:
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise TaskError(
+            f"the tokenizer's chat template refuses the prompt of problem {prompt.item}: {error}; set "
+            'prompt.system_prompt = "" if it takes no system message, or prompt.chat_template = "never"'
+        ) from error
+    ids: list[int] = tokenizer(text + prefill, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids

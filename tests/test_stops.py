@@ -1,0 +1,197 @@
+"""Stop strings: where completions end, in both samplers, in rewards, in admission and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from admissions import admitter, group, message, only
+from conftest import TinyPolicy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis.admission import Reason
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
+from ftis.engines.samplers import open_sampler
+from ftis.engines.stops import Stopping, StopStrings, cut_at, stopped_at
+from ftis.loop.evaluate import evaluate
+from ftis.policy import Policy
+from ftis.rollouts import Prompt, Rollout
+from ftis.sampling import Decoding, Draw, InPlace
+
+WORDS = ["a", "b", "ab", "</answer>", ">\n", "<", "é", "x>"]
+
+
+def written(ids: Sequence[int]) -> str:
+    return "".join(WORDS[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "cut"),
+    [
+        ((), "abc", "abc"),
+        (("b",), "abcb", "ab"),
+        (("c", "b"), "abc", "ab"),
+        (("bc", "b"), "abc", "ab"),
+        (("\n\n", "Q:"), "7\nQ: 8", "7\nQ:"),
+        (("z",), "abc", "abc"),
+    ],
+)
+def test_text_ends_with_the_first_stop_string(stop: tuple[str, ...], text: str, cut: str) -> None:
+    assert cut_at(stop, text) == cut
+
+
+@given(
+    st.lists(st.integers(0, len(WORDS) - 1), max_size=12),
+    st.lists(st.sampled_from(["a", "ba", "er>", "><", "</answer>", "é", "zz"]), min_size=1, max_size=3),
+)
+def test_a_completion_ends_with_the_token_that_completes_a_stop_string(ids: list[int], stop: list[str]) -> None:
+    """As trying every length in turn."""
+    holds = [n for n in range(len(ids) + 1) if any(s in written(ids[:n]) for s in stop)]
+    assert stopped_at(stop, ids, written) == (holds[0] if holds else len(ids))
+
+
+class Written:
+    detokenize = staticmethod(written)
+
+
+@given(
+    st.lists(st.integers(0, len(WORDS) - 1), max_size=20),
+    st.lists(st.sampled_from(["a", "ba", "er>", "><", "</answer>", "é", "ab<"]), min_size=1, max_size=3),
+)
+def test_the_last_tokens_are_enough_to_see_a_stop_string(ids: list[int], stop: list[str]) -> None:
+    search = StopStrings(Written(), stop)  # type: ignore[arg-type]
+    first = next((n for n, token in enumerate(ids, 1) if search.complete(7, token)), len(ids))
+    assert first == stopped_at(stop, ids, written)
+    assert len(search.rows.get(7, [])) <= search.reach
+
+
+STOP = ("a", "7", "</think>", "1")
+PROMPTS = [np.random.default_rng(0).integers(4, 50, size=n).astype(np.int32) for n in (3, 9, 5, 9, 1, 7)]
+
+
+@pytest.fixture
+def policy(tiny_policy: TinyPolicy) -> Policy:
+    return tiny_policy("qwen2")
+
+
+def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:
+    return [rollout for of_prompt in groups for rollout in of_prompt]
+
+
+BOTH = pytest.mark.parametrize("draw", [builtin_sampler, generate_sampler])
+
+
+@BOTH
+def test_a_sampler_ends_rows_at_stop_strings_with_the_learners_log_probabilities(draw: Draw, policy: Policy) -> None:
+    groups = draw(policy, PROMPTS, 4, Decoding(16, stop=STOP), 3)
+    lengths = {len(rollout) for rollout in flat(groups)}
+    assert len(lengths) > 4
+    stopped = 0
+    repeated = [prompt for prompt in PROMPTS for _ in range(4)]
+    logps = policy.logps(repeated, [rollout.completion_ids for rollout in flat(groups)], 1.0)
+    for rollout, logp in zip(flat(groups), logps, strict=True):
+        ids = rollout.completion_ids.tolist()
+        assert not any(s in policy.detokenize(ids[:-1]) for s in STOP)
+        at_stop = any(s in policy.detokenize(ids) for s in STOP)
+        stopped += at_stop
+        assert at_stop or ids[-1] in policy.end_ids or len(ids) == 16
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    assert stopped > len(repeated) // 3
+
+
+def test_greedy_text_is_that_without_stop_strings_cut_there(policy: Policy) -> None:
+    whole = builtin_sampler(policy, PROMPTS, 1, Decoding(20, temperature=0.0), 0)
+    for draw in (builtin_sampler, generate_sampler):
+        cut = draw(policy, PROMPTS, 1, Decoding(20, temperature=0.0, stop=STOP), 0)
+        for (before,), (after,) in zip(whole, cut, strict=True):
+            n = stopped_at(STOP, before.completion_ids.tolist(), policy.detokenize)
+            assert after.completion_ids.tolist() == before.completion_ids[:n].tolist()
+            np.testing.assert_allclose(after.gen_logp, before.gen_logp[:n], atol=1e-4)
+
+
+@BOTH
+def test_rows_do_not_go_on_behind_a_stop_string(draw: Draw, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch ends when all its rows have ended, long before the longest completion."""
+    steps: list[int] = []
+    complete = StopStrings.complete
+
+    def counted(self: StopStrings, row: int, token: int) -> bool:
+        steps.append(row)
+        return complete(self, row, token)
+
+    monkeypatch.setattr(StopStrings, "complete", counted)
+    every = tuple("0123456789+-*=;abcdefghijklmnopqrstuvwxyz .,:?![]<\n")
+    draw(policy, PROMPTS, 2, Decoding(64, stop=every), 0)
+    assert max(steps.count(row) for row in set(steps)) < 10
+
+
+def test_a_sampler_that_knows_of_no_stop_strings_is_cut(policy: Policy) -> None:
+    closed, moved = [], []
+
+    class Long(InPlace):
+        def weights_moved(self, policy: Policy) -> None:
+            moved.append(policy)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    ids = np.array([30, 31, 4, 5, 6], np.int32)
+    rollout = Rollout(ids, np.arange(-5, 0, dtype=np.float32))
+
+    def draw(*arguments: Any) -> list[tuple[Rollout, ...]]:
+        return [(rollout, rollout)]
+
+    sampler = Stopping(Long(cast(Draw, draw)))
+    text = policy.detokenize([int(ids[1])])
+    ((one, other),) = sampler(policy, PROMPTS[:1], 2, Decoding(5, stop=(text,)), 0)
+    assert one.completion_ids.tolist() == other.completion_ids.tolist() == [30, 31]
+    assert one.gen_logp.tolist() == [-5.0, -4.0]
+    ((one, _),) = sampler(policy, PROMPTS[:1], 2, Decoding(5), 0)
+    assert one.completion_ids.tolist() == ids.tolist()
+    sampler.weights_moved(policy)
+    sampler.close()
+    assert (len(moved), len(closed)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["auto", "builtin", "transformers"])
+def test_every_sampler_that_a_recipe_names_stops(name: str, policy: Policy) -> None:
+    for rollout in flat(open_sampler(name, policy)(policy, PROMPTS, 2, Decoding(12, stop=STOP), 1)):
+        assert not any(s in policy.detokenize(rollout.completion_ids[:-1].tolist()) for s in STOP)
+
+
+def test_what_the_last_token_adds_behind_a_stop_string_is_not_read(policy: Policy) -> None:
+    """In evaluation; admission and rewards read what the peer's own detokenize leaves."""
+    seen: list[str] = []
+
+    def score(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        seen.extend(completions)
+        return (1.0,)
+
+    def draw(*arguments: Any) -> list[tuple[Rollout, ...]]:
+        return [(Rollout(np.array([30, 4], np.int32), np.zeros(2, np.float32)),)]
+
+    tag = policy.detokenize([4])
+    assert tag == "<think>"
+    evaluate(policy, InPlace(cast(Draw, draw)), [Prompt(0, "q", "a")], [PROMPTS[0]], score, Decoding(2, stop=("<th",)))
+    assert seen == [policy.detokenize([30]) + "<th"]
+
+
+def test_a_group_that_goes_on_behind_a_stop_string_is_rejected() -> None:
+    """The tokens of the test's detokenizer are written as numbers."""
+
+    def detokenize(ids: Sequence[int]) -> str:
+        return cut_at(("5",), " ".join(map(str, ids)))
+
+    receiver = admitter(stop=("5",))
+    receiver._detokenize = detokenize
+    whole = Rollout(np.array([1, 5], np.int32), np.full(2, -0.5, np.float32))
+    longer = Rollout(np.array([1, 5, 2], np.int32), np.full(3, -0.5, np.float32))
+    rejection = only(receiver.admit("ada", message(group(0, whole, longer)), 0))
+    assert rejection.reason == Reason.TOKENS_AFTER_END
+    assert rejection.detail == "rollout 1: a stop string is complete before its last token"
+    admission = receiver.admit("ada", message(group(0, whole, whole)), 0)
+    assert [scored.completions for scored in admission.admitted] == [("1 5", "1 5")]
