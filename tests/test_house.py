@@ -36,7 +36,7 @@ CORE = [
 WINGS = {
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock gym",
-    "rewards": "scoring numbers latex answers",
+    "rewards": "scoring writing numbers latex answers",
     "engines": "models lines head slots decoder stops samplers builtin generate",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "identity manifest facts penalties session chunks offers others outbox rounds link",

@@ -17,6 +17,8 @@ from ftis.rewards import answers_equal, latex
 from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+SLOW = "10^{10^{10}}"  # a number of ten billion digits
+NESTED = "(" * 250 + "5" + ")" * 250  # the grammar would take minutes
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,73 @@ def test_unequal_formulas(given: str, expected: str) -> None:
     assert not answers_equal(given, expected, "math")
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("90°", r"90^\circ"),
+        (r"90\degree", r"90^\circ"),
+        (r"90^\circ", "90"),
+        (r"\big(1,2\big)", "(1,2)"),
+        (r"\left(1,2\right)", "(1,2)"),
+        ("4 2/3", r"\frac{14}{3}"),
+        ("-4 2/3", r"-\frac{14}{3}"),
+        ("(1,2)U(3,4)", r"(1,2)\cup(3,4)"),
+        (r"(-\infty,1] U [3,\infty)", r"(-\infty,1]\cup[3,\infty)"),
+        (r"2\,220", "2220"),
+        ("9 dollars", "9"),
+        ("15 cm^2", "15"),
+        (r"15\text{ cm}^2", "15"),
+        ("15", r"15\text{ cm}^2"),
+        (r"3 < x \le 4", "(3,4]"),
+        ("(3,4]", r"3<x\leq 4"),
+        (r"\begin{pmatrix}1\\[4pt]2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        ("2+3=5", "5"),
+        ("x=5", "5"),
+        ("f(x)=x+1", "x+1"),
+        ("x_1=5", "5"),
+        ("52_8", "52_{8}"),
+        ("52", "52_8"),
+        (r"\text{Evelyn}", "Evelyn"),
+        (r"5 \text{ and } 6", r"5\text{ and }6"),
+        (r"12\text{ inches}", "12"),
+        ("x = 5 = 5", "5"),
+        ("5.4", r"5.4 \text{ cents}"),
+    ],
+)
+def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
+    assert answers_equal(given, expected, "math")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("52_9", "52_8"),
+        ("10=9", "9"),
+        ("x+1=9", "9"),
+        (r"9\text{ is wrong}", "9"),
+        (r"9\text{ thousand}", "9"),
+        (r"3 \le x \le 4", "(3,4]"),
+        ("3<x<4", "(3,4]"),
+        ("9 is wrong", "9"),
+        ("5 dozen", "5"),
+        ("4 2/3", r"\frac{8}{3}"),
+        (r"2\,22", "222"),
+        ("(1,2)U(3,5)", r"(1,2)\cup(3,4)"),
+        ("1=2=9", "9"),
+        (r"9\text{ or }8", "9"),
+    ],
+)
+def test_an_answer_that_only_looks_like_it(given: str, expected: str) -> None:
+    """Another base, an equation that ends in it by accident, words behind it, other ends of an interval."""
+    assert not answers_equal(given, expected, "math")
+
+
+@pytest.mark.parametrize("nested", [NESTED, "{" * 255 + "5" + "}" * 255, r"\sqrt{" * 31 + "2" + "}" * 31])
+def test_deep_brackets_are_wrong_without_asking_the_helper(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latex, "_equal", lambda given, expected: pytest.fail("asked"))
+    assert not answers_equal(nested, "5", "math")
+
+
 def test_every_math500_answer_is_itself() -> None:
     file = DATA / "math500" / "test.jsonl"
     if not file.is_file():
@@ -122,9 +191,6 @@ def short_limit(impatient_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(latex, "_helper", impatient_helper)
     monkeypatch.setattr(latex, "_CPU_SECONDS", 0.3)
     return impatient_helper
-
-
-SLOW = "(" * 250 + "5" + ")" * 250  # the grammar takes minutes
 
 
 @pytest.mark.parametrize(

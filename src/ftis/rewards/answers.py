@@ -118,12 +118,10 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     """
     if kind not in get_args(AnswerKind):
         raise RewardError(f"answer kind {kind!r}: use one of {', '.join(get_args(AnswerKind))}")
-    if len(given) > MAX_ANSWER_LENGTH:
-        return False
     given, expected = given.strip(), expected.strip()
     if given == expected:
         return bool(given)
-    if kind == "exact":
+    if kind == "exact" or len(given) > MAX_ANSWER_LENGTH:
         return False
     if kind == "number":
         number = read_number(given)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from ftis.rewards import writing
 from ftis.rewards.scoring import RewardError
 
 _CPU_SECONDS = 3.0
@@ -47,8 +48,10 @@ def formulas_equal(given: str, expected: str) -> bool:
     Raises:
         RewardError: the helper process cannot be started.
     """
-    tidy = _tidy(given)
-    return tidy is not None and _equal(tidy, _tidy(expected) or expected)
+    one, other = _tidy(given), _tidy(expected) or expected
+    if one is None or writing.too_nested(one) or writing.bases_differ(one, other) or writing.says_more(one, other):
+        return False
+    return all(_equal(*writing.as_intervals(side, other)) for side in writing.sides(one, other))
 
 
 def _tidy(text: str) -> str | None:
@@ -57,12 +60,12 @@ def _tidy(text: str) -> str | None:
     math-verify looks for formulas in running text and takes one of several, so a completion could give several
     answers. What it gets here is exactly one formula in balanced braces.
     """
-    text = text.strip().removesuffix(".").strip()
+    text = writing.tidied(text.strip().removesuffix("."))
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
         if wrapped and not inner.endswith("\\") and _balanced(inner):
-            text = inner.strip().removesuffix(".").strip()
+            text = writing.tidied(inner.strip().removesuffix("."))
     if text.count("$") == 1:  # an amount, written as people do
         text = re.sub(r"^([+-]?)\$(?=[0-9.])", r"\1", text)
     text = re.sub(r"\s*[\r\n]\s*", " ", text) if "\\begin{" in text else text  # matrices are written over lines

@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from ftis.rewards.writing import UNITS
+
 MAX_ANSWER_LENGTH = 512
-"""Characters; a longer answer is wrong, whatever it says."""
+"""Characters; a longer answer is right only where it is the expected one letter by letter."""
 
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(
     rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]*))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
-_SIGN = re.compile(r"([+-]?)\s*(?:\\?\$)?\s*([+-]?)\s*")
+_SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
+_AROUND = re.compile(
+    r"\*\*(?P<bold>.*)\*\*|\\boxed\{(?P<box>.*)\}|\$(?P<maths>[^$]*)\$|[A-Za-z]\s*=\s*(?P<named>[^=]*)"
+)
+"""What people put around a number without meaning another: bold type, a box, dollar signs, the name of what it is."""
+_BEHIND = re.compile(rf"(?<=[0-9.])\s*(?:\s(?:{UNITS})|\\text\{{\s*(?:{UNITS})\s*\}}|[€£¥])$")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 
 
@@ -36,7 +43,10 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = text.strip().replace("\N{MINUS SIGN}", "-").removesuffix(".").rstrip()
+    text = text.strip().replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    while found := _AROUND.fullmatch(text.removesuffix(".").rstrip()):
+        text = next(part for part in found.groups() if part is not None).strip()
+    text = _BEHIND.sub("", text.removesuffix(".").rstrip()).rstrip()
     text = text.removesuffix("%").removesuffix("\\").rstrip()
     signs = _SIGN.match(text)
     assert signs is not None  # every part of the pattern is optional
