@@ -112,6 +112,25 @@ def train(
 
 
 @app.command()
+def preflight(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
+    set_: Overrides = None,
+    arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
+) -> None:
+    """Sample a few groups per peer and say whether they would learn, what a round costs, and what to change."""
+    from ftis.lab import tables
+    from ftis.lab.preflight import preflight as look
+    from ftis.lab.progress import Display
+
+    loaded = _load(recipe, set_ or [])
+    display = Display(console)
+    with display.live():
+        soundings = look(loaded, arm, groups, display)
+    tables.print_soundings(soundings, loaded, console)
+
+
+@app.command()
 def experiment(
     recipe: Annotated[
         Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)

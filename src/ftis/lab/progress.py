@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ftis.lab.formatting import counted
 from ftis.lab.outlook import in_time
 from ftis.loop.events import (
     ArmBegun,
@@ -32,8 +34,8 @@ from ftis.metric_keys import by_peer
 class Display:
     """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self._clock = console, clock
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -45,6 +47,8 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
         self._notes: dict[str, dict[str, str]] = {}
+        self._first: dict[str, tuple[int, float]] = {}
+        self._unrewarded: dict[str, int] = {}
         self._jobs, self._left = (0, 0), ""
 
     @contextmanager
@@ -99,6 +103,8 @@ class Display:
         match event:
             case RoundEnded(metrics=metrics):
                 notes["reward"] = f"{metrics['reward']:.2f}"
+                self._line(self._round_line(name, metrics))
+                self._count_unrewarded(name, metrics)
                 gap = metrics.get("sampling/sampling_logp_difference/max")
                 if metrics.get("sampling/logp_recomputed") and "log-probs" not in notes:
                     notes["log-probs"] = "computed again"
@@ -113,6 +119,31 @@ class Display:
                 accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
                 self._line(f"{name}: round {event.step}  {accuracies}")
         self._advance(name, event.step, self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
+
+    def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
+        """A round in a line, with the time left by the rounds since the first that was seen."""
+        step, now = int(metrics["step"]), self._clock()
+        first, began = self._first.setdefault(name, (step, now))
+        total = self._rounds.get(name, step)
+        parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
+        if "frac_reward_zero_std" in metrics:
+            parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of groups with signal")
+        if "step_time" in metrics:
+            parts.append(f"{metrics['step_time']:.3g} s")
+        if first < step < total:
+            parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
+        return "  ".join(parts)
+
+    def _count_unrewarded(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Say after 1, 2, 4, 8 … rounds that no completion has earned anything yet."""
+        self._unrewarded[name] = self._unrewarded.get(name, 0) + 1 if metrics["reward"] == 0 else 0
+        rounds = self._unrewarded[name]
+        if rounds and rounds & (rounds - 1) == 0 and metrics.get("reward_std") == 0:
+            self.console.print(
+                f"{name}: no completion earned any reward in {counted(rounds, 'round')}, so nothing is learned: ftis "
+                f"preflight says why",
+                highlight=False,
+            )
 
     def _advance(self, name: str, step: int, total: int, note: str) -> None:
         if not self.console.is_terminal:

@@ -1,8 +1,8 @@
-"""What the terminal shows: a run's closing table, and a comparison of arms."""
+"""What the terminal shows: a run's closing table, a comparison of arms, and what a preflight found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ftis.lab.formatting import interval_text, number, p_text, seconds_text
+from ftis.config import Recipe
+from ftis.lab.estimate import in_bytes
+from ftis.lab.formatting import interval_text, number, p_text, seconds_text, visible
+from ftis.lab.outlook import in_time
+from ftis.lab.preflight import Sounding, advice
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
 
@@ -120,3 +124,55 @@ def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
         table.caption += "; by: final minus that of the arm beside it"
     table.caption_justify = "left"
     return table
+
+
+def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
+    """A row for each peer, some of its completions, and what to change."""
+    table = Table(title=f"{recipe.name}: before the first round", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("peer", no_wrap=True)
+    for heading in (
+        "completions",
+        "reward",
+        "format\nright",
+        "answer\nright",
+        "groups with\nsignal",
+        "tokens/s",
+        "s a\nround",
+        "peak\nmemory",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in soundings:
+        table.add_row(
+            one.peer,
+            str(one.completions),
+            f"{one.reward:.2f}",
+            "–" if one.formats is None else f"{one.formats / one.completions:.0%}",
+            "–" if one.answers is None else f"{one.answers / one.completions:.0%}",
+            f"{one.signal:.0%}",
+            f"{one.tokens_per_second:,.0f}",
+            seconds_text(one.seconds_per_round),
+            in_bytes(one.peak_bytes) if one.peak_bytes else "–",
+        )
+    console.print(table)
+    kept, rounds = recipe.training.save_total_limit, recipe.training.rounds
+    for one in soundings:
+        console.print(
+            f"{one.peer}: {kept} checkpoints of {in_bytes(one.checkpoint_bytes)}; offers {in_bytes(one.message_bytes)} "
+            f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting",
+            highlight=False,
+        )
+    for one in soundings:
+        for question, completion, reward in one.samples:
+            shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
+            console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
+    for one in soundings:
+        said = advice(one, recipe.reward)
+        learns = f"{one.peer}: {one.signal:.0%} of groups carry signal"
+        for line in said or [f"{learns}, so it learns from the first round"]:
+            console.print(f"{one.peer}: {line}" if said else line, highlight=False, markup=False)
+
+
+def shortened(text: str, most: int = 160) -> str:
+    """A text on one line, its invisible characters spelled out, cut in its middle."""
+    line = visible(text.replace("\n", "⏎"))
+    return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"

@@ -47,7 +47,7 @@ def format_and_answer(
         given = extract_answer(completion, think_tag, answer_tag, extract)
         well_formed = given is not None
         if format_weight is not None and given is None and extract == "tags":
-            given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
+            given = last_between_tags(completion, answer_tag)
         right = given is not None and answers_equal(given, expected, answer_kind)
         if format_weight is None:
             rewards.append(float(right))
@@ -85,10 +85,10 @@ def extract_answer(
     return tail.removesuffix(end_answer).strip() or None
 
 
-def _last_between(text: str, start: str, end: str) -> str | None:
-    """What stands between the last ``end`` and the ``start`` before it."""
-    before, found, _ = text.rpartition(end)
-    _, begun, inside = before.rpartition(start)
+def last_between_tags(completion: str, tag: str) -> str | None:
+    """What stands between the last closing ``tag`` and the opening one before it, whatever stands around them."""
+    before, found, _ = completion.rpartition(f"</{tag}>")
+    _, begun, inside = before.rpartition(f"<{tag}>")
     return inside.strip() or None if found and begun else None
 
 

@@ -1,0 +1,236 @@
+"""A few groups per peer before a run: whether it would learn, what a round costs, and what to change.
+
+Each peer is looked at in a process of its own, so that its peak memory is its own. It samples groups of training
+problems as in its first round, scores them, and takes a round's optimiser steps on them with rewards that alternate, so
+that a step is measured where no group carries signal too. Nothing of that is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ftis.codec import Message, encode
+from ftis.config import Recipe, RewardConfig
+from ftis.exchange import AloneExchange, Collected
+from ftis.lab.arms import arms_of, rollouts_per_round
+from ftis.lab.assembly import assemble
+from ftis.lab.prepare import check, prepare_models
+from ftis.lab.workers import Job, Stop, run_jobs
+from ftis.loop.events import Say
+from ftis.loop.files import write_json
+from ftis.measures import Heard
+from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.rewards import answers_equal, extract_answer, last_between_tags
+from ftis.rollouts import ScoredGroup, collate
+from ftis.schedule import assigned
+
+SHOWN = 3
+"""Completions that are shown of each peer."""
+ENOUGH = 0.25
+"""The share of groups with signal above which nothing is said about it."""
+
+
+@dataclass(frozen=True)
+class Sounding:
+    """What a few groups of one peer tell.
+
+    Attributes:
+        rewards: by group.
+        formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
+        unfinished: completions that reached the longest length.
+        tokens_per_second: sampled, one group after the other counted together.
+        seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart.
+        peak_bytes: of the process, or of the GPU.
+        checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
+        samples: (question, completion, reward).
+    """
+
+    peer: str
+    rewards: tuple[tuple[float, ...], ...]
+    formats: int | None
+    answers: int | None
+    unfinished: int
+    tokens_per_second: float
+    seconds_per_round: float
+    peak_bytes: int
+    checkpoint_bytes: int
+    message_bytes: int
+    samples: tuple[tuple[str, str, float], ...]
+
+    @property
+    def completions(self) -> int:
+        return sum(map(len, self.rewards))
+
+    @property
+    def reward(self) -> float:
+        return float(np.mean([reward for group in self.rewards for reward in group]))
+
+    @property
+    def signal(self) -> float:
+        """The share of groups whose rewards differ, so that they carry a gradient."""
+        return float(np.mean([len(set(group)) > 1 for group in self.rewards]))
+
+
+def advice(sounding: Sounding, reward: RewardConfig) -> list[str]:
+    """What to change where a peer would hardly learn; empty where it would."""
+    said = []
+    n = sounding.completions
+    if sounding.signal < ENOUGH:
+        if sounding.formats is not None and sounding.formats < n / 10:
+            other = "say in prompt.system_prompt what it is"
+            if reward.extract == "tags":
+                other = 'read the answer another way (reward.extract = "last_number" or "boxed")'
+            said.append(
+                f"the format is right in {sounding.formats} of {n} completions: show it in prompt.examples, begin it "
+                f"in prompt.prefill, or {other}"
+            )
+        elif sounding.reward > 0.9:
+            said.append("nearly all completions earn the reward already: give harder problems")
+        elif sounding.reward < 0.1:
+            said.append(
+                "hardly any completion earns the reward: give easier problems or prompt.examples, raise "
+                "sampling.num_generations, or take reward.format_weight to reward the format by itself"
+            )
+        else:
+            said.append("most groups agree on their rewards: raise sampling.num_generations")
+    if sounding.unfinished > n / 2:
+        said.append(
+            f"{sounding.unfinished} of {n} completions do not end: end them by sampling.stop, or raise "
+            f"sampling.max_completion_length"
+        )
+    return said
+
+
+def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
+    """Look at each peer of an arm (by default the first), one after the other.
+
+    Raises:
+        FtisError: the recipe cannot run, or a peer's process failed.
+    """
+    chosen = arms_of(recipe, (arm,) if arm else ())[0]
+    check([chosen])
+    stop = stop or threading.Event()
+    models = prepare_models([chosen], say, stop)
+    with tempfile.TemporaryDirectory() as place:
+        jobs = []
+        for swarm in chosen.swarms:
+            for peer in swarm.peers:
+                model = models.get(peer.model, peer.model)
+                arguments = (swarm, peer.name, model, groups, Path(place) / peer.name)
+                jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
+        run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
+        found = [Path(place) / name / "sounding.json" for name in chosen.peers]
+        return [_read(file) for file in found if file.exists()]
+
+
+def _read(file: Path) -> Sounding:
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["rewards"] = tuple(map(tuple, values["rewards"]))
+    values["samples"] = tuple(map(tuple, values["samples"]))
+    return Sounding(**values)
+
+
+def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
+    """Sound one peer and write what it tells to ``place``."""
+    place.mkdir(parents=True)
+    if swarm.threads:
+        torch.set_num_threads(swarm.threads)
+    write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place)))
+
+
+def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sounding:
+    """Sample, score, and take one round's steps.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        model: the model's place.
+        place: for what assembling a peer writes.
+    """
+    trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
+    peer = trainer.peer
+    items = sorted(assigned(swarm, len(peer.task.train), name, 0))[:groups]
+    watch = Stopwatch()
+    own = peer.sample_items(items, swarm.rollouts_per_group, 0, "preflight")
+    watch.lap("sample")
+    message = encode(Message(peer.header, tuple(own)), swarm.wire.format, swarm.wire.logp)
+    scored = [peer.admitter.score_group(group) for group in own]
+    rewards = tuple(group.rewards for group in scored)
+    update = _seconds_to_learn(peer, scored)
+    rollouts = [rollout for group in own for rollout in group.rollouts]
+    ends, stops = peer.policy.end_ids, peer.decoding.stop
+    texts = [text for group in scored for text in group.completions]
+    ended = [int(r.completion_ids[-1]) in ends or t.endswith(stops) for r, t in zip(rollouts, texts, strict=True)]
+    formats, answers = _right(swarm, peer, scored)
+    sampled, trained = rollouts_per_round(swarm)
+    sounding = Sounding(
+        peer=name,
+        rewards=rewards,
+        formats=formats,
+        answers=answers,
+        unfinished=ended.count(False),
+        tokens_per_second=sum(map(len, rollouts)) / watch.laps["sample"],
+        seconds_per_round=(watch.laps["sample"] * sampled + update * trained) / len(rollouts),
+        peak_bytes=peak_bytes(),
+        checkpoint_bytes=_checkpoint_bytes(peer),
+        message_bytes=len(message) * sampled // len(rollouts),
+        samples=tuple(
+            (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
+            for group in scored[:SHOWN]
+        ),
+    )
+    trainer.close()
+    return sounding
+
+
+def _seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
+    alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
+    batch = collate(alternating, peer.prompt_ids, peer.name)
+    watch = Stopwatch()
+    learn_from(peer, 0, batch, Heard(Collected({}), 0, ()), watch)
+    return watch.laps["logp"] + watch.laps["update"]
+
+
+def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
+    """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
+    reward, prompt = swarm.reward, swarm.prompt
+    if reward.function != RewardConfig().function:
+        return None, None
+    kind = peer.task.answer_kind if reward.answer == "auto" else reward.answer
+    formats = answers = 0
+    for group in scored:
+        expected = peer.task.train[group.group.item].answer
+        for text in group.completions:
+            whole = prompt.prefill + text
+            given = extract_answer(whole, prompt.think_tag, prompt.answer_tag, reward.extract)
+            formats += given is not None
+            given = given or last_between_tags(whole, prompt.answer_tag)
+            answers += given is not None and answers_equal(given, expected, kind)
+    return formats, answers
+
+
+def _checkpoint_bytes(peer: Peer) -> int:
+    """Weights, or an adapter's alone, and AdamW's two moments of what is trained, all in float32."""
+    trained = sum(p.numel() for p in peer.policy.trainable)
+    weights = trained if peer.config.train == "lora" else peer.policy.n_parameters
+    return int(4 * (weights + 2 * trained))
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has used: a GPU's where there is one, else its resident size; 0 if unknown."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

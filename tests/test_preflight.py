@@ -1,0 +1,193 @@
+"""A look before the first round: what it measures on a tiny model, and what it advises."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ftis
+from conftest import TinyModelDir
+from rich.console import Console
+
+from ftis.config import RewardConfig
+from ftis.lab.preflight import Sounding, advice, sound
+from ftis.lab.progress import Display
+from ftis.lab.recipes import parse
+from ftis.lab.tables import shortened
+from ftis.loop.events import ArmBegun, Place, RoundEnded
+from ftis.policy import Policy
+
+TAGS = RewardConfig()
+
+
+def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
+    values: dict[str, Any] = {
+        "peer": "a",
+        "rewards": tuple(map(tuple, rewards)),
+        "formats": None,
+        "answers": None,
+        "unfinished": 0,
+        "tokens_per_second": 100.0,
+        "seconds_per_round": 2.0,
+        "peak_bytes": 10**9,
+        "checkpoint_bytes": 10**6,
+        "message_bytes": 1000,
+        "samples": (),
+    }
+    return Sounding(**values | changes)
+
+
+NONE = [[0.0] * 4] * 4
+SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
+
+
+@pytest.mark.parametrize(
+    ("looked", "reward", "said"),
+    [
+        (sounding(SOME, formats=16), TAGS, []),
+        (sounding(SOME, formats=0), TAGS, []),
+        (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
+        (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
+        (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
+        (sounding(NONE, formats=16), TAGS, ["hardly any completion earns the reward: give easier problems"]),
+        (sounding(NONE), TAGS, ["hardly any completion earns the reward"]),
+        (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
+        (
+            sounding([[1.0] * 4, [0.0] * 4]),
+            TAGS,
+            ["most groups agree on their rewards: raise sampling.num_gen"],
+        ),
+        (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
+        (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
+    ],
+)
+def test_advice(looked: Sounding, reward: RewardConfig, said: list[str]) -> None:
+    found = advice(looked, reward)
+    assert len(found) == len(said)
+    assert all(part in line for part, line in zip(said, found, strict=True))
+
+
+def test_shares() -> None:
+    looked = sounding([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.5, 0.5]])
+    assert (looked.completions, looked.reward, looked.signal) == (8, 0.5, 0.25)
+
+
+def document(model: Path, **sections: Any) -> dict[str, Any]:
+    return {
+        "name": "look",
+        "threads": 1,
+        "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
+        "prompt": {"system_prompt": "", "template": "{question}="},
+        "sampling": {"num_generations": 4, "max_completion_length": 8},
+        "training": {"rounds": 5, "prompts_per_round": 8},
+        "peers": [
+            {"name": "a", "model": str(model), "learning_rate": 0.5},
+            {"name": "b", "model": str(model), "train": "lora", "lora_r": 2},
+        ],
+        **sections,
+    }
+
+
+def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    model = tiny_model_dir()
+    recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
+    looked = sound(recipe, "a", str(model), 3, tmp_path / "a")
+    assert [len(group) for group in looked.rewards] == [4, 4, 4]
+    assert looked.completions == 12
+    assert looked.formats is not None
+    assert looked.answers is not None
+    assert 0 <= looked.answers <= looked.formats <= 12
+    assert looked.answers == sum(map(sum, looked.rewards))
+    assert 0 <= looked.unfinished <= 12
+    assert looked.tokens_per_second > 0
+    assert looked.seconds_per_round > 0
+    assert looked.peak_bytes > 10**7
+    assert len(looked.samples) == 3
+    n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
+    assert looked.checkpoint_bytes == 12 * n_parameters
+    adapter = sound(recipe, "b", str(model), 1, tmp_path / "b")
+    assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
+    assert not list((tmp_path / "a").glob("checkpoint-*"))
+
+
+def test_what_a_reward_of_ones_own_means_is_not_guessed(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
+    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    assert (looked.formats, looked.answers) == (None, None)
+    assert looked.signal > 0
+
+
+def by_content(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    return [float(sum(ids)) for ids in completion_ids]
+
+
+@pytest.mark.slow
+def test_preflight_says_what_to_change(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model_dir()
+    (tmp_path / "recipe.toml").write_text(
+        f"""
+name = "look"
+threads = 1
+task = {{ name = "clock", validation_size = 2 }}
+prompt = {{ system_prompt = "", template = "{{question}}=" }}
+sampling = {{ num_generations = 4, max_completion_length = 6 }}
+training = {{ rounds = 5, prompts_per_round = 8 }}
+peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }}]
+""",
+        encoding="utf-8",
+    )
+    assert ftis("preflight", str(tmp_path / "recipe.toml"), "--groups", "2") == 0
+    said = capsys.readouterr().out
+    for peer in "ab":
+        assert f"{peer}: the format is right in 0 of 8 completions" in said
+        assert f"{peer}: 2 checkpoints of" in said
+        assert said.count(f"{peer}, reward 0:") == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_in_one_line() -> None:
+    assert shortened("a\nb\u202e") == "a⏎b⟨U+202E⟩"
+    assert shortened("x" * 300) == "x" * 80 + " … " + "x" * 80
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    display, place = Display(Console(file=out, width=200), clock), Place(arm="F-TIS", peer="a")
+    display(ArmBegun(("a",), 4, Place(arm="F-TIS")))
+    for step in range(1, 5):
+        clock.now += 30
+        row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
+        display(RoundEnded(row, place))
+    assert out.getvalue().splitlines()[1:] == [
+        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s",
+        "F-TIS/a: round 2 of 4  reward 0.25  50% of groups with signal  12.3 s  60 s left",
+        "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  12.3 s  30 s left",
+        "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s",
+    ]
+
+
+def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
+    out = io.StringIO()
+    display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
+    display(ArmBegun(("a",), 9, Place(arm="F-TIS")))
+    for step, reward in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.0], 1):
+        display(RoundEnded({"step": step, "reward": reward, "reward_std": reward}, place))
+    told = [line for line in out.getvalue().splitlines() if "no completion" in line]
+    assert [line.partition(" in ")[2].partition(",")[0] for line in told] == [
+        "one round",
+        "2 rounds",
+        "4 rounds",
+        "one round",
+    ]
+    assert told[0].endswith("so nothing is learned: ftis preflight says why")
