@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 import ftis
 from ftis import PeerConfig, Policy, Recipe, RewardConfig, supervised_step
 from ftis.engines.samplers import open_sampler
-from ftis.loop.evaluate import evaluate
+from ftis.loop.evaluate import evaluate, sample
 from ftis.prompts import Task
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
@@ -367,16 +367,10 @@ def print_headroom(dataset: str, scale: Scale, out: Path, console: Console) -> N
     decoding = Decoding(max_completion_length=recipe.sampling.max_completion_length)
     for peer in recipe.peers:
         policy = Policy.load(peer)
-        sampler, prompts = (
-            open_sampler("auto", policy),
-            [render_prompt(p, recipe.prompt, policy.tokenizer) for p in problems],
-        )
-        greedy = evaluate(policy, sampler, problems, prompts, score, decoding).accuracy
-        rewards = []
-        for problem, group in zip(problems, sampler(policy, prompts, HEADROOM_SAMPLES, decoding, 0, 0), strict=True):
-            ids = [rollout.completion_ids.tolist() for rollout in group]
-            rewards.append(score(problem, [policy.detokenize(row) for row in ids], ids))
-        mean, best = np.mean(rewards), np.mean(np.max(rewards, axis=1))
+        prompts = [render_prompt(p, recipe.prompt, policy.tokenizer) for p in problems]
+        asked = (policy, open_sampler("auto", policy), problems, prompts, score, decoding)
+        greedy, drawn = evaluate(*asked).accuracy, sample(*asked, HEADROOM_SAMPLES)
+        mean, best = drawn.mean_reward, drawn.pass_at(HEADROOM_SAMPLES)
         console.print(f"{dataset}, {peer.name}: greedy {greedy:.2f}, sampled {mean:.2f}, best of 12 {best:.2f}")
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import ftis
 from conftest import TinyPolicy
 
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, evaluate
+from ftis.engines.samplers import open_sampler
+from ftis.engines.stops import cut_at
+from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, Sampled, evaluate, sample
+from ftis.loop.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding
 
@@ -144,3 +149,50 @@ def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: s
     assert len(set(expected)) > 4
     assert answers(range(8), 1) == answers((7, 2, 5, 0, 1, 6, 3, 4), 3) == expected
     assert answers(range(8), 0, generate_sampler) == expected
+
+
+def test_pass_at_k_by_hand() -> None:
+    """Problem 1: 2 of 4 right, so two draws miss with chance C(2,2)/C(4,2) = 1/6. Problem 2: none right."""
+    drawn = Sampled(tuple(PROBLEMS[:2]), (("a",) * 4,) * 2, ((1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.0, 0.5)))
+    assert drawn.pass_at(1) == pytest.approx((0.5 + 0) / 2)
+    assert drawn.pass_at(2) == pytest.approx((5 / 6 + 0) / 2)
+    assert drawn.pass_at(4) == pytest.approx(0.5)
+    assert drawn.mean_reward == pytest.approx(3 / 8)
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"pass@{k} of 4 completions: k is 1 to 4"):
+            drawn.pass_at(k)
+
+
+def test_samples_are_drawn_as_the_recipe_says_and_cut_at_stop_strings(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("qwen2")
+    ids = [np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)]
+    decoding = Decoding(10, 0.7, stop=("a", "1", "<think>"))
+    drawn = sample(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding, 3, seed=5)
+    again = sample(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding, 3, seed=5)
+    assert drawn == again
+    assert [len(of) for of in drawn.completions] == [3, 3]
+    assert all(cut_at(decoding.stop, text) == text for of in drawn.completions for text in of)
+    assert drawn.rewards == tuple(tuple(float(len(text)) for text in of) for of in drawn.completions)
+    assert len({text for of in drawn.completions for text in of}) > 2
+
+
+def by_length(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    return tuple(float(len(text)) for text in completions)
+
+
+def test_a_task_or_a_recipe_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("eval", "starter:small") == 2
+    assert "name a task with --task, or a recipe with --recipe whose task it is" in capsys.readouterr().err
+    assert ftis("eval", "starter:small", "--task", "clock", "--set", "seed=1") == 2
+    assert "--set replaces keys of a recipe: name it with --recipe" in capsys.readouterr().err
+
+
+def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
+    out = tmp_path / "o.jsonl"
+    limits = ["--limit", "6", "--samples", "3", "--set", "sampling.temperature=0.5", "--output", str(out)]
+    assert ftis("eval", "starter:small", "--recipe", str(recipe), *limits) == 0
+    said = capsys.readouterr().out
+    assert "clock: greedy pass@1" in said
+    assert "of 3 samples at temperature 0.5" in said
+    assert [len(row["samples"]) for row in read_jsonl(out)] == [3] * 6

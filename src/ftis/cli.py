@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ftis.cli_groups import console, keys, models
-from ftis.config import FtisError, NetworkConfig, Recipe, TaskConfig, run_directory
-from ftis.lab.recipes import load, network_settings
+from ftis.cli_groups import Overrides, console, evaluate_model, keys, load_recipe, models
+from ftis.config import FtisError, NetworkConfig, Recipe, run_directory
+from ftis.lab.recipes import network_settings
 from ftis.loop.events import WarmUp
 
 app = typer.Typer(
@@ -32,11 +31,7 @@ app = typer.Typer(
 errors = Console(stderr=True, soft_wrap=True)
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
-]
+app.command("eval")(evaluate_model)
 
 
 def _print_version(wanted: bool) -> None:
@@ -69,12 +64,6 @@ def demo(
     train(_ready_made("demo"), overrides, dry_run=dry_run, resume=True)
 
 
-def _load(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe, with its own directory on the path for the functions that it names."""
-    sys.path.append(str(recipe.parent.resolve()))
-    return load(recipe, overrides)
-
-
 def _ready_made(name: str) -> Path:
     """A recipe that comes with ftis: in the installed package, or in the clone that an editable install runs from."""
     places = (Path(__file__).parents[0], Path(__file__).parents[2])
@@ -96,7 +85,7 @@ def train(
     from ftis.lab.progress import Display
     from ftis.lab.runs import run
 
-    loaded = _load(recipe, set_ or [])
+    loaded = load_recipe(recipe, set_ or [])
     if dry_run:
         _print_plan(loaded)
         return
@@ -123,7 +112,7 @@ def preflight(
     from ftis.lab.preflight import preflight as look
     from ftis.lab.progress import Display
 
-    loaded = _load(recipe, set_ or [])
+    loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
     with display.live():
         soundings = look(loaded, arm, groups, display)
@@ -146,7 +135,7 @@ def experiment(
     from ftis.lab.progress import Display
     from ftis.lab.workers import cores
 
-    loaded, at_a_time = _load(recipe, set_ or []), jobs or cores()
+    loaded, at_a_time = load_recipe(recipe, set_ or []), jobs or cores()
     if dry_run:
         _print_plan(loaded)
     for line in experiments.plan(loaded, range(seeds), at_a_time):
@@ -208,7 +197,7 @@ def join(
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
     overrides += _network_overrides(connect, listen, tls)
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
-    loaded = _load(recipe, [*overrides, *(set_ or [])])
+    loaded = load_recipe(recipe, [*overrides, *(set_ or [])])
     stop = threading.Event()
     display = Display(console)
     with display.live(), stopping_on_signals(stop, display):
@@ -355,46 +344,6 @@ def probe_bias(
     probe.write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
     console.print(probe.table(result))
     console.print(f"written to {path}")
-
-
-@app.command("eval")
-def evaluate_model(
-    model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
-    ],
-    task: Annotated[str, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>.")],
-    path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Take prompt, tags, reward and sampling from this recipe.")
-    ] = None,
-    max_completion_length: Annotated[int | None, typer.Option(min=1)] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of a procedural task.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
-) -> None:
-    """Greedy pass@1 of one model on a task's validation problems."""
-    import tomllib
-
-    from ftis.lab import assembly
-    from ftis.loop.files import write_jsonl
-
-    try:
-        options = tomllib.loads("\n".join(option or []))
-    except tomllib.TOMLDecodeError as error:
-        raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
-    config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
-    with console.status("answering the task's validation problems"):
-        result = assembly.evaluate_model(model, config, _load(recipe) if recipe else None, max_completion_length)
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(output, [vars(problem) for problem in result.problems])
-    right = sum(p.reward for p in result.problems)
-    console.print(
-        f"{task}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(result.problems)}), "
-        f"mean length {result.mean_length:.1f} tokens"
-    )
 
 
 @app.command("starters")

@@ -1,15 +1,31 @@
-"""The groups of commands ``ftis keys …`` and ``ftis models …``, and the console that all commands print to."""
+"""The commands ``ftis keys …``, ``ftis models …`` and ``ftis eval``, and what all commands share."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ftis.config import PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
+from ftis.lab.recipes import load
+
 console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
+]
+
+
+def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe, with its own directory on the path for the functions that it names."""
+    sys.path.append(str(recipe.parent.resolve()))
+    return load(recipe, overrides)
+
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
 Directory = Annotated[Path, typer.Option("--directory", "-d", help="The directory of the files.")]
@@ -76,3 +92,73 @@ def list_models() -> None:
 
     for name, model in pretrained.MODELS.items():
         console.print(f"{name}: {model.hub} (licence {model.licence})", highlight=False)
+
+
+def evaluate_model(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
+    ],
+    task: Annotated[
+        str | None, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>; default: the recipe's.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")
+    ] = None,
+    set_: Overrides = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Also sample so many completions of each problem: pass@k and mean reward.")
+    ] = 0,
+    max_completion_length: Annotated[int | None, typer.Option(min=1)] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of a procedural task.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
+) -> None:
+    """Greedy pass@1 of one model on a task's validation problems, and pass@k of sampled completions."""
+    import tomllib
+
+    from ftis.lab.assembly import examine
+    from ftis.loop.files import write_jsonl
+
+    try:
+        options = tomllib.loads("\n".join(option or []))
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
+    loaded = load_recipe(recipe, set_ or []) if recipe else None
+    if task is None and loaded is None:
+        raise typer.BadParameter("name a task with --task, or a recipe with --recipe whose task it is")
+    if set_ and loaded is None:
+        raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
+    if task is not None:
+        config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
+    else:
+        assert loaded is not None
+        given = {"path": path, "validation_size": limit, "options": options or None}
+        config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
+    prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
+    sampling = loaded.sampling if loaded else SamplingConfig()
+    if max_completion_length:
+        sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
+    with console.status("answering the task's validation problems"):
+        examinee = examine(model, config, prompt, reward, sampling)
+        result = examinee.greedy()
+    right = sum(p.reward for p in result.problems)
+    console.print(
+        f"{config.name}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(result.problems)}), "
+        f"mean length {result.mean_length:.1f} tokens"
+    )
+    rows = [vars(problem) for problem in result.problems]
+    if samples:
+        with console.status(f"sampling {samples} completions of each"):
+            drawn = examinee.sampled(samples)
+        console.print(
+            f"{config.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} of "
+            f"{samples} samples at temperature {sampling.temperature:g}"
+        )
+        for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
+            row |= {"samples": completions, "sample_rewards": rewards}
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(output, rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ftis.admission import Admitter, Terms
+from ftis.admission import Admitter, Score, Terms
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
@@ -19,14 +19,15 @@ from ftis.exchange import Exchange
 from ftis.lab import starters
 from ftis.lab.local import Delayed
 from ftis.loop import checkpoint
-from ftis.loop.evaluate import Evaluation, evaluate
+from ftis.loop.evaluate import Evaluation, Sampled, evaluate, sample
 from ftis.loop.records import Records
 from ftis.loop.train import Split, Trainer
 from ftis.objectives import resolve
 from ftis.peer import Cursor, Peer
 from ftis.policy import Policy
 from ftis.rewards.scoring import load_scorer
-from ftis.sampling import Decoding
+from ftis.rollouts import Ints, Prompt
+from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, seed_of
 from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import selections_of
@@ -134,23 +135,47 @@ def assemble(
     return Trainer(peer, Split.of(task, ood, scores), records)
 
 
-def evaluate_model(
-    model: str, task: TaskConfig, recipe: Recipe | None = None, max_completion_length: int | None = None
-) -> Evaluation:
-    """Greedy pass@1 of one model on a task's validation problems.
+@dataclass(frozen=True)
+class Examinee:
+    """A model, ready to answer the validation problems of a task as a recipe says."""
+
+    policy: Policy
+    sampler: Sampler
+    problems: Sequence[Prompt]
+    prompt_ids: Sequence[Ints]
+    score: Score
+    sampling: SamplingConfig
+
+    def greedy(self) -> Evaluation:
+        """Greedy pass@1."""
+        asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
+        return evaluate(*asked, Decoding.of(self.sampling), self.sampling.batch_size)
+
+    def sampled(self, samples: int, seed: int = 0) -> Sampled:
+        """``samples`` completions of each problem at the recipe's temperature."""
+        asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
+        return sample(*asked, Decoding.of(self.sampling), samples, seed, self.sampling.batch_size)
+
+
+def examine(
+    model: str, task: TaskConfig, prompt: PromptConfig, reward: RewardConfig, sampling: SamplingConfig
+) -> Examinee:
+    """A model and a task's validation problems.
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
-        recipe: gives prompt, reward and completion length; None: a recipe's defaults.
-        max_completion_length: replaces the recipe's.
+
+    Raises:
+        FtisError: the model or the task cannot be loaded.
     """
     loaded = load_task(task)
-    prompt, reward = (recipe.prompt, recipe.reward) if recipe else (PromptConfig(), RewardConfig())
-    decoding = Decoding.of(recipe.sampling if recipe else SamplingConfig())
-    if max_completion_length:
-        decoding = replace(decoding, max_completion_length=max_completion_length)
     source = str(starters.make(model)) if starters.is_starter(model) else model
     policy = Policy.load(PeerConfig(name="model", model=source))
-    prompt_ids = [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation]
-    score = load_scorer(reward, prompt, loaded.answer_kind)
-    return evaluate(policy, open_sampler("auto", policy), loaded.validation, prompt_ids, score, decoding)
+    return Examinee(
+        policy,
+        open_sampler(sampling.sampler, policy),
+        loaded.validation,
+        [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation],
+        load_scorer(reward, prompt, loaded.answer_kind),
+        sampling,
+    )

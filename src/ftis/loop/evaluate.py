@@ -1,7 +1,8 @@
-"""Greedy pass@1: one deterministic completion per problem, scored by the task's reward."""
+"""Greedy pass@1, one deterministic completion per problem; and pass@k and mean reward of several sampled ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,59 @@ class Evaluation:
     @property
     def mean_length(self) -> float:
         return sum(p.length for p in self.problems) / len(self.problems)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Several completions of each problem, drawn as in training.
+
+    Attributes:
+        completions, rewards: by problem.
+    """
+
+    problems: tuple[Prompt, ...]
+    completions: tuple[tuple[str, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]
+
+    @property
+    def mean_reward(self) -> float:
+        """Of all completions; for rewards 0 and 1 an estimate of pass@1."""
+        return sum(map(sum, self.rewards)) / sum(map(len, self.rewards))
+
+    def pass_at(self, k: int) -> float:
+        """The chance that one of k completions earns a reward of at least 1: the mean of 1 − C(n − c, k) / C(n, k).
+
+        n counts a problem's completions, c those that earn it. Unbiased for k ≤ n (Chen et al. 2021, "Evaluating large
+        language models trained on code").
+        """
+        missed = []
+        for rewards in self.rewards:
+            n, c = len(rewards), sum(reward >= 1 for reward in rewards)
+            if not 1 <= k <= n:
+                raise ValueError(f"pass@{k} of {n} completions: k is 1 to {n}")
+            missed.append(math.comb(n - c, k) / math.comb(n, k))
+        return 1 - sum(missed) / len(missed)
+
+
+def sample(
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[Prompt],
+    prompt_ids: Sequence[Ints],
+    score: Score,
+    decoding: Decoding,
+    samples: int,
+    seed: int = 0,
+    batch_size: int = 0,
+) -> Sampled:
+    """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
+    groups = sampler(policy, prompt_ids, samples, decoding, seed, batch_size or max(EVAL_BATCH, samples))
+    completions, rewards = [], []
+    for problem, group in zip(problems, groups, strict=True):
+        ids = [rollout.completion_ids.tolist() for rollout in group]
+        completions.append(tuple(cut_at(decoding.stop, policy.detokenize(row)) for row in ids))
+        rewards.append(tuple(score(problem, completions[-1], ids)))
+    return Sampled(tuple(problems), tuple(completions), tuple(rewards))
 
 
 def evaluate(
