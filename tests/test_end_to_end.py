@@ -26,6 +26,8 @@ from watched import Watched
 
 from ftis.lab import starters
 from ftis.loop.files import read_jsonl
+from ftis.loop.records import read_rollouts
+from ftis.metric_keys import peer_key
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -473,6 +475,31 @@ def test_peers_with_different_tokenizers_are_refused(
     tokenizer.save_pretrained(tmp_path / "other")
     assert ftis("train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'other'}") == 1
     assert "tokenizers differ" in capsys.readouterr().err
+
+
+def test_peers_that_end_completions_by_different_tokens(
+    workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a base and an instruct model do. They are refused, unless both ends end every completion."""
+    tokenizer = AutoTokenizer.from_pretrained(models["b"])
+    tokenizer.eos_token = "7"
+    AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    command = ["train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'base'}", "--set", "processes=inline"]
+    assert ftis(*command) == 1
+    said = capsys.readouterr().err
+    assert "end completions by different tokens (a: <eos>, b: 7)" in said
+    assert 'set sampling.end_tokens = ["7", "<eos>"]' in said
+    assert ftis(*command, "--set", 'sampling.end_tokens=["7","<eos>"]') == 0
+    seven = tokenizer.convert_tokens_to_ids("7")
+    for name, other in (("a", "b"), ("b", "a")):
+        directory = run_of(workplace) / "F-TIS" / name
+        rows = [row for round in range(4) for row in read_rollouts(directory, round)]
+        assert {row["source"] for row in rows} == {name, other}
+        assert any(row["completion_ids"][-1] == seven for row in rows)
+        assert not any(seven in row["completion_ids"][:-1] for row in rows)
+        for metrics in read_jsonl(directory / "metrics.jsonl"):
+            assert metrics[peer_key(other, "rejected")] == 0
 
 
 def test_a_dry_run_trains_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

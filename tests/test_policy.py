@@ -608,6 +608,27 @@ def test_fingerprints_are_equal_where_ids_mean_the_same(tiny_tokenizer: Any, tin
     assert tokenizer_fingerprint(tiny_tokenizer(chat_template=True)) == fingerprint
 
 
+def test_fingerprints_differ_where_completions_end_elsewhere(tiny_tokenizer: Any) -> None:
+    """Unless the recipe names the ends of both."""
+    base, instruct = tiny_tokenizer(), tiny_tokenizer()
+    base.eos_token = "<unk>"
+    assert tokenizer_fingerprint(base) != tokenizer_fingerprint(instruct)
+    both = ("<eos>", "<unk>")
+    assert tokenizer_fingerprint(base, both) == tokenizer_fingerprint(instruct, both[::-1])
+    assert tokenizer_fingerprint(base, both[:1]) == tokenizer_fingerprint(instruct, both)
+    assert tokenizer_fingerprint(instruct, both[:1]) == tokenizer_fingerprint(instruct)
+
+
+def test_further_tokens_end_completions(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    policy.end_at(("<think>", "7"))
+    vocabulary = policy.tokenizer.get_vocab()
+    assert policy.end_ids == {2, vocabulary["<think>"], vocabulary["7"]}
+    with pytest.raises(ModelError) as caught:
+        policy.end_at(("7", "<|im_end|>"))
+    assert_one_line(caught, "peer 'tiny'", "sampling.end_tokens names '<|im_end|>'", "write it as its tokenizer does")
+
+
 def test_fingerprints_differ_where_ids_do(tiny_tokenizer: Any) -> None:
     one_more = tiny_tokenizer()
     one_more.add_tokens(["zebra"])

@@ -123,6 +123,9 @@ class SamplingConfig(_Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     """A completion ends with the token that completes one of these strings. What that token adds is not read."""
+    end_tokens: Strings = ()
+    """Tokens that end a completion for every peer, beside its tokenizer's own: for a base and an instruct model of one
+    family, the ends of both."""
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0

@@ -170,6 +170,20 @@ class Policy:
             return cls(load_model(source), tokenizer, config, adapter=checkpoint)
         return cls(load_model(str(checkpoint)), tokenizer, config)
 
+    def end_at(self, tokens: Sequence[str]) -> None:
+        """Let these tokens end completions too.
+
+        Raises:
+            ModelError: the tokenizer has no such token.
+        """
+        vocabulary = self.tokenizer.get_vocab()
+        if unknown := [token for token in tokens if token not in vocabulary]:
+            raise ModelError(
+                f"peer {self.config.name!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of "
+                f"{self.config.model}: write it as its tokenizer does"
+            )
+        self.end_ids |= {vocabulary[token] for token in tokens}
+
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """A context in which the model's arithmetic runs in the compute dtype."""

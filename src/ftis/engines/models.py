@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -136,10 +136,16 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """32 hex digits of the SHA-256 of the map token → id: equal exactly where equal ids mean the same text."""
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(vocabulary.encode()).hexdigest()[:32]
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collection[str] = ()) -> str:
+    """32 hex digits of the SHA-256 of the map token → id and of the tokens that end a completion.
+
+    Equal exactly where equal ids mean the same text and the same ends.
+
+    Args:
+        end_tokens: of the recipe, beside the tokenizer's own.
+    """
+    facts = [sorted(tokenizer.get_vocab().items()), sorted({str(tokenizer.eos_token), *end_tokens})]
+    return hashlib.sha256(json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def first_line(error: Exception) -> str:

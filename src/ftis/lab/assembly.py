@@ -92,7 +92,10 @@ def assemble(
     for selection in selections:
         if selection.name in states:
             selection.restore(states[selection.name])
-    fingerprint = tokenizer_fingerprint(policy.tokenizer)
+    policy.end_at(recipe.sampling.end_tokens)
+    vocabulary = policy.tokenizer.get_vocab()
+    ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *recipe.sampling.end_tokens))
+    fingerprint = tokenizer_fingerprint(policy.tokenizer, recipe.sampling.end_tokens)
     run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
     sampling, network = recipe.sampling, recipe.network
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
@@ -109,7 +112,7 @@ def assemble(
                 tokenizer=fingerprint,
                 temperature=sampling.temperature,
                 vocab_size=policy.vocab_size,
-                end_ids=frozenset({policy.tokenizer.eos_token_id}),
+                end_ids=ends,
                 group_size=recipe.rollouts_per_group,
                 max_completion_length=sampling.max_completion_length,
                 stop=sampling.stop,
@@ -171,6 +174,7 @@ def examine(
     loaded = load_task(task)
     source = str(starters.make(model)) if starters.is_starter(model) else model
     policy = Policy.load(PeerConfig(name="model", model=source))
+    policy.end_at(sampling.end_tokens)
     return Examinee(
         policy,
         open_sampler(sampling.sampler, policy),

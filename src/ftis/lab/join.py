@@ -198,7 +198,7 @@ def _network(
         peer.recipe,
         peer.config.name,
         run=run_id(facts),
-        facts={**facts, "tokenizer": tokenizer_fingerprint(peer.policy.tokenizer)},
+        facts={**facts, "tokenizer": tokenizer_fingerprint(peer.policy.tokenizer, peer.recipe.sampling.end_tokens)},
         key=key,
         roster=roster,
         max_bytes=limits.max_bytes,

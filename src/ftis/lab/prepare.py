@@ -82,13 +82,23 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
 
 
 def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
-    """Peers that exchange token ids must mean the same by them."""
+    """Peers that exchange token ids must mean the same by them, and end completions by the same tokens."""
+    end_tokens = arm.recipe.sampling.end_tokens
     for swarm in arm.swarms:
         tokenizers = {p.name: load_tokenizer(models.get(p.model, p.model)) for p in swarm.peers}
-        fingerprints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}
-        if len(set(fingerprints.values())) > 1:
-            by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in fingerprints.items())
+        vocabularies = [tokenizer.get_vocab() for tokenizer in tokenizers.values()]
+        if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
+            prints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}
+            by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in prints.items())
             raise RunError(
                 f"arm {arm.name!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
                 f"take models of one family"
+            )
+        ends = {name: {str(tokenizer.eos_token), *end_tokens} for name, tokenizer in tokenizers.items()}
+        if len(set(map(frozenset, ends.values()))) > 1:
+            by_peer = ", ".join(f"{name}: {tokenizer.eos_token}" for name, tokenizer in tokenizers.items())
+            every = ", ".join(f'"{token}"' for token in sorted(set().union(*ends.values())))
+            raise RunError(
+                f"arm {arm.name!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
+                f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
             )

@@ -37,6 +37,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "max_completion_length": recipe.sampling.max_completion_length,
         "temperature": recipe.sampling.temperature,
         "stop": recipe.sampling.stop,
+        "end_tokens": sorted(recipe.sampling.end_tokens),
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
     }
