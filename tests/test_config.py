@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, run_directory
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
-from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.facts import agreement, mismatch, run_id
 
 TEXT = """
 name = "pair"
@@ -606,3 +607,20 @@ def test_a_limit_of_foreign_rollouts_holds_a_whole_group() -> None:
     message = refusal(document(training__max_foreign_rollouts=11))
     assert "training.max_foreign_rollouts = 11 is less than one group of 12: take that or more, or 0" in message
     assert parse(document(training__max_foreign_rollouts=6, training__mode="horizontal"))
+
+
+def test_what_peers_compare_is_the_same_after_the_wire() -> None:
+    """Facts travel as JSON: tuples would come back as lists, and every peer would mean another run."""
+    recipe = parse(
+        {
+            "name": "a",
+            "task": {"name": "clock"},
+            "prompt": {"examples": [{"question": "1+1", "completion": "2"}]},
+            "sampling": {"stop": ["\n"], "end_tokens": ["<eos>"], "num_generations": 2},
+            "training": {"prompts_per_round": 2},
+            "peers": [{"name": "a", "model": "none"}],
+        },
+        where="test",
+    )
+    facts = agreement(recipe, "t", 1)
+    assert mismatch("a", "a", facts, json.loads(json.dumps(facts))) is None

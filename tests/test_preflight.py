@@ -12,7 +12,7 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.config import RewardConfig
-from ftis.lab.preflight import Sounding, advice, sound
+from ftis.lab.preflight import Sounding, advice, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import shortened
@@ -154,6 +154,22 @@ def test_a_text_in_one_line() -> None:
     assert shortened("x" * 300) == "x" * 80 + " … " + "x" * 80
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "wanted", "seconds"),
+    [
+        ((8, 3.0), (16, 5.0), 96, 25.0),  # 1 + n / 4
+        ((8, 2.0), (16, 2.0), 96, 2.0),  # a fixed cost
+        ((8, 2.5), (16, 2.0), 96, 2.0),  # never less for more
+        ((8, 1.0), (16, 4.0), 96, 24.0),  # a start below 0: in proportion
+        ((4, 1.0), (4, 1.0), 96, 24.0),  # one measurement
+    ],
+)
+def test_seconds_by_a_line_through_two_measurements(
+    few: tuple[int, float], many: tuple[int, float], wanted: int, seconds: float
+) -> None:
+    assert extrapolated(*few, *many, wanted) == pytest.approx(seconds)
+
+
 class Clock:
     now = 0.0
 
@@ -180,7 +196,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
 def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
     out = io.StringIO()
     display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a",), 9, Place(arm="F-TIS")))
+    display(ArmBegun(("a", "b"), 9, Place(arm="F-TIS")))
     for step, reward in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.0], 1):
         display(RoundEnded({"step": step, "reward": reward, "reward_std": reward}, place))
     told = [line for line in out.getvalue().splitlines() if "no completion" in line]
@@ -190,4 +206,9 @@ def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
         "4 rounds",
         "one round",
     ]
+    out.truncate(0)
+    for step, spread in enumerate([0.4, 0.4, 0.4, 0.0], 1):  # others' rollouts carry signal, or rewards cancel out
+        display(RoundEnded({"step": step, "reward": 0.0, "reward_std": spread}, Place(arm="F-TIS", peer="b")))
+    assert "in one round" in out.getvalue()
+    assert "in 4 rounds" not in out.getvalue()
     assert told[0].endswith("so nothing is learned: ftis preflight says why")

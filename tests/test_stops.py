@@ -8,14 +8,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from admissions import admitter, group, message, only
-from conftest import TinyPolicy
+from conftest import TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis.admission import Reason
+from ftis.config import RecipeError
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.engines.samplers import open_sampler
+from ftis.engines.samplers import check_stop, open_sampler
 from ftis.engines.stops import Stopping, StopStrings, cut_at, stopped_at
 from ftis.loop.evaluate import evaluate
 from ftis.policy import Policy
@@ -161,6 +162,22 @@ def test_a_sampler_that_knows_of_no_stop_strings_is_cut(policy: Policy) -> None:
 def test_every_sampler_that_a_recipe_names_stops(name: str, policy: Policy) -> None:
     for rollout in flat(open_sampler(name, policy)(policy, PROMPTS, 2, Decoding(12, stop=STOP), 1)):
         assert not any(s in policy.detokenize(rollout.completion_ids[:-1].tolist()) for s in STOP)
+
+
+def test_padding_behind_an_end_is_not_read(policy: Policy) -> None:
+    """Where the padding is an ordinary token, it could complete a stop string that nobody sampled."""
+    vocabulary = policy.tokenizer.get_vocab()
+    policy.end_ids = frozenset({vocabulary["a"], vocabulary["="]})
+    padding = policy.detokenize([min(policy.end_ids)])
+    for rollout in flat(generate_sampler(policy, PROMPTS, 4, Decoding(16, stop=(2 * padding,)), 3)):
+        assert not policy.end_ids & set(rollout.completion_ids[:-1].tolist())
+
+
+def test_a_stop_string_that_text_never_holds_is_refused(policy: Policy) -> None:
+    check_stop(("a", "</answer>"), policy)
+    with pytest.raises(RecipeError) as caught:
+        check_stop(("a", "x<eos>"), policy)
+    assert_one_line(caught, "'x<eos>' holds '<eos>', a special token", "put it in sampling.end_tokens")
 
 
 def test_what_the_last_token_adds_behind_a_stop_string_is_not_read(policy: Policy) -> None:

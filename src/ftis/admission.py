@@ -4,7 +4,7 @@ Nothing that a peer says is believed. Each statement of a message is checked aga
 the reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects the message. A
 fault of a group rejects that group whole, since its advantages need all of its rollouts, and leaves the others. Nothing
 that a peer sends raises an exception. Detokenising and scoring, the costly part, happens at most once for each group
-that is assigned to a peer, however much it sends.
+that is assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
 The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops each
 attack, and what no message shows: log-probabilities that are possible but wrong, completions that earn the reward and
@@ -225,6 +225,7 @@ class Admitter:
             fault = fault or self._rollouts_fault(group)
             if fault is None and time.monotonic() > give_up:
                 fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
+            fault = fault or self._stop_fault(group)
             if fault:
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
             else:
@@ -304,13 +305,16 @@ class Admitter:
         if ends.any():
             at = int(ends.argmax())
             return Reason.TOKENS_AFTER_END, f"{place(at)}: id {int(ids[at])} ends the completion, more follows"
-        for row, rollout in enumerate(group.rollouts if terms.stop else ()):
-            if self._detokenize(rollout.completion_ids[:-1].tolist()).endswith(terms.stop):
-                return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         wrong = ~((logp <= 0) & (logp >= MIN_LOGP))  # true of NaN as well
         if wrong.any():
             at = int(wrong.argmax())
             return Reason.BAD_LOGP, f"{place(at)}: log-probability {float(logp[at])} is not in [{MIN_LOGP:g}, 0]"
+        return None
+
+    def _stop_fault(self, group: Group) -> tuple[Reason, str] | None:
+        for row, rollout in enumerate(group.rollouts if self.terms.stop else ()):
+            if self._detokenize(rollout.completion_ids[:-1].tolist()).endswith(self.terms.stop):
+                return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         return None
 
     def _forget_before(self, oldest: int) -> None:

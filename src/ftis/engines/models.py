@@ -139,7 +139,7 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collection[str] = ()) -> str:
     """32 hex digits of the SHA-256 of the map token → id and of the tokens that end a completion.
 
-    Equal exactly where equal ids mean the same text and the same ends.
+    Equal exactly where equal ids mean the same text, special tokens apart, and the same ends.
 
     Args:
         end_tokens: of the recipe, beside the tokenizer's own.

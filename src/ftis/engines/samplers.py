@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
 from ftis.policy import ModelError, Policy
 from ftis.sampling import Sampler
 from ftis.seams import SAMPLERS, look_up
+
+
+def check_stop(stop: Sequence[str], policy: Policy) -> None:
+    """Refuse stop strings that text never holds, since special tokens are left out of it.
+
+    Raises:
+        RecipeError: a stop string holds a special token.
+    """
+    for token in policy.tokenizer.all_special_tokens:
+        if found := [s for s in stop if str(token) in s]:
+            raise RecipeError(
+                f"sampling.stop: {found[0]!r} holds {str(token)!r}, a special token of {policy.config.model} that text "
+                f"leaves out: put it in sampling.end_tokens"
+            )
 
 
 def open_sampler(name: str, policy: Policy) -> Sampler:

@@ -13,7 +13,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
-from ftis.engines.samplers import open_sampler
+from ftis.engines.samplers import check_stop, open_sampler
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
 from ftis.lab import starters
@@ -93,6 +93,7 @@ def assemble(
         if selection.name in states:
             selection.restore(states[selection.name])
     policy.end_at(recipe.sampling.end_tokens)
+    check_stop(recipe.sampling.stop, policy)
     vocabulary = policy.tokenizer.get_vocab()
     ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *recipe.sampling.end_tokens))
     fingerprint = tokenizer_fingerprint(policy.tokenizer, recipe.sampling.end_tokens)
@@ -175,6 +176,7 @@ def examine(
     source = str(starters.make(model)) if starters.is_starter(model) else model
     policy = Policy.load(PeerConfig(name="model", model=source))
     policy.end_at(sampling.end_tokens)
+    check_stop(sampling.stop, policy)
     return Examinee(
         policy,
         open_sampler(sampling.sampler, policy),

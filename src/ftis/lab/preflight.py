@@ -24,13 +24,13 @@ from ftis.exchange import AloneExchange, Collected
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.prepare import check, prepare_models
-from ftis.lab.workers import Job, Stop, run_jobs
+from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say
 from ftis.loop.files import write_json
 from ftis.measures import Heard
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.rewards import answers_equal, extract_answer, last_between_tags
-from ftis.rollouts import ScoredGroup, collate
+from ftis.rewards import graded
+from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
 
 SHOWN = 3
@@ -48,8 +48,9 @@ class Sounding:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         tokens_per_second: sampled, one group after the other counted together.
-        seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart.
-        peak_bytes: of the process, or of the GPU.
+        seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart, by a line through half
+            of the groups and all of them.
+        peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
     """
@@ -97,8 +98,8 @@ def advice(sounding: Sounding, reward: RewardConfig) -> list[str]:
             said.append("nearly all completions earn the reward already: give harder problems")
         elif sounding.reward < 0.1:
             said.append(
-                "hardly any completion earns the reward: give easier problems or prompt.examples, raise "
-                "sampling.num_generations, or take reward.format_weight to reward the format by itself"
+                "hardly any completion earns the reward: give easier problems or prompt.examples, or raise "
+                "sampling.num_generations"
             )
         else:
             said.append("most groups agree on their rewards: raise sampling.num_generations")
@@ -142,8 +143,7 @@ def _read(file: Path) -> Sounding:
 def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
     """Sound one peer and write what it tells to ``place``."""
     place.mkdir(parents=True)
-    if swarm.threads:
-        torch.set_num_threads(swarm.threads)
+    torch.set_num_threads(swarm.threads or max(1, cores() // len(swarm.peers)))
     write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place)))
 
 
@@ -158,13 +158,11 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
     trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
     peer = trainer.peer
     items = sorted(assigned(swarm, len(peer.task.train), name, 0))[:groups]
-    watch = Stopwatch()
-    own = peer.sample_items(items, swarm.rollouts_per_group, 0, "preflight")
-    watch.lap("sample")
+    timed(peer, items[:1])  # the first calls of a process take longer
+    few = timed(peer, items[: max(1, len(items) // 2)])
+    many = timed(peer, items)
+    own, scored = many.own, many.scored
     message = encode(Message(peer.header, tuple(own)), swarm.wire.format, swarm.wire.logp)
-    scored = [peer.admitter.score_group(group) for group in own]
-    rewards = tuple(group.rewards for group in scored)
-    update = _seconds_to_learn(peer, scored)
     rollouts = [rollout for group in own for rollout in group.rollouts]
     ends, stops = peer.policy.end_ids, peer.decoding.stop
     texts = [text for group in scored for text in group.completions]
@@ -173,12 +171,13 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
     sampled, trained = rollouts_per_round(swarm)
     sounding = Sounding(
         peer=name,
-        rewards=rewards,
+        rewards=tuple(group.rewards for group in scored),
         formats=formats,
         answers=answers,
         unfinished=ended.count(False),
-        tokens_per_second=sum(map(len, rollouts)) / watch.laps["sample"],
-        seconds_per_round=(watch.laps["sample"] * sampled + update * trained) / len(rollouts),
+        tokens_per_second=sum(map(len, rollouts)) / many.sampling,
+        seconds_per_round=extrapolated(few.rollouts, few.sampling, many.rollouts, many.sampling, sampled)
+        + extrapolated(few.rollouts, few.learning, many.rollouts, many.learning, trained),
         peak_bytes=peak_bytes(),
         checkpoint_bytes=_checkpoint_bytes(peer),
         message_bytes=len(message) * sampled // len(rollouts),
@@ -191,12 +190,40 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
     return sounding
 
 
-def _seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
+@dataclass(frozen=True)
+class Timed:
+    """Some groups, sampled and learned from, with the seconds of both."""
+
+    own: Sequence[Group]
+    scored: Sequence[ScoredGroup]
+    sampling: float
+    learning: float
+
+    @property
+    def rollouts(self) -> int:
+        return sum(len(group.rollouts) for group in self.own)
+
+
+def timed(peer: Peer, items: Sequence[int]) -> Timed:
+    """Sample a group for each item and take a round's steps on them, with rewards that alternate."""
+    watch = Stopwatch()
+    own = peer.sample_items(items, peer.recipe.rollouts_per_group, 0, "preflight")
+    watch.lap("sample")
+    scored = [peer.admitter.score_group(group) for group in own]
     alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
     batch = collate(alternating, peer.prompt_ids, peer.name)
-    watch = Stopwatch()
+    watch.lap("score")
     learn_from(peer, 0, batch, Heard(Collected({}), 0, ()), watch)
-    return watch.laps["logp"] + watch.laps["update"]
+    return Timed(own, scored, watch.laps["sample"], watch.laps["logp"] + watch.laps["update"])
+
+
+def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted: int) -> float:
+    """Seconds for ``wanted`` by the line through two measurements. Neither its start nor its slope is below 0."""
+    if more == n:
+        return more_seconds * wanted / more
+    slope = max(0.0, (more_seconds - seconds) / (more - n))
+    start = more_seconds - slope * more
+    return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
 def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
@@ -204,17 +231,14 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
     reward, prompt = swarm.reward, swarm.prompt
     if reward.function != RewardConfig().function:
         return None, None
+    tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
     kind = peer.task.answer_kind if reward.answer == "auto" else reward.answer
-    formats = answers = 0
-    for group in scored:
-        expected = peer.task.train[group.group.item].answer
-        for text in group.completions:
-            whole = prompt.prefill + text
-            given = extract_answer(whole, prompt.think_tag, prompt.answer_tag, reward.extract)
-            formats += given is not None
-            given = given or last_between_tags(whole, prompt.answer_tag)
-            answers += given is not None and answers_equal(given, expected, kind)
-    return formats, answers
+    found = [
+        graded(prompt.prefill + text, peer.task.train[group.group.item].answer, kind, *tags)
+        for group in scored
+        for text in group.completions
+    ]
+    return sum(well_formed for well_formed, _ in found), sum(right for _, right in found)
 
 
 def _checkpoint_bytes(peer: Peer) -> int:

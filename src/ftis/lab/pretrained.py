@@ -6,6 +6,7 @@ bfloat16, so the model is not the Hub's bit for bit. ``source.json`` in the dire
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def get(name: str, directory: Path, report: Report) -> Path:
     if name not in MODELS:
         raise ModelError(f"no model {name!r} here{nearest(name, list(MODELS))}; any other is named by its Hub id")
     model, target = MODELS[name], directory / name
-    if (target / "config.json").exists():
+    if _is_whole(target):
         return target
     downloads = directory / ".downloads"
     downloads.mkdir(parents=True, exist_ok=True)
@@ -85,6 +86,10 @@ def get(name: str, directory: Path, report: Report) -> Path:
     return target
 
 
+def _is_whole(directory: Path) -> bool:
+    return (directory / "config.json").exists() and any(directory.glob("*.safetensors"))
+
+
 def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, str] | None:
     """Fill ``target`` from the Hub; None where the Hub is out of reach."""
     from huggingface_hub import snapshot_download
@@ -94,7 +99,12 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
     try:
         snapshot_download(model.hub, local_dir=downloads, allow_patterns=list(PATTERNS), etag_timeout=HUB_SECONDS)
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         report(f"the Hub is out of reach ({type(error).__name__})")
+        return None
+    if not _is_whole(downloads):  # left by an interrupted download, and the Hub did not say so
+        report("the Hub is out of reach")
         return None
     for file in sorted(downloads.iterdir()):
         if file.is_file():

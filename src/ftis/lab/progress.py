@@ -136,9 +136,9 @@ class Display:
 
     def _count_unrewarded(self, name: str, metrics: Mapping[str, Any]) -> None:
         """Say after 1, 2, 4, 8 … rounds that no completion has earned anything yet."""
-        self._unrewarded[name] = self._unrewarded.get(name, 0) + 1 if metrics["reward"] == 0 else 0
-        rounds = self._unrewarded[name]
-        if rounds and rounds & (rounds - 1) == 0 and metrics.get("reward_std") == 0:
+        none = metrics["reward"] == 0 and metrics.get("reward_std") == 0
+        rounds = self._unrewarded[name] = self._unrewarded.get(name, 0) + 1 if none else 0
+        if rounds and rounds & (rounds - 1) == 0:
             self.console.print(
                 f"{name}: no completion earned any reward in {counted(rounds, 'round')}, so nothing is learned: ftis "
                 f"preflight says why",

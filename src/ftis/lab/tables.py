@@ -153,6 +153,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             seconds_text(one.seconds_per_round),
             in_bytes(one.peak_bytes) if one.peak_bytes else "–",
         )
+    table.caption = (
+        "peak memory is that of these groups; a round needs more where sampling.batch_size lets it sample more at a "
+        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
+    )
+    table.caption_justify = "left"
     console.print(table)
     kept, rounds = recipe.training.save_total_limit, recipe.training.rounds
     for one in soundings:

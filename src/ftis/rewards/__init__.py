@@ -5,6 +5,6 @@ and when two answers are equal. ``numbers.py`` reads numbers as people write the
 process with limits. What calls a reward function, this one or a recipe's own, stands in :mod:`ftis.rewards.scoring`.
 """
 
-from ftis.rewards.answers import answers_equal, extract_answer, format_and_answer, last_between_tags
+from ftis.rewards.answers import answers_equal, extract_answer, format_and_answer, graded
 
-__all__ = ["answers_equal", "extract_answer", "format_and_answer", "last_between_tags"]
+__all__ = ["answers_equal", "extract_answer", "format_and_answer", "graded"]

@@ -32,8 +32,7 @@ def format_and_answer(
     """For each completion f · a, or w f + (1 − w) a with a ``format_weight`` w; f and a are 1 where format and answer
     are right, else 0.
 
-    The format is right where :func:`extract_answer` finds an answer. With a weight, and tags, the answer also counts
-    where the format is wrong: that between the last pair of answer tags is taken.
+    :func:`graded` tells f and a.
 
     Args:
         completions: [N] texts.
@@ -44,16 +43,31 @@ def format_and_answer(
     """
     rewards = []
     for completion, expected in zip(completions, answer, strict=True):
-        given = extract_answer(completion, think_tag, answer_tag, extract)
-        well_formed = given is not None
-        if format_weight is not None and given is None and extract == "tags":
-            given = last_between_tags(completion, answer_tag)
-        right = given is not None and answers_equal(given, expected, answer_kind)
+        well_formed, right = graded(completion, expected, answer_kind, think_tag, answer_tag, extract)
         if format_weight is None:
-            rewards.append(float(right))
+            rewards.append(float(well_formed and right))
         else:
             rewards.append(format_weight * well_formed + (1 - format_weight) * right)
     return rewards
+
+
+def graded(
+    completion: str,
+    expected: str,
+    answer_kind: AnswerKind,
+    think_tag: str = "think",
+    answer_tag: str = "answer",
+    extract: Extract = "tags",
+) -> tuple[bool, bool]:
+    """Whether a completion's format is right, and whether its answer is.
+
+    With tags, an answer counts where the format is wrong too: that between the last pair of answer tags.
+    """
+    given = extract_answer(completion, think_tag, answer_tag, extract)
+    well_formed = given is not None
+    if given is None and extract == "tags":
+        given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
+    return well_formed, given is not None and answers_equal(given, expected, answer_kind)
 
 
 def extract_answer(
@@ -85,10 +99,10 @@ def extract_answer(
     return tail.removesuffix(end_answer).strip() or None
 
 
-def last_between_tags(completion: str, tag: str) -> str | None:
-    """What stands between the last closing ``tag`` and the opening one before it, whatever stands around them."""
-    before, found, _ = completion.rpartition(f"</{tag}>")
-    _, begun, inside = before.rpartition(f"<{tag}>")
+def _last_between(text: str, start: str, end: str) -> str | None:
+    """What stands between the last ``end`` and the ``start`` before it."""
+    before, found, _ = text.rpartition(end)
+    _, begun, inside = before.rpartition(start)
     return inside.strip() or None if found and begun else None
 
 

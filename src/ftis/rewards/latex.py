@@ -51,7 +51,10 @@ def formulas_equal(given: str, expected: str) -> bool:
     one, other = _tidy(given), _tidy(expected) or expected
     if one is None or writing.too_nested(one) or writing.bases_differ(one, other) or writing.says_more(one, other):
         return False
-    return all(_equal(*writing.as_intervals(side, other)) for side in writing.sides(one, other))
+    if writing.powers_differ(given, expected):
+        return False
+    sides = [one, *writing.numbers_named(one, other)]
+    return all(_equal(*writing.as_intervals(side, other)) for side in sides)
 
 
 def _tidy(text: str) -> str | None:

@@ -23,14 +23,19 @@ _BEHIND = re.compile(rf"(?<=[0-9.])\s*(?:\s(?:{UNITS})|\\text\{{\s*(?:{UNITS})\s
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 
 
+_GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
 _IN_TEXT = re.compile(
-    rf"(?<![\w.])[-\N{{MINUS SIGN}}]?\\?\$?(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+))(?![\w/])"
+    rf"(?<![\w.])(?<![0-9],)[-\N{{MINUS SIGN}}]?\\?\$?"
+    rf"(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+))(?![0-9]|(?:st|nd|rd|th)\b)"
 )
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, with its sign. A hyphen between two numbers or behind a letter is no sign."""
-    numbers = _IN_TEXT.findall(text)
+    """The last number in a text, with its sign. A hyphen behind a number or a letter is no sign, an ordinal no number.
+
+    A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it.
+    """
+    numbers = _IN_TEXT.findall(_GAP.sub("", text))
     return numbers[-1] if numbers else None
 
 

@@ -19,8 +19,10 @@ UNITS = (
 )
 """What may stand behind a number without changing it, as thousand and dozen may not."""
 
-_UNIT = re.compile(rf"(?<=[0-9}})$])\s*(?:\\[,; ]\s*)*(?:\s(?:{UNITS})|\\(?:text|mathrm|mbox)\{{\s*(?:{UNITS})\s*\}})"
-                   r"(?:\s*\^\s*\{?[23]\}?)?\s*$")  # fmt: skip
+_UNIT = re.compile(
+    rf"(?<=[0-9}})$])\s*(?:\\[,; ]\s*)*(?:\s(?:{UNITS})|\\(?:text|mathrm|mbox)\{{\s*(?:{UNITS})\s*\}})"
+    r"(?:\s*\^\s*\{?([23])\}?)?\s*$"
+)
 _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)")
 _SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*")
 _LINE_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
@@ -31,8 +33,15 @@ _LESS = r"(<|≤|<=|\\leq?(?:slant)?(?![a-z])|\\lt(?![a-z]))"
 _BETWEEN = re.compile(rf"^([^<>≤=]+?)\s*{_LESS}\s*[A-Za-z]\s*{_LESS}\s*([^<>≤=]+)$")
 _INTERVAL = re.compile(r"^[\[(][^,]*,[^,]*[\])]$")
 _IN_BASE = re.compile(r"^([0-9A-Za-z]+)\s*_\s*\{?\s*([0-9]+)\s*\}?$")
-_NAME = re.compile(r"^(?:\\?[A-Za-z]+|\\angle\s*[A-Za-z]+)(?:\s*_\s*\{?\w+\}?)?(?:\s*\([A-Za-z0-9, ]*\))?$")
-_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{([^{}]*)(.)", re.DOTALL)
+_COUNTS = re.compile(
+    r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|or|and|not|no|is|isn.t|are|was|wrong|incorrect|false|if|but|"
+    r"than|least|most|plus|minus|times|per cent)\b",
+    re.IGNORECASE,
+)
+"""Words that make another answer of the number before them."""
+MOST_WORDS = 3
+_OPERATIONS = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right|pm|mp)(?![A-Za-z])")
 
 
 def too_nested(text: str) -> bool:
@@ -51,15 +60,22 @@ def tidied(formula: str) -> str:
     formula = _SIZES.sub("", formula)
     formula = _DIGIT_GAP.sub("", formula)
     formula = _UNION.sub(r"\1 \\cup ", formula)
-    formula = _MIXED.sub(r"\1\2\\frac{\3}{\4}", formula)
-    return _DEGREES.sub("", _UNIT.sub("", formula)).strip()
+    formula = _DEGREES.sub("", _UNIT.sub("", formula)).strip()
+    return _MIXED.sub(r"\1\2\\frac{\3}{\4}", formula)
 
 
 def as_intervals(given: str, expected: str) -> tuple[str, str]:
-    """Both as intervals where one of them is an interval and the other an inequality such as ``3 < x \\le 4``."""
-    if _INTERVAL.match(given):
+    """Both as intervals where one of them is an interval and the other an inequality such as ``3 < x \\le 4``.
+
+    ``(1,2)`` may be a point, so an interval has a square bracket or an infinite end.
+    """
+    if _is_interval(given):
         return given, _interval(expected)
-    return (_interval(given), expected) if _INTERVAL.match(expected) else (given, expected)
+    return (_interval(given), expected) if _is_interval(expected) else (given, expected)
+
+
+def _is_interval(text: str) -> bool:
+    return bool(_INTERVAL.match(text)) and ("[" in text or "]" in text or "\\infty" in text)
 
 
 def _interval(text: str) -> str:
@@ -78,20 +94,40 @@ def bases_differ(given: str, expected: str) -> bool:
     return one is not None and other is not None and one[2] != other[2]
 
 
+def powers_differ(given: str, expected: str) -> bool:
+    """Whether both have units and one is of lengths, the other of areas or volumes."""
+    one, other = _UNIT.search(given), _UNIT.search(expected)
+    return one is not None and other is not None and one[1] != other[1]
+
+
 def says_more(given: str, expected: str) -> bool:
-    """Whether words stand in ``given``, beside a formula, that do not stand in ``expected``."""
-    words = _WORDS.findall(given)
-    beside = _WORDS.sub("", given).strip()
-    return bool(beside) and any(word.strip() and word.strip() not in expected for word in words)
+    """Whether words stand beside the formula of ``given`` that make another answer of it.
 
-
-def sides(given: str, expected: str) -> list[str]:
-    """The parts of ``given`` that must each equal ``expected``.
-
-    ``x = 5`` names what 5 is, so 5 alone counts. In another equation, such as ``2 + 3 = 5``, every side does: its last
-    one may be right by accident. An expected equation is compared whole.
+    A noun or two do not, as in ``5\\text{ apples}``. More words than :data:`MOST_WORDS` do, and so does what is not
+    plain text. Words of ``expected`` may stand there.
     """
-    parts = [part.strip() for part in re.split(r"(?<![<>!\\])=", given)]
-    if len(parts) == 1 or "=" in expected:
-        return [given]
-    return parts[1:] if _NAME.match(parts[0]) else parts
+    found = _WORDS.findall(given)
+    if not found or not re.sub(r"[{}\s]", "", _WORDS.sub("", given)):
+        return False  # no words, or nothing else
+    for words, behind in found:
+        listed = "," in expected and words.strip() in ("or", "and")
+        if behind != "}":
+            return True
+        if words.strip() in expected or listed:
+            continue
+        if _COUNTS.search(words) or len(words.split()) > MOST_WORDS:
+            return True
+    return False
+
+
+def numbers_named(given: str, expected: str) -> list[str]:
+    """The sides of the equation ``given``, but for its last, that have no letters: each must equal ``expected``.
+
+    ``x = 5`` says what x is, so its last side counts. In ``2 + 3 = 5`` the first must be right as well, or ``10 = 9``
+    would pass for 9. An expected equation is compared whole, and so is a list such as ``x = 5, y = 6``.
+    """
+    if "=" in expected or "," in given or _WORDS.search(given):
+        return []
+    sides = [side.strip() for side in re.split(r"(?<![<>!\\])=", given)][:-1]
+    numbers = [side for side in sides if side and not re.search(r"[A-Za-z]", _OPERATIONS.sub("", side))]
+    return [side for side in numbers if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}"))]

@@ -15,7 +15,7 @@ SHOWN = 10
 
 
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
-    """The facts that must be equal on every peer because they change what a rollout means.
+    """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
     Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too,
     but a header carries the tokenizer's fingerprint beside the digest of these facts, so a mismatch is named as such.
@@ -29,14 +29,14 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "seed": recipe.seed,
         "task": recipe.task.name,
         "task_digest": task_digest,
-        "prompt": recipe.prompt.model_dump(),
-        "reward": recipe.reward.model_dump(),
+        "prompt": recipe.prompt.model_dump(mode="json"),
+        "reward": recipe.reward.model_dump(mode="json"),
         "mode": training.mode,
         "prompts_per_round": training.prompts_per_round,
         "num_generations": recipe.sampling.num_generations,
         "max_completion_length": recipe.sampling.max_completion_length,
         "temperature": recipe.sampling.temperature,
-        "stop": recipe.sampling.stop,
+        "stop": list(recipe.sampling.stop),
         "end_tokens": sorted(recipe.sampling.end_tokens),
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
