@@ -153,7 +153,7 @@ def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: s
 
 def test_pass_at_k_by_hand() -> None:
     """Problem 1: 2 of 4 right, so two draws miss with chance C(2,2)/C(4,2) = 1/6. Problem 2: none right."""
-    drawn = Sampled(tuple(PROBLEMS[:2]), (("a",) * 4,) * 2, ((1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.0, 0.5)))
+    drawn = Sampled((("a",) * 4,) * 2, ((1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.0, 0.5)))
     assert drawn.pass_at(1) == pytest.approx((0.5 + 0) / 2)
     assert drawn.pass_at(2) == pytest.approx((5 / 6 + 0) / 2)
     assert drawn.pass_at(4) == pytest.approx(0.5)

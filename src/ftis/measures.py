@@ -18,7 +18,7 @@ from ftis.exchange import Collected
 from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics
-from ftis.rollouts import Prompt
+from ftis.rollouts import Prompt, Rollout
 from ftis.selection import Chosen, Judged
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -83,7 +83,7 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: 
     own = [batch.rollouts[i] for i in np.flatnonzero(batch.own_N)]
     texts = [batch.completions[i] for i in np.flatnonzero(batch.own_N)]
     lengths = np.array([len(r) for r in own])
-    ended = [int(r.completion_ids[-1]) in end_ids or text.endswith(stop) for r, text in zip(own, texts, strict=True)]
+    ended = [has_ended(rollout, text, end_ids, stop) for rollout, text in zip(own, texts, strict=True)]
     groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
     stds = np.array([g.std() for g in groups])
     metrics: dict[str, Any] = {
@@ -105,6 +105,11 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: 
         metrics["sampling/sampling_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/sampling_logp_difference/max"] = float(judged.gap.max())
     return metrics
+
+
+def has_ended(rollout: Rollout, text: str, end_ids: Collection[int], stop: tuple[str, ...]) -> bool:
+    """Whether a completion ends in an end-of-sequence id or a stop string, and not at the longest length."""
+    return int(rollout.completion_ids[-1]) in end_ids or text.endswith(stop)
 
 
 def participation(

@@ -27,7 +27,7 @@ from ftis.lab.prepare import check, prepare_models
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say
 from ftis.loop.files import write_json
-from ftis.measures import Heard
+from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rewards import graded
 from ftis.rollouts import Group, ScoredGroup, collate
@@ -166,7 +166,7 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
     rollouts = [rollout for group in own for rollout in group.rollouts]
     ends, stops = peer.policy.end_ids, peer.decoding.stop
     texts = [text for group in scored for text in group.completions]
-    ended = [int(r.completion_ids[-1]) in ends or t.endswith(stops) for r, t in zip(rollouts, texts, strict=True)]
+    ended = [has_ended(rollout, text, ends, stops) for rollout, text in zip(rollouts, texts, strict=True)]
     formats, answers = _right(swarm, peer, scored)
     sampled, trained = rollouts_per_round(swarm)
     sounding = Sounding(

@@ -49,7 +49,6 @@ class Sampled:
         completions, rewards: by problem.
     """
 
-    problems: tuple[Prompt, ...]
     completions: tuple[tuple[str, ...], ...]
     rewards: tuple[tuple[float, ...], ...]
 
@@ -91,7 +90,7 @@ def sample(
         ids = [rollout.completion_ids.tolist() for rollout in group]
         completions.append(tuple(cut_at(decoding.stop, policy.detokenize(row)) for row in ids))
         rewards.append(tuple(score(problem, completions[-1], ids)))
-    return Sampled(tuple(problems), tuple(completions), tuple(rewards))
+    return Sampled(tuple(completions), tuple(rewards))
 
 
 def evaluate(

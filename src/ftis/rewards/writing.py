@@ -30,6 +30,7 @@ _DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|~)(?=[0-9]{3}(?![0-9]))")
 _MIXED = re.compile(r"^([+-]?)\s*([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)$")
 _UNION = re.compile(r"([\])])\s*(?:U|∪)\s*(?=[\[(])")
 _LESS = r"(<|≤|<=|\\leq?(?:slant)?(?![a-z])|\\lt(?![a-z]))"
+_STRICT = ("<", r"\lt")
 _BETWEEN = re.compile(rf"^([^<>≤=]+?)\s*{_LESS}\s*[A-Za-z]\s*{_LESS}\s*([^<>≤=]+)$")
 _INTERVAL = re.compile(r"^[\[(][^,]*,[^,]*[\])]$")
 _IN_BASE = re.compile(r"^([0-9A-Za-z]+)\s*_\s*\{?\s*([0-9]+)\s*\}?$")
@@ -83,9 +84,7 @@ def _interval(text: str) -> str:
     if not found:
         return text
     low, left, right, high = found.groups()
-    return (
-        f"{'(' if left in ('<', chr(92) + 'lt') else '['}{low},{high}{')' if right in ('<', chr(92) + 'lt') else ']'}"
-    )
+    return f"{'(' if left in _STRICT else '['}{low},{high}{')' if right in _STRICT else ']'}"
 
 
 def bases_differ(given: str, expected: str) -> bool:
