@@ -16,12 +16,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from sampling import random_policy
 
+from ftis.engines.microbatches import fit
 from ftis.learning import CHECKED_ROLLOUTS
 from ftis.policy import PaddedRows, Policy
 from ftis.rollouts import Ints
@@ -72,7 +74,8 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
     of_step = [prompts[i] for i in step], [completions[i] for i in step]
     rows = random_policy(SHAPES[shape])
     rows.forward = PaddedRows(rows.model, rows.device)
-    rows.microbatch_overhead = policy.microbatch_overhead * policy.forward.padding_cost
+    cut = fit(rows.forward.padding_cost, rows.n_parameters, rows.device)
+    rows.split, uncut = cut, replace(cut, overhead=1e12)
     all_rows = partial(backward, rows, prompts, completions)
     checked = range(0, len(prompts), len(prompts) // CHECKED_ROLLOUTS)
     few = [[of[i] for i in checked] for of in (prompts, completions)]
@@ -85,7 +88,7 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
         "rows in one line": (partial(backward, policy, *of_step), partial(backward, rows, *of_step)),
         "micro-batches cut to their lengths": (
             all_rows,
-            partial(with_attribute, rows, "microbatch_overhead", 1e12, all_rows),
+            partial(with_attribute, rows, "split", uncut, all_rows),
         ),
         "own log-probabilities kept": (
             partial(policy.logps, few[0], few[1], 1.0),

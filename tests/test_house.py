@@ -35,9 +35,9 @@ CORE = [
 
 WINGS = {
     "wire": "plain packed",
-    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock gym",
+    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
     "rewards": "scoring writing numbers latex answers",
-    "engines": "models lines head slots decoder stops samplers builtin generate",
+    "engines": "models lines head microbatches slots decoder stops samplers builtin generate",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "identity manifest facts penalties session chunks offers others outbox rounds link",
     "lab": "recipes starters pretrained rivals local assembly arms workers event_lines trackers prepare provenance "

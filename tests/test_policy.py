@@ -23,8 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
+from ftis.engines.microbatches import Microbatches, cheapest, fit
 from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprint
-from ftis.policy import ModelError, Policy, microbatches, resolve_device, resolve_dtype
+from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gptj", "falcon-alibi"])
@@ -134,7 +135,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(
     lengths: list[int], budget: int, overhead: float
 ) -> None:
     array = np.array(lengths, dtype=np.int64)
-    batches = microbatches(array, budget, overhead)
+    batches = cheapest(array, np.arange(len(array)), np.zeros(len(array)), budget, overhead)
     assert sorted(int(r) for rows in batches for r in rows) == list(range(len(lengths)))
     assert all(len(rows) for rows in batches)
     for rows in batches:
@@ -162,8 +163,64 @@ def test_no_other_split_costs_less(lengths: list[int], budget: int, overhead: fl
         for n in range(len(lengths))
         for cuts in itertools.combinations(range(len(lengths) - 1), n)
     ]
-    found = [len(rows) for rows in microbatches(array, budget, overhead)]
-    assert cost(found) == min(cost(split) for split in splits)
+    found = cheapest(array, np.arange(len(array)), np.zeros(len(array)), budget, overhead)
+    assert cost([len(rows) for rows in found]) == min(cost(split) for split in splits)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=8),
+    st.integers(1, 120),
+    st.sampled_from([0.0, 7.5, 1e6]),
+    st.sampled_from([0.5, 19.0]),
+)
+def test_rows_of_a_prompt_are_split_where_it_costs_least(
+    rows: list[tuple[int, int]], budget: int, overhead: float, again: float
+) -> None:
+    """Against every split of the rows, prompt after prompt; a prompt of number n has n + 2 tokens."""
+    prompts = np.array([number for number, _ in rows])
+    lengths = np.array([number + 2 + length for number, length in rows])
+    numbers = np.unique(prompts, return_inverse=True)[1]
+    longest = {number: lengths[prompts == number].max() for number in set(prompts.tolist())}
+    order = sorted(range(len(rows)), key=lambda r: (-longest[prompts[r]], prompts[r], -lengths[r]))
+
+    def cost(parts: list[list[int]]) -> float:
+        total = 0.0
+        seen: set[int] = set()
+        for part in parts:
+            padded = len(part) * int(max(lengths[r] for r in part))
+            if len(part) > 1 and padded > budget:
+                return float("inf")
+            its = {int(prompts[r]) for r in part}
+            total += padded + overhead + sum(again * (number + 2) for number in its & seen)
+            seen |= its
+        return total
+
+    splits = [
+        [order[start:end] for start, end in itertools.pairwise([0, *(i + 1 for i in cuts), len(rows)])]
+        for n in range(len(rows))
+        for cuts in itertools.combinations(range(len(rows) - 1), n)
+    ]
+    found = cheapest(lengths, numbers, again * (prompts + 2), budget, overhead)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(rows)))
+    assert all(lengths[part].tolist() == sorted(lengths[part], reverse=True) for part in found)
+    assert np.isclose(cost([part.tolist() for part in found]), min(cost(split) for split in splits))
+
+
+def test_rows_of_one_prompt_share_a_micro_batch_where_prompts_are_run_once() -> None:
+    prompts = rows_of((40, 40), seed=0)
+    rows = [prompts[i % 2] for i in range(8)]
+    completions = rows_of((9, 8, 7, 6, 5, 4, 3, 2), seed=1)
+    once = Microbatches(padding_cost=0.05, overhead=0.0)(rows, completions, budget=200)
+    assert [sorted(batch.tolist()) for batch in once] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    each = Microbatches(padding_cost=1.0, overhead=0.0)(rows, completions, budget=200)
+    assert [batch.tolist() for batch in each] == [[row] for row in range(8)]
+    assert Microbatches(0.05, 0.0)([], [], 200) == []
+
+
+def test_a_micro_batch_costs_a_big_model_a_gradients_traffic_and_a_small_one_its_calls() -> None:
+    cpu = torch.device("cpu")
+    assert fit(1.0, 100_000, cpu).overhead == 2050
+    assert fit(0.05, 200_000_000, cpu).overhead == pytest.approx(1020)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "sliding"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,7 @@ from ftis.config import FtisError
 from ftis.prompts import Task, TaskError
 from ftis.rewards import answers_equal
 from ftis.rollouts import Prompt
-from ftis.tasks import clock, gym
+from ftis.tasks import clock, gym, words
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import Problem
 from ftis.tasks.splitting import hold_out
@@ -58,6 +59,7 @@ def disjoint(task: Task) -> bool:
         ("math500", {"train_size": 5}),
         ("jsonl", {"options": {"size": 2}}),
         ("clock", {"path": "somewhere"}),
+        ("word_problems", {"answer_field": "a"}),
         ("reasoning_gym:leg_counting", {"train_file": "x.jsonl"}),
     ],
 )
@@ -393,6 +395,75 @@ def test_clock_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_ENUMERATED", 0)
     fails(
         "task.train_size = 238: clock with 1 operators has too few", "clock", options={"operators": 1}, train_size=238
+    )
+
+
+# --- word problems --------------------------------------------------------------------------------------------------
+
+NUMBER = re.compile(r"\d+")
+
+
+def numbers_of(question: str) -> list[int]:
+    return [int(n) for n in NUMBER.findall(question)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "index", "numbers", "answer"),
+    [
+        (1, 0, [3, 4], 7),
+        (1, 1, [9, 2], 11),
+        (1, 2, [9, 2], 7),
+        (1, 3, [5, 5], 0),
+        (1, 4, [6, 7], 42),
+        (2, 0, [4, 8, 12], 0),
+        (2, 1, [10, 8, 3], 5),
+        (2, 2, [3, 4, 5], 17),
+    ],
+)
+def test_word_problem_answers(steps: int, index: int, numbers: list[int], answer: int) -> None:
+    text, solve = words.STORIES[steps][index]
+    assert solve(*numbers) == answer
+    named = dict(zip("abc", numbers, strict=False))
+    assert numbers_of(text.format(name="Amy", things="eggs", **named)) == numbers  # in the order that solve takes them
+
+
+def test_word_problems_by_default() -> None:
+    task = load("word_problems")
+    assert (len(task.train), len(task.validation), task.answer_kind) == (2000, 200, "number")
+    assert disjoint(task)
+    assert {len(numbers_of(p.question)) for p in task.train} == {2, 3}
+    for prompt in (*task.train, *task.validation):
+        assert all(2 <= n <= 12 for n in numbers_of(prompt.question))
+        assert int(prompt.answer) >= 0
+    assert task == load("word_problems")
+    assert task.digest != load("word_problems", seed=1).digest
+
+
+def test_numbers_of_validation_never_occur_together_in_training() -> None:
+    task = load("word_problems", options={"steps": [1], "largest": 9}, train_size=3000, validation_size=300)
+    trained, held_out = (
+        {tuple(sorted(numbers_of(p.question))) for p in part} for part in (task.train, task.validation)
+    )
+    assert not trained & held_out
+    assert len(trained | held_out) == 36  # of two numbers from 2 to 9, in either order
+    other = load("word_problems", seed=3, options={"steps": [1], "largest": 9}, validation_size=300)
+    assert {tuple(sorted(numbers_of(p.question))) for p in other.validation} == held_out
+
+
+def test_word_problem_errors() -> None:
+    fails(
+        "task.options.step: word_problems has the options 'steps' and 'largest'", "word_problems", options={"step": 1}
+    )
+    for steps in (1, [], [3], [True], "12"):
+        fails(f"task.options.steps = {steps!r}: use [1], [2] or [1, 2]", "word_problems", options={"steps": steps})
+    for largest in (4, 1001, 6.0, True):
+        message = f"task.options.largest = {largest!r}: use a whole number from 5 to 1000"
+        fails(message, "word_problems", options={"largest": largest})
+    fails(
+        "task.train_size = 20000: there are too few different word problems with numbers up to 5",
+        "word_problems",
+        options={"steps": [1], "largest": 5},
+        train_size=20000,
     )
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,10 +30,6 @@ transformers_logging.disable_progress_bar()  # progress is shown once, by us
 
 LossOfRows = Callable[[Tensor, Tensor, Rows], Tensor]
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch that holds these rows of the optimiser step."""
-
-MICROBATCH_OVERHEAD = {"cpu": 2e8, "cuda": 2.5e12}
-"""The fixed cost of a micro-batch, in parameters x tokens, by kind of device. On a CPU that is 2,000 tokens of a model
-of 100,000 parameters, or 14 tokens of a model of 14 million."""
 
 
 class ModelError(FtisError):
@@ -52,6 +47,13 @@ class Forward(Protocol):
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         """The model's output where it predicts each completion token, row after row: [M, X]."""
+
+
+class Split(Protocol):
+    """Splits the rows of a step into micro-batches."""
+
+    def __call__(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
+        """The rows of each micro-batch, of at most ``budget`` padded tokens unless it is one row alone."""
 
 
 class Head(Protocol):
@@ -104,7 +106,7 @@ class Policy:
         head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
         device_kind: "cpu" or "cuda", the key of costs that depend on the device.
-        microbatch_overhead: the fixed cost of a micro-batch, in padded tokens.
+        split: splits rows into micro-batches.
     """
 
     def __init__(
@@ -132,8 +134,8 @@ class Policy:
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
         self.device_kind = "cpu" if self.device.type == "cpu" else "cuda"
-        overhead = MICROBATCH_OVERHEAD[self.device_kind] / self.n_parameters
-        self.microbatch_overhead = overhead / self.forward.padding_cost
+        fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
+        self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trainable,
@@ -197,7 +199,7 @@ class Policy:
     def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
         """log π_θ of each completion token under softmax(logits / temperature), no gradient: per row float32 [T]."""
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
-        for rows in self._microbatches(prompt_ids, completion_ids):
+        for rows in self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch):
             with self.forward.held():
                 logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
             values = logp_nT.cpu().numpy()
@@ -231,7 +233,7 @@ class Policy:
         The caller's loss divides by the step's number of sequences, so the gradient does not depend on the split.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        for rows in self._microbatches(prompt_ids, completion_ids):
+        for rows in self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch):
             with self.forward.held():
                 logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
                 loss_of_rows(logp_nT, mask_nT, rows).backward()
@@ -272,33 +274,6 @@ class Policy:
             logp_M = self.head.logp(hidden_MH, target_M, temperature, self.compute_dtype)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
-
-    def _microbatches(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Rows]:
-        lengths = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)], dtype=np.int64)
-        return microbatches(lengths, self.config.tokens_per_microbatch, self.microbatch_overhead)
-
-
-def microbatches(lengths: npt.NDArray[np.int64], budget: int, overhead: float = 0.0) -> list[Rows]:
-    """Split rows into micro-batches of at most ``budget`` padded tokens, longest rows first.
-
-    The split is the cheapest: a micro-batch costs its padded tokens and ``overhead`` more. A row longer than the budget
-    is a micro-batch of its own.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    ordered = lengths[order]
-    cost = np.zeros(len(order) + 1)  # of the best split of the rows from i on
-    count = np.zeros(len(order), dtype=np.int64)  # rows in that split's first micro-batch
-    for i in range(len(order) - 1, -1, -1):
-        most = min(max(1, budget // int(max(1, ordered[i]))), len(order) - i)
-        costs = np.arange(1, most + 1) * ordered[i] + cost[i + 1 : i + most + 1]
-        best = most - 1 - int(np.argmin(costs[::-1]))  # ties: the largest
-        cost[i], count[i] = costs[best] + overhead, best + 1
-    batches: list[Rows] = []
-    start = 0
-    while start < len(order):
-        batches.append(order[start : start + count[start]])
-        start += count[start]
-    return batches
 
 
 def resolve_device(device: str) -> torch.device:

@@ -18,6 +18,7 @@ TASKS: Mapping[str, str] = {
     "math500": "ftis.tasks.math500.load",
     "jsonl": "ftis.tasks.jsonl.load",
     "clock": "ftis.tasks.clock.load",
+    "word_problems": "ftis.tasks.words.load",
     "reasoning_gym:<dataset>": "ftis.tasks.gym.load",
 }
 """``task.name`` -> ``f(TaskConfig) -> Task``; ``<dataset>`` stands for any name. See :mod:`ftis.prompts`."""
@@ -34,6 +35,7 @@ ENGINES: Mapping[str, str] = {
     "trainable": "ftis.engines.models.with_trainable",
     "lines": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
+    "microbatches": "ftis.engines.microbatches.fit",
 }
 """The parts of a policy. ``lines`` and ``head`` are fast ways: ``f(model, device)`` returns None for a model that does
 not allow them."""
