@@ -31,9 +31,10 @@ from ftis.lab.event_lines import to_json
 from ftis.lab.recipes import parse
 from ftis.loop.events import Event
 from ftis.rollouts import Group, Prompt, Rollout
-from ftis.schedule import assigned, groups_per_peer, wanted
+from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, read_roster
+from ftis.swarm.limit import ForeignLimit, groups_per_peer
 from ftis.swarm.link import NetworkExchange
 
 VOCABULARY, END = 1000, 999
@@ -97,7 +98,11 @@ def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
         prompts=[Prompt(item, "", "") for item in range(PROBLEMS)],
         assigned=lambda peer, round: assigned(recipe, PROBLEMS, peer, round),
         roster=frozenset(p.name for p in recipe.peers),
-        wanted=(lambda peer, round: wanted(recipe, PROBLEMS, own, peer, round)) if own else None,
+        wanted=(
+            lambda peer, round: ForeignLimit(recipe, own).wanted(peer, round, assigned(recipe, PROBLEMS, peer, round))
+        )
+        if own
+        else None,
         max_staleness=recipe.network.max_staleness,
     )
     return Admitter(terms, lambda prompt, texts, ids: tuple(float(row[0] % 2) for row in ids), lambda ids: "")

@@ -88,6 +88,20 @@ def recipe_of(*peers: str, **training: Any) -> Recipe:
     )
 
 
+def swarm(peers: int, limit: int = 0, mode: str = "vertical", seed: int = 0) -> Recipe:
+    """Every peer samples three groups of four rollouts a round, or in horizontal mode four of every group."""
+    training = {"prompts_per_round": 3 * peers, "mode": mode, "max_foreign_rollouts": limit}
+    document = {
+        "name": "many",
+        "seed": seed,
+        "task": {"name": "clock"},
+        "sampling": {"num_generations": 4 * (peers if mode == "horizontal" else 1)},
+        "training": training,
+        "peers": [{"name": f"p{i}", "model": "none"} for i in range(peers)],
+    }
+    return parse(document, where="test")
+
+
 def task_of(name: str, **keys: Any) -> Task:
     """The task that a recipe names; ``keys``: the rest of its section."""
     return load_task(TaskConfig(name=name, **keys))

@@ -376,6 +376,14 @@ def test_ten_thousand_tiny_groups_that_nobody_asked_for_are_refused_before_decod
     assert only(admitter().admit("ada", tiny_groups, round=0)).reason == "over_budget"
 
 
+def test_a_sender_with_prompts_in_reserve_may_choose_but_not_send_more() -> None:
+    judge = admitter(assigned=lambda peer, round: [0, 1, 2, 3], max_groups=2)
+    assert judge.terms.limits.max_bytes == admitter(assigned=lambda peer, round: [0, 1]).terms.limits.max_bytes
+    rejection = only(judge.admit("ada", message(group(0), group(1), group(2)), round=0))
+    assert (rejection.reason, rejection.detail) == ("over_budget", "3 groups for 2 assigned prompts")
+    assert items(judge.admit("ada", message(group(1), group(3)), round=0)) == [1, 3]
+
+
 def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_form", lambda _: pytest.fail("read"))
     judge = admitter(max_completion_length=MANY * 8)

@@ -65,6 +65,26 @@ def test_a_peer_alone_can_have_as_many_seconds(cost: float, keys: dict[str, Any]
         assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
 
 
+def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> None:
+    arms = [
+        {"name": "alone-part", "collaborate": False, "budget": "generated"},
+        {"name": "filled", "set": {"training.resample": "fill"}},
+        {"name": "filled-alone", "collaborate": False, "budget": "generated", "set": {"training.resample": "fill"}},
+    ]
+    recipe = parse(document(arms=arms, experiment__baselines=["alone-part", "filled-alone"]))
+    found = {
+        (m["baseline"], name): m
+        for m in matched(recipe, recipe.arms, recipe.experiment.baselines)
+        for name in m["arms"]
+    }
+    own = recipe.prompts_per_peer * recipe.rollouts_per_group
+    assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
+    assert found["alone-part", "filled"]["text"].endswith(
+        f" A peer of filled may generate up to {own} more a round, in place of groups without signal."
+    )
+    assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
+
+
 def test_as_many_seconds_need_a_cost_of_sampling() -> None:
     assert "needs experiment.sampling_cost" in refusal(in_seconds(None))
     together = {"name": "x", "budget": "seconds"}

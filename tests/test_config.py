@@ -609,6 +609,18 @@ def test_a_limit_of_foreign_rollouts_holds_a_whole_group() -> None:
     assert parse(document(training__max_foreign_rollouts=6, training__mode="horizontal"))
 
 
+def test_groups_can_be_replaced_in_vertical_mode_without_a_limit() -> None:
+    recipe = parse(document(training__resample="fill", training__resample_budget=2))
+    assert recipe.reserve_per_peer == 2 * recipe.prompts_per_peer
+    for key, value in (("mode", "horizontal"), ("max_foreign_rollouts", 12)):
+        message = refusal(document(training__resample="fill", **{f"training__{key}": value}))
+        assert 'training.resample = "fill" does not go with training.' + key in message
+        parse(document(training__resample_budget=2, **{f"training__{key}": value}))
+    filled, two = parse(document(training__resample="fill")), parse(document(training__resample_budget=2))
+    assert agreement(two, "", 1) == agreement(parse(document()), "", 1)
+    assert mismatch("bob", "r", agreement(filled, "", 1), agreement(two, "", 1)) is not None
+
+
 def test_what_peers_compare_is_the_same_after_the_wire() -> None:
     """Facts travel as JSON: tuples would come back as lists, and every peer would mean another run."""
     recipe = parse(

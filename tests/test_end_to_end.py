@@ -99,6 +99,25 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
     assert len(read_jsonl(run / "F-TIS/a/evaluations/validation-4.jsonl")) == 6
 
 
+def test_groups_without_signal_are_replaced_while_prompts_are_in_reserve(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("--set", "training.resample=fill", "--set", "training.resample_budget=2", "--set", "processes=inline")
+    nothing = ("--set", "reward.function=tiny_rewards.none_at_all", "--set", "name=nothing")
+    assert ftis("train", "recipe.toml", *keys) == 0
+    for row in read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"):
+        assert row["resample/groups"] == 2 + row["resample/replaced"]
+        assert (row["peer/b/admitted"], row["peer/b/rejected"]) == (8, 0)
+    assert ftis("train", "recipe.toml", *keys, *nothing) == 0
+    for row in read_jsonl(run_of(workplace, "nothing") / "F-TIS" / "a" / "metrics.jsonl"):
+        assert (row["resample/groups"], row["resample/replaced"]) == (6, 4)
+        assert (row["peer/b/admitted"], row["peer/b/rejected"], row["peer/b/zero_advantage"]) == (8, 0, 8)
+    assert "4 of 6 own groups replaced" in capsys.readouterr().out
+    assert ftis("report", str(run_of(workplace, "nothing"))) == 0
+    results = json.loads((run_of(workplace, "nothing") / "results.json").read_text())
+    assert results["budget"]["F-TIS"]["a"]["rollouts_generated"] == 4 * 6 * 4
+
+
 def test_a_slow_peer_is_learned_from_a_round_late(workplace: Path) -> None:
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "peers.b.rounds_late=1") == 0
     of_slow = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")

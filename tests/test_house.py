@@ -39,7 +39,7 @@ WINGS = {
     "rewards": "scoring writing numbers latex answers",
     "engines": "models lines head microbatches slots decoder stops samplers builtin generate",
     "loop": "files events records checkpoint evaluate train",
-    "swarm": "identity manifest facts penalties session chunks offers others outbox rounds link",
+    "swarm": "identity manifest facts limit penalties session chunks offers others outbox rounds link",
     "lab": "recipes starters pretrained rivals local assembly arms workers event_lines trackers prepare provenance "
     "estimate doctor preflight runs outlook experiments join replay probe stats reading formatting summary budgets "
     "results tables corrections drawing figures exchange_figures views scaling verdicts page_tables exchanges samples "

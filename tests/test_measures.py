@@ -143,6 +143,7 @@ def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
         own="ada",
         end_ids={END},
         prompts=prompts,
+        replaced=(),
         about={"step": 8},
     )
     assert record.metrics["step"] == 8
@@ -165,6 +166,7 @@ def test_a_peer_alone_has_no_participation() -> None:
         own="ada",
         end_ids=(),
         prompts=[Prompt(item, "", "") for item in range(3)],
+        replaced=(),
         about={"step": 1},
     )
     assert not by_peer(record.metrics)

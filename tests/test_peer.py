@@ -19,8 +19,9 @@ from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, judge
 from ftis.loop.events import ArmBegun, RoundEnded, placed
-from ftis.peer import Peer, train_round
-from ftis.rollouts import Batch, Rollout, collate
+from ftis.peer import Peer, Sampled, train_round
+from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.schedule import assigned
 from ftis.selection import Judged
 
 MakePeer = Callable[..., Peer]
@@ -35,7 +36,7 @@ def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any
 def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePeer:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def make(**sampling: Any) -> Peer:
+    def make(resample: str = "off", resample_budget: int = 1, **sampling: Any) -> Peer:
         peer = {"name": "a", "model": str(tiny_model_dir()), "device": "cpu", "learning_rate": 1e-2}
         document = {
             "name": "tiny",
@@ -43,7 +44,12 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "prompt": {"system_prompt": "", "template": "{question}="},
             "reward": {"function": "test_peer.evenness"},
             "sampling": {"num_generations": 4, "max_completion_length": 8, **sampling},
-            "training": {"prompts_per_round": 4, "steps_per_generation": 2},
+            "training": {
+                "prompts_per_round": 4,
+                "steps_per_generation": 2,
+                "resample": resample,
+                "resample_budget": resample_budget,
+            },
             "peers": [peer],
         }
         return assemble(parse(document, where="test"), "a", tmp_path, AloneExchange()).peer
@@ -52,7 +58,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
 
 
 def batch_of(peer: Peer) -> Batch:
-    return collate([peer.admitter.score_group(group) for group in peer.sample(0)], peer.prompt_ids, peer.name)
+    return collate(peer.sample(0).kept, peer.prompt_ids, peer.name)
 
 
 def judged(peer: Peer, batch: Batch) -> Judged:
@@ -154,3 +160,72 @@ def test_a_round_says_whether_they_were_computed_again(
         say(RoundEnded(metrics))
     assert out.getvalue().count("computed again") == bool(said)  # once, not every round
     assert said in out.getvalue()
+
+
+# --- training.resample ------------------------------------------------------------------------------------------------
+
+
+def with_signal(peer: Peer, items: set[int]) -> list[int]:
+    """From now on the rewards of exactly ``items`` differ. Fills up with the items that are scored."""
+    scored: list[int] = []
+
+    def score_group(group: Group) -> ScoredGroup:
+        scored.append(group.item)
+        n = len(group.rollouts)
+        rewards = tuple(float(i % 2) for i in range(n)) if group.item in items else (1.0,) * n
+        return ScoredGroup(group, ("",) * n, rewards)
+
+    peer.admitter.score_group = score_group  # type: ignore[method-assign]
+    return scored
+
+
+@pytest.mark.parametrize(
+    ("useful", "kept", "sampled"),
+    [
+        ([0, 1, 2, 3], [0, 1, 2, 3], 4),  # all have signal: nothing is sampled in place of another
+        ([0, 2], [0, 2, 1, 3], 12),  # the reserve is used up in vain; those without signal stay in their places
+        ([0, 2, 4, 5], [0, 2, 4, 5], 6),
+        ([1, 6, 7], [1, 6, 7, 0], 12),  # three are missing: 4 to 6, of which one has signal, and two more, and so on
+        ([], [0, 1, 2, 3], 12),
+        ([8, 9, 10, 11], [8, 9, 10, 11], 12),
+    ],
+)
+def test_groups_without_signal_give_way(useful: list[int], kept: list[int], sampled: int, make_peer: MakePeer) -> None:
+    """Numbers are places in this peer's share of the round: four prompts, and eight in reserve."""
+    peer = make_peer(resample="fill", resample_budget=2)
+    share = assigned(peer.recipe, len(peer.task.train), "a", 0)
+    share = [*sorted(share[:4]), *share[4:]]
+    scored = with_signal(peer, {share[place] for place in useful})
+    found = peer.sample(0)
+    assert scored == share[:sampled]
+    assert [s.group.item for s in found.kept] == [share[place] for place in kept]
+    assert sorted(s.group.item for s in (*found.kept, *found.replaced)) == sorted(scored)
+    assert not any(s.has_signal for s in found.replaced)
+    assert tokens(peer.sample(0)) == tokens(found)
+
+
+def tokens(sampled: Sampled) -> list[list[int]]:
+    return [r.completion_ids.tolist() for s in (*sampled.kept, *sampled.replaced) for r in s.group.rollouts]
+
+
+def test_what_gave_way_is_counted(make_peer: MakePeer) -> None:
+    peer = make_peer(resample="fill")
+    share = assigned(peer.recipe, len(peer.task.train), "a", 0)
+    with_signal(peer, set(share[4:7]))  # of four prompts none, of four in reserve three
+    metrics = train_round(peer, 0).metrics
+    assert metrics["resample/groups"] == 8
+    assert metrics["resample/replaced"] == 4
+    assert metrics["resample/frac_reward_zero_std"] == 5 / 8
+    assert metrics["resample/reward"] == (5 * 1 + 3 * 0.5) / 8
+    assert metrics["reward"] == (1 + 3 * 0.5) / 4
+    assert metrics["frac_reward_zero_std"] == 1 / 4
+
+    twin = make_peer(resample="fill")  # the first has moved on
+    with_signal(twin, set(share[4:7]))
+    sampled = tokens(twin.sample(0))
+    assert len(sampled) == 8 * 4
+    assert metrics["num_tokens"] == sum(map(len, sampled))
+
+
+def test_without_resampling_no_record_speaks_of_it(make_peer: MakePeer) -> None:
+    assert not [key for key in train_round(make_peer(), 0).metrics if key.startswith("resample/")]

@@ -250,9 +250,9 @@ def test_a_peer_alone_has_nobody_to_learn_from_first() -> None:
 
 def test_an_objective_brings_its_selections() -> None:
     recipe = recipe_of("ada", "bob")
-    names = [s.name for s in selections_of(recipe, "ada", 9, resolve(ObjectiveConfig(name="SFT-then-alone")))]
+    names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="SFT-then-alone")))]
     assert names == ["penalty", "foreign first"]
-    names = [s.name for s in selections_of(recipe, "ada", 9, resolve(ObjectiveConfig(name="LUFFY")))]
+    names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="LUFFY")))]
     assert names == ["penalty", "foreign_positives"]
 
 

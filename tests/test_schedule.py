@@ -1,4 +1,4 @@
-"""Who samples what, whose groups are learned from, and in which steps: the same on every peer, without a word."""
+"""Who samples what, and in which steps peers learn: the same on every peer, without a word."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import itertools
 import random
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from ftis.config import PeerConfig, Recipe, RecipeError
+from ftis.config import PeerConfig, RecipeError
 from ftis.lab.recipes import parse
-from ftis.schedule import assigned, draw_items, learning_rate, minibatches, take_turns, wanted
+from ftis.schedule import assigned, draw_items, learning_rate, minibatches
+from recipes import recipe_of, swarm
 
 # --- draw_items ---------------------------------------------------------------------------------------
 
@@ -126,96 +126,28 @@ def test_no_torch_is_loaded() -> None:
     assert run.stdout.strip() == "False"
 
 
-# --- taking turns -----------------------------------------------------------------------------------------------------
+# --- training.resample ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("names", "count"), [(1, 1), (2, 1), (5, 3), (5, 5), (7, 12), (23, 6), (100, 7)])
-def test_turns_are_even_within_a_round_and_over_any_number_of_rounds(names: int, count: int) -> None:
-    everybody = [f"p{i}" for i in range(names)]
-    so_far = dict.fromkeys(everybody, 0)
-    for round in range(40):
-        turns = take_turns(everybody, count, round, seed=3)
-        assert sum(turns.values()) == count
-        assert min(turns.values()) > 0
-        assert len(turns) == min(names, count)
-        assert max(turns.values()) - min(turns.get(name, 0) for name in everybody) <= 1
-        for name, picks in turns.items():
-            so_far[name] += picks
-        assert max(so_far.values()) - min(so_far.values()) <= 1
+@pytest.mark.parametrize("budget", [1, 3])
+def test_prompts_in_reserve_are_each_peers_own(budget: int) -> None:
+    recipe = recipe_of("ada", "bob", "cyd", resample="fill", resample_budget=budget)
+    assert (recipe.prompts_per_peer, recipe.reserve_per_peer) == (4, 4 * budget)
+    for round in range(5):
+        shares = [assigned(recipe, 200, name, round) for name in ("ada", "bob", "cyd")]
+        assert [len(share) for share in shares] == [4 + 4 * budget] * 3
+        assert len(set(itertools.chain(*shares))) == 3 * (4 + 4 * budget)
+    epoch = [item for round in range(2) for name in ("ada", "bob", "cyd") for item in assigned(recipe, 96, name, round)]
+    assert len(epoch) == len(set(epoch)) or budget == 3  # a round takes 24 or 48 of 96
 
 
-def test_turns_depend_on_the_seed_and_need_no_memory() -> None:
-    names = [f"p{i}" for i in range(20)]
-    first = [take_turns(names, 4, round, seed=1) for round in range(5)]
-    assert first == [take_turns(names, 4, round, seed=1) for round in range(5)]
-    assert first[4] == take_turns(names, 4, 4, seed=1)
-    assert first != [take_turns(names, 4, round, seed=2) for round in range(5)]
+def test_without_resampling_nothing_is_in_reserve() -> None:
+    recipe = recipe_of("ada", "bob", resample_budget=3)
+    assert recipe.reserve_per_peer == 0
+    assert assigned(recipe, 100, "bob", 2) == assigned(recipe_of("ada", "bob"), 100, "bob", 2)
 
 
-# --- max_foreign_rollouts ---------------------------------------------------------------------------------------------
-
-
-def swarm(peers: int, limit: int, mode: str = "vertical", seed: int = 0) -> Recipe:
-    """Every peer samples three groups of four rollouts a round, or in horizontal mode four of every group."""
-    training = {"prompts_per_round": 3 * peers, "mode": mode, "max_foreign_rollouts": limit}
-    document = {
-        "name": "many",
-        "seed": seed,
-        "task": {"name": "clock"},
-        "sampling": {"num_generations": 4 * (peers if mode == "horizontal" else 1)},
-        "training": training,
-        "peers": [{"name": f"p{i}", "model": "none"} for i in range(peers)],
-    }
-    return parse(document, where="test")
-
-
-def picked(recipe: Recipe, own: str, round: int) -> dict[str, list[int]]:
-    others = [p.name for p in recipe.peers if p.name != own]
-    return {name: sorted(wanted(recipe, 1000, own, name, round)) for name in others}
-
-
-@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
-def test_a_limit_that_all_fit_in_changes_nothing(mode: str) -> None:
-    offered = 4 * 4 * (3 if mode == "vertical" else 15)
-    for round in range(6):
-        everything = picked(swarm(5, 0, mode), "p1", round)
-        assert everything == {n: sorted(assigned(swarm(5, 0, mode), 1000, n, round)) for n in everything}
-        for limit in (offered, offered + 1, 10 * offered):
-            assert picked(swarm(5, limit, mode), "p1", round) == everything
-        assert picked(swarm(5, offered - 1, mode), "p1", round) != everything
-
-
-def test_whole_groups_are_chosen_from_as_many_peers_as_there_are_groups() -> None:
-    for limit, groups in [(4, 1), (7, 1), (16, 4), (36, 9), (60, 15)]:
-        recipe = swarm(10, limit)
-        for round in range(20):
-            of = picked(recipe, "p3", round)
-            counts = [len(items) for items in of.values()]
-            assert sum(counts) == groups
-            assert max(counts) - min(counts) <= 1
-            assert all(set(items) <= set(assigned(recipe, 1000, name, round)) for name, items in of.items())
-
-
-def test_every_peer_and_every_place_in_an_assignment_is_chosen_equally_often() -> None:
-    recipe = swarm(10, 16)
-    rounds = 450
-    peers, places = Counter[str](), Counter[int]()
-    for round in range(rounds):
-        for name, items in picked(recipe, "p0", round).items():
-            peers[name] += len(items)
-            places.update(assigned(recipe, 1000, name, round).index(item) for item in items)
-    assert set(peers.values()) == {4 * rounds // 9}
-    assert all(abs(count - 4 * rounds / 3) < 5 * (4 * rounds * 2 / 9) ** 0.5 for count in places.values())
-
-
-def test_the_choice_depends_on_the_seed_the_round_and_the_learner_alone() -> None:
-    def choices(seed: int, own: str) -> list[dict[str, list[int]]]:
-        return [picked(swarm(10, 16, seed=seed), own, round) for round in range(9)]
-
-    assert choices(0, "p0") == choices(0, "p0")
-    assert len({str(c) for c in choices(0, "p0")}) == 9
-    assert choices(0, "p0") != choices(1, "p0")
-    without_own = [
-        [{n: i for n, i in c.items() if n not in ("p0", "p1")} for c in choices(0, own)] for own in ("p0", "p1")
-    ]
-    assert without_own[0] != without_own[1]
+def test_a_task_with_too_few_problems_in_reserve_is_named() -> None:
+    message = "prompts_per_round = 8 and as many more as training.resample_budget = 2 takes, but the task has only 23"
+    with pytest.raises(RecipeError, match=message):
+        assigned(recipe_of("ada", "bob", resample="fill", resample_budget=2), 23, "ada", 0)

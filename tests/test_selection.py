@@ -24,7 +24,8 @@ from ftis.exchange import Collected
 from ftis.objectives import OBJECTIVES, Diagnostics
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
-from ftis.selection import ForeignLimit, Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
+from ftis.selection import Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
+from ftis.swarm.limit import ForeignLimit
 from ftis.swarm.penalties import Penalties
 from recipes import recipe_of
 
@@ -133,12 +134,12 @@ def test_shares_that_are_none_are_named(shares: list[float]) -> None:
 def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     recipe = recipe_of("ada", "bob", selections=["test_selection.halves", "test_selection.NothingOfBob"])
-    kinds = selections_of(recipe, "ada", 100, OBJECTIVES["F-TIS"])
+    kinds = selections_of(recipe, "ada", OBJECTIVES["F-TIS"])
     assert [selection.name for selection in kinds] == ["kl", "penalty", "halves", "nothing_of_bob"]
     assert select(judged_of([1.0, -1.0]), kinds).share_R.tolist() == [0, 0]
-    assert [s.name for s in selections_of(recipe_of("ada", "bob"), "ada", 100, OBJECTIVES["TIS"])] == ["penalty"]
+    assert [s.name for s in selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])] == ["penalty"]
     limited = recipe_of("ada", "bob", max_foreign_rollouts=8)
-    assert [s.name for s in selections_of(limited, "ada", 9, OBJECTIVES["F-TIS"])] == [
+    assert [s.name for s in selections_of(limited, "ada", OBJECTIVES["F-TIS"])] == [
         "kl",
         "limit",
         "penalty",
@@ -152,14 +153,14 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
 def test_a_selection_that_is_none_is_named(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(RecipeError, match=re.escape(message)):
-        selections_of(recipe_of("ada", "bob", selections=[path]), "ada", 100, OBJECTIVES["TIS"])
+        selections_of(recipe_of("ada", "bob", selections=[path]), "ada", OBJECTIVES["TIS"])
 
 
 # --- the foreign limit ------------------------------------------------------------------------------------------------
 
 
 def test_late_groups_take_what_the_limit_leaves() -> None:
-    limit = ForeignLimit(recipe_of("ada", "bob", max_foreign_rollouts=6), "ada", 100)  # three groups of two
+    limit = ForeignLimit(recipe_of("ada", "bob", max_foreign_rollouts=6), "ada")  # three groups of two
     groups = [ScoredGroup(Group("bob", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
     on_time, late = Admission("bob", tuple(groups[:2]), ()), Admission("bob", tuple(groups[2:]), ())
     kept = limit.within_room([on_time, late])

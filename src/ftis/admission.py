@@ -120,11 +120,12 @@ class Terms:
         stop: strings that end a completion for every peer; its text ends with the first of them.
         max_staleness: the most rounds by which a message may be late.
         prompts: the training split; a group's item is an index into it.
-        assigned: (peer, round) → the items that a roster member samples then, equally many in every round.
+        assigned: (peer, round) → the items that a roster member may sample then, equally many in every round.
         roster: the names of all peers.
         wanted: (peer, round) → those assigned items that this peer learns from; None: all. Other groups are passed
             over: neither their rollouts are checked nor their rewards computed.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
+        max_groups: the most groups of one message, if fewer than its sender may choose from.
     """
 
     run: str
@@ -141,6 +142,7 @@ class Terms:
     stop: tuple[str, ...] = ()
     max_staleness: int = 0
     max_seconds: float = math.inf
+    max_groups: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "group_size", "max_completion_length"):
@@ -152,7 +154,7 @@ class Terms:
     @property
     def limits(self) -> Limits:
         """The most to decode of one message. ``max_bytes`` is the size of the largest message that a round can need."""
-        groups = max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
+        groups = self.max_groups or max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
         rollouts = groups * self.group_size
         return Limits(
             max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME),
@@ -203,10 +205,8 @@ class Admitter:
         if fault := self._header_fault(header, sender, round):
             return rejected(sender, *fault)
         assigned = frozenset(self.terms.assigned(sender, header.round))
-        if len(message.groups) > len(assigned):
-            return rejected(
-                sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups for {len(assigned)} assigned prompts"
-            )
+        if len(message.groups) > (most := self.terms.max_groups or len(assigned)):
+            return rejected(sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups for {most} assigned prompts")
 
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []

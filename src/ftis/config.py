@@ -150,6 +150,10 @@ class TrainingConfig(_Section):
     scale_rewards: Literal["group", "none"] = "group"
     max_foreign_rollouts: Annotated[int, Field(ge=0)] = 0
     """The most foreign rollouts to learn from in a round, in whole groups, from each peer in turn; 0 is no limit."""
+    resample: Literal["off", "fill"] = "off"
+    """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
+    resample_budget: Positive = 1
+    """With ``fill``: the other prompts that a round has, for each prompt of ``prompts_per_round``."""
     selections: Strings = ()
     """Further selections, by dotted path: ``f(judged) -> shares`` or a class; see docs/extending.md."""
     eval_every: Annotated[int, Field(ge=0)] = 5
@@ -414,6 +418,9 @@ class Recipe(_Section):
                 f"sampling.num_generations = {self.sampling.num_generations} cannot be divided equally among "
                 f"{m} peers in horizontal mode; take a multiple of {m}"
             )
+        if training.resample == "fill" and (training.mode == "horizontal" or training.max_foreign_rollouts):
+            other = 'mode = "horizontal"' if training.mode == "horizontal" else "max_foreign_rollouts"
+            raise ValueError(f'training.resample = "fill" does not go with training.{other}: leave one of them out')
         if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
             raise ValueError(
                 f"training.max_foreign_rollouts = {training.max_foreign_rollouts} is less than one group of "
@@ -449,6 +456,11 @@ class Recipe(_Section):
         """Prompts that one peer samples in a round: B/m, or B in horizontal mode."""
         prompts = self.training.prompts_per_round
         return prompts if self.training.mode == "horizontal" else prompts // self.swarm_size
+
+    @property
+    def reserve_per_peer(self) -> int:
+        """Prompts that one peer may sample in a round in place of others; 0 without ``training.resample``."""
+        return self.prompts_per_peer * self.training.resample_budget if self.training.resample == "fill" else 0
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""

@@ -18,7 +18,7 @@ from ftis.exchange import Collected
 from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics
-from ftis.rollouts import Prompt, Rollout
+from ftis.rollouts import Batch, Prompt, Rollout, ScoredGroup
 from ftis.selection import Chosen, Judged
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -61,6 +61,7 @@ def round_record(
     own: str,
     end_ids: Collection[int],
     prompts: Sequence[Prompt],
+    replaced: Sequence[ScoredGroup],
     about: Mapping[str, Any],
 ) -> RoundRecord:
     """Everything that is recorded of a round.
@@ -69,9 +70,12 @@ def round_record(
         recipe: with exactly the peers of this swarm.
         own: the learner's name.
         end_ids: ids that end a completion of the learner.
+        replaced: own groups without signal whose place others took.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
     """
     metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop)}
+    if recipe.reserve_per_peer:
+        metrics.update(resampling(judged.batch, replaced))
     if len(recipe.peers) > 1:
         metrics.update(participation(judged, chosen, update, heard, recipe, own))
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
@@ -105,6 +109,18 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: 
         metrics["sampling/sampling_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/sampling_logp_difference/max"] = float(judged.gap.max())
     return metrics
+
+
+def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """What own groups were before some took the place of others. ``reward`` is of those that stayed."""
+    rewards = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N[batch.own_N])]
+    every = [*rewards, *(np.array(scored.rewards) for scored in replaced)]
+    return {
+        "resample/groups": len(every),
+        "resample/replaced": len(replaced),
+        "resample/reward": float(np.concatenate(every).mean()),
+        "resample/frac_reward_zero_std": float(np.mean([len(set(group.tolist())) == 1 for group in every])),
+    }
 
 
 def has_ended(rollout: Rollout, text: str, end_ids: Collection[int], stop: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ftis.measures import Heard, RoundRecord, round_record
 from ftis.objectives import Objective, Rewards, advantages
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task
-from ftis.rollouts import Batch, Group, Ints, Prompt, collate
+from ftis.rollouts import Batch, Group, Ints, Prompt, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
 from ftis.selection import Selection, select
@@ -35,25 +35,29 @@ Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
 def train_round(peer: Peer, round: int) -> RoundRecord:
     """Train one round of one peer. Raises Stopped if asked to stop before anything has changed."""
     clock = Stopwatch()
-    own = peer.sample(round)
-    scored = [peer.admitter.score_group(group) for group in own]
+    sampled = peer.sample(round)
     clock.lap("sample")
 
-    sent_bytes = peer.offer(round, own)
+    sent_bytes = peer.offer(round, [scored.group for scored in sampled.kept])
     clock.lap("exchange")
     collected = peer.collect(round)
     clock.lap("wait")
 
     admissions = peer.admit(collected, round)
     admitted = [group for admission in admissions for group in admission.admitted]
-    batch = collate([*scored, *admitted], peer.prompt_ids, peer.name)
+    batch = collate([*sampled.kept, *admitted], peer.prompt_ids, peer.name)
     clock.lap("admit")
 
-    return learn_from(peer, round, batch, Heard(collected, sent_bytes, admissions), clock)
+    return learn_from(peer, round, batch, Heard(collected, sent_bytes, admissions), clock, sampled.replaced)
 
 
-def learn_from(peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwatch) -> RoundRecord:
-    """The second half of a round, from its batch on. A replayed round begins here."""
+def learn_from(
+    peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwatch, replaced: Sequence[ScoredGroup] = ()
+) -> RoundRecord:
+    """The second half of a round, from its batch on. A replayed round begins here.
+
+    ``replaced`` are own groups without signal whose place others took.
+    """
     judged = judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective)
     clock.lap("logp")
 
@@ -64,7 +68,7 @@ def learn_from(peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwa
     peer.sampler.weights_moved(peer.policy)
     clock.lap("update")
 
-    peer.advance(batch, clock.total)
+    peer.advance(batch, replaced, clock.total)
     return round_record(
         judged,
         chosen,
@@ -74,8 +78,16 @@ def learn_from(peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwa
         own=peer.name,
         end_ids=peer.policy.end_ids,
         prompts=peer.task.train,
+        replaced=replaced,
         about=peer.about_round(round, clock),
     )
+
+
+class Sampled(NamedTuple):
+    """A peer's own groups of a round, and those without signal whose place others took."""
+
+    kept: Sequence[ScoredGroup]
+    replaced: Sequence[ScoredGroup]
 
 
 @dataclass(frozen=True)
@@ -121,10 +133,23 @@ class Peer:
     def learning_rate(self, round: int) -> float:
         return learning_rate(self.config, round, self.recipe.training.rounds)
 
-    def sample(self, round: int) -> list[Group]:
-        """This peer's own groups for the round."""
-        items = sorted(assigned(self.recipe, len(self.task.train), self.name, round))
-        return self.sample_items(items, self.recipe.rollouts_per_group, round, "sample")
+    def sample(self, round: int) -> Sampled:
+        """This peer's own groups for the round, scored.
+
+        While some are without signal and prompts are in reserve, as many of those are sampled. Groups with signal come
+        first then.
+        """
+        items, n = assigned(self.recipe, len(self.task.train), self.name, round), self.recipe.prompts_per_peer
+        fresh, reserve, purpose = sorted(items[:n]), items[n:], "sample"
+        found: list[ScoredGroup] = []
+        while fresh:
+            groups = self.sample_items(fresh, self.recipe.rollouts_per_group, round, purpose)
+            found += [self.admitter.score_group(group) for group in groups]
+            missing = n - sum(scored.has_signal for scored in found)
+            fresh, reserve, purpose = reserve[:missing], reserve[missing:], f"resample-{len(found)}"
+        if len(found) > n:
+            found.sort(key=lambda scored: not scored.has_signal)
+        return Sampled(found[:n], found[n:])
 
     def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
         """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""
@@ -197,9 +222,10 @@ class Peer:
         rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
         return advantages(self.objective, rewards).float()
 
-    def advance(self, batch: Batch, seconds: float) -> None:
+    def advance(self, batch: Batch, replaced: Sequence[ScoredGroup], seconds: float) -> None:
         """Move the cursor past a finished round."""
         sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
+        sampled += sum(len(rollout) for scored in replaced for rollout in scored.group.rollouts)
         old = self.cursor
         self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
 

@@ -96,6 +96,11 @@ class ScoredGroup:
     completions: tuple[str, ...]
     rewards: tuple[float, ...]
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ. Where all are equal, Â = 0."""
+        return len(set(self.rewards)) > 1
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

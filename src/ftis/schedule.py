@@ -1,4 +1,4 @@
-"""Who samples which prompts, who learns from which groups, in which optimiser steps and at which rate. No torch.
+"""Who samples which prompts, in which optimiser steps peers learn and at which rate. No torch.
 
 Everything here is a function of the recipe, a peer's name and the round. So all peers agree on it without a message,
 and any round can be computed without earlier ones.
@@ -7,7 +7,6 @@ and any round can be computed without earlier ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,8 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode.
 
+    With ``training.resample`` the last ``reserve_per_peer`` of them are those that it may take in place of others.
+
     Args:
         recipe: with exactly the peers of one swarm.
         n_items: size of the task's training split.
@@ -45,11 +46,12 @@ def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     Raises:
         RecipeError: the task has fewer problems than a round needs.
     """
-    count = recipe.training.prompts_per_round
+    count = recipe.training.prompts_per_round + recipe.reserve_per_peer * len(recipe.peers)
     if count > n_items:
+        reserve = f" and as many more as training.resample_budget = {recipe.training.resample_budget} takes"
         raise RecipeError(
-            f"training.prompts_per_round = {count}, but the task has only {n_items} training problems: lower it or "
-            f"raise task.train_size"
+            f"training.prompts_per_round = {recipe.training.prompts_per_round}{reserve * bool(recipe.reserve_per_peer)}"
+            f", but the task has only {n_items} training problems: lower it or raise task.train_size"
         )
     items = draw_items(n_items, count, round, recipe.seed)
     if recipe.training.mode == "horizontal":
@@ -57,41 +59,6 @@ def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     names = [p.name for p in recipe.peers]
     each, position = count // len(names), names.index(peer)
     return items[position * each : (position + 1) * each]
-
-
-def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
-    """The number of a round's ``count`` picks that each of ``names`` gets. A name without picks is left out.
-
-    Picks go to the names in turn, in an order drawn from the seed, and a round starts where the last one ended. So
-    within a round, and over any number of rounds, the names' totals differ by at most one.
-    """
-    order = np.random.default_rng(seed).permutation(len(names))
-    each, rest = divmod(count, len(names))
-    picks = dict.fromkeys(names, each) if each else {}
-    for pick in range(count * round, count * round + rest):
-        picks[names[order[pick % len(names)]]] = each + 1
-    return picks
-
-
-def groups_per_peer(recipe: Recipe, own: str, round: int) -> dict[str, int]:
-    """The number of groups of each other peer that ``own`` learns from in ``round``. A peer without any is left out.
-
-    ``training.max_foreign_rollouts`` goes to the peers in turn. Senders cannot influence it.
-    """
-    others = [p.name for p in recipe.peers if p.name != own]
-    limit = recipe.training.max_foreign_rollouts
-    if not limit or not others:
-        return dict.fromkeys(others, recipe.training.prompts_per_round)
-    return take_turns(others, limit // recipe.rollouts_per_group, round, seed_of(recipe, own, 0, "turns"))
-
-
-def wanted(recipe: Recipe, n_items: int, own: str, peer: str, round: int) -> list[int]:
-    """The prompts assigned to ``peer`` in ``round`` whose groups ``own`` learns from."""
-    items, count = assigned(recipe, n_items, peer, round), groups_per_peer(recipe, own, round).get(peer, 0)
-    if count >= len(items):
-        return items
-    rng = np.random.default_rng(seed_of(recipe, own, round, f"chosen-{peer}"))
-    return [items[i] for i in rng.choice(len(items), count, replace=False)]
 
 
 def minibatches(recipe: Recipe, peer: str, round: int, n_rollouts: int) -> list[npt.NDArray[np.int64]]:

@@ -52,8 +52,11 @@ RIVALS: Mapping[str, str] = {
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 
-SELECTIONS: Mapping[str, str] = {"penalty": "ftis.swarm.penalties.penalties"}
-"""Selections of every peer beside the core's -> ``f(recipe, own peer's name) -> Selection``."""
+SELECTIONS: Mapping[str, str] = {
+    "limit": "ftis.swarm.limit.foreign_limit",
+    "penalty": "ftis.swarm.penalties.penalties",
+}
+"""Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.lab.trackers.TensorBoard",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -24,7 +24,6 @@ from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.objectives import Diagnostics, Objective
 from ftis.rollouts import Batch, Floats
-from ftis.schedule import wanted
 from ftis.seams import SELECTIONS, look_up
 
 Value = TypeVar("Value")
@@ -170,34 +169,6 @@ def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ForeignLimit(Selection):
-    """At most ``training.max_foreign_rollouts`` foreign rollouts a round, in whole groups, from each peer in turn.
-
-    It decides before anything is scored, so a round's cost does not grow with the number of peers. Late groups take the
-    room that is left.
-    """
-
-    recipe: Recipe
-    own: str
-    n_items: int
-    name: str = "limit"
-
-    def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
-        chosen = set(wanted(self.recipe, self.n_items, self.own, peer, round))
-        return [item for item in items if item in chosen]
-
-    def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
-        room = self.recipe.training.max_foreign_rollouts // self.recipe.rollouts_per_group
-        kept = []
-        for admission in admissions:
-            inside, over = admission.admitted[:room], admission.admitted[room:]
-            room -= len(inside)
-            passed_over = (*admission.passed_over, *(scored.group for scored in over))
-            kept.append(replace(admission, admitted=inside, passed_over=passed_over))
-        return kept
-
-
-@dataclass(frozen=True)
 class OfShares(Selection):
     """A selection that is one function: judged → shares [R]."""
 
@@ -208,7 +179,7 @@ class OfShares(Selection):
         return self.function(judged)
 
 
-def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) -> tuple[Selection, ...]:
+def selections_of(recipe: Recipe, own: str, objective: Objective) -> tuple[Selection, ...]:
     """The objective's filter, the foreign limit, the penalties, the objective's own, and ``training.selections``.
 
     A dotted path names a function ``f(judged) -> shares``, or a class that takes (recipe, own peer's name).
@@ -217,9 +188,7 @@ def selections_of(recipe: Recipe, own: str, n_items: int, objective: Objective) 
         RecipeError: a path leads nowhere, or to neither a function nor a class.
     """
     selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
-    if recipe.training.max_foreign_rollouts:
-        selections.append(ForeignLimit(recipe, own, n_items))
-    selections += [look_up(name, "selection", SELECTIONS)(recipe, own) for name in SELECTIONS]
+    selections += [made for name in SELECTIONS if (made := look_up(name, "selection", SELECTIONS)(recipe, own))]
     added = [(found, found.__name__) for found in objective.selections]
     for path in recipe.training.selections:
         found = look_up(path, "training.selections")

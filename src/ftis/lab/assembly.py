@@ -44,7 +44,7 @@ def check_names(recipe: Recipe) -> None:
     """
     objective = resolve(recipe.objective)
     for peer in recipe.peers:
-        selections_of(recipe, peer.name, recipe.training.prompts_per_round, objective)
+        selections_of(recipe, peer.name, objective)
         if peer.attack:
             look_up(peer.attack, f"peers.{peer.name}.attack")
     if recipe.sampling.sampler != "auto":
@@ -88,7 +88,7 @@ def assemble(
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
-    selections = selections_of(recipe, name, len(task.train), objective)
+    selections = selections_of(recipe, name, objective)
     for selection in selections:
         if selection.name in states:
             selection.restore(states[selection.name])
@@ -123,6 +123,7 @@ def assemble(
                 wanted=lambda sender, round: peer.wanted(sender, round),
                 max_staleness=network.max_staleness if networked else max(late.values(), default=0),
                 max_seconds=network.admission_seconds if networked else float("inf"),
+                max_groups=recipe.prompts_per_peer,
             ),
             scores[0],
             lambda ids: cut_at(sampling.stop, policy.detokenize(ids)),

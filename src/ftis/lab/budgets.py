@@ -18,6 +18,7 @@ class Plan:
 
     Attributes:
         trained, generated: rollouts.
+        reserve: rollouts of other prompts that may be generated beside these, in place of groups without signal.
         worth: prompts that a peer alone could do in the same time; None where the recipe assumes no cost of sampling.
         cost: that assumed cost.
     """
@@ -27,6 +28,7 @@ class Plan:
     rounds: int
     worth: int | None = None
     cost: float | None = None
+    reserve: int = 0
 
 
 def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
@@ -35,7 +37,8 @@ def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
     generated, trained = rollouts_per_round(swarm)
     cost = recipe.experiment.sampling_cost
     worth = None if cost is None else prompts_worth(recipe, generated, trained)
-    return Plan(trained, generated, swarm.training.rounds, worth, cost)
+    reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
+    return Plan(trained, generated, swarm.training.rounds, worth, cost, reserve)
 
 
 def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
@@ -67,7 +70,7 @@ def equal(one: Plan, other: Plan) -> str:
         what
         for what, mine, theirs in (
             ("rollouts trained on", one.trained, other.trained),
-            ("rollouts a peer samples itself", one.generated, other.generated),
+            ("rollouts a peer samples itself", (one.generated, one.reserve), (other.generated, other.reserve)),
             (
                 f"seconds, to the prompt, if sampling costs {one.cost or 0:g} times training",
                 one.worth,
@@ -105,7 +108,13 @@ def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
             f"a round ({arms.trained} against {other.trained}) and generates {as_many} ({arms.generated} against "
             f"{other.generated})"
         )
-    return text + (f"; {arms.rounds} rounds against {other.rounds}." if arms.rounds != other.rounds else ".")
+    reserves = [
+        f" A peer of {whose} may generate up to {of.reserve} more a round, in place of groups without signal."
+        for whose, of in ((names, arms), (baseline, other))
+        if of.reserve
+    ]
+    ending = f"; {arms.rounds} rounds against {other.rounds}." if arms.rounds != other.rounds else "."
+    return text + ending + "".join(reserves)
 
 
 def _times(a: int, b: int) -> str:
@@ -143,6 +152,9 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
         "seconds_training": None if own is None else own.training,
         "seconds_waited": peer.seconds_waited,
     }
+    if planned.reserve:
+        groups = sum(row.measures["resample/groups"] for row in peer.rounds)
+        totals["rollouts_generated"] = groups * study.recipe.sampling.num_generations
     if arm.collaborate:  # some of the others' rollouts may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
             totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))

@@ -128,6 +128,8 @@ class Display:
         parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
         if "frac_reward_zero_std" in metrics:
             parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of groups with signal")
+        if metrics.get("resample/replaced"):
+            parts.append(f"{metrics['resample/replaced']} of {metrics['resample/groups']} own groups replaced")
         if "step_time" in metrics:
             parts.append(f"{metrics['step_time']:.3g} s")
         if first < step < total:

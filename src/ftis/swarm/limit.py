@@ -1,0 +1,75 @@
+"""The limit on foreign rollouts, and whose groups it takes: the same choice whenever it is made, without a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ftis.admission import Admission
+from ftis.config import Recipe
+from ftis.schedule import seed_of
+from ftis.selection import Selection
+
+
+@dataclass(frozen=True)
+class ForeignLimit(Selection):
+    """At most ``training.max_foreign_rollouts`` foreign rollouts a round, in whole groups, from each peer in turn.
+
+    It decides before anything is scored, so a round's cost does not grow with the number of peers. Late groups take the
+    room that is left.
+    """
+
+    recipe: Recipe
+    own: str
+    name: str = "limit"
+
+    def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
+        count = groups_per_peer(self.recipe, self.own, round).get(peer, 0)
+        if count >= len(items):
+            return items
+        rng = np.random.default_rng(seed_of(self.recipe, self.own, round, f"chosen-{peer}"))
+        chosen = set(rng.choice(len(items), count, replace=False).tolist())
+        return [item for place, item in enumerate(items) if place in chosen]
+
+    def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        room = self.recipe.training.max_foreign_rollouts // self.recipe.rollouts_per_group
+        kept = []
+        for admission in admissions:
+            inside, over = admission.admitted[:room], admission.admitted[room:]
+            room -= len(inside)
+            passed_over = (*admission.passed_over, *(scored.group for scored in over))
+            kept.append(replace(admission, admitted=inside, passed_over=passed_over))
+        return kept
+
+
+def foreign_limit(recipe: Recipe, own: str) -> ForeignLimit | None:
+    """The limit that ``[training]`` sets."""
+    return ForeignLimit(recipe, own) if recipe.training.max_foreign_rollouts else None
+
+
+def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
+    """The number of a round's ``count`` picks that each of ``names`` gets. A name without picks is left out.
+
+    Picks go to the names in turn, in an order drawn from the seed, and a round starts where the last one ended. So
+    within a round, and over any number of rounds, the names' totals differ by at most one.
+    """
+    order = np.random.default_rng(seed).permutation(len(names))
+    each, rest = divmod(count, len(names))
+    picks = dict.fromkeys(names, each) if each else {}
+    for pick in range(count * round, count * round + rest):
+        picks[names[order[pick % len(names)]]] = each + 1
+    return picks
+
+
+def groups_per_peer(recipe: Recipe, own: str, round: int) -> dict[str, int]:
+    """The number of groups of each other peer that ``own`` learns from in ``round``. A peer without any is left out.
+
+    ``training.max_foreign_rollouts`` goes to the peers in turn. Senders cannot influence it.
+    """
+    others = [p.name for p in recipe.peers if p.name != own]
+    limit = recipe.training.max_foreign_rollouts
+    if not limit or not others:
+        return dict.fromkeys(others, recipe.training.prompts_per_round)
+    return take_turns(others, limit // recipe.rollouts_per_group, round, seed_of(recipe, own, 0, "turns"))
