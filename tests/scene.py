@@ -148,7 +148,7 @@ def metrics(step: int, peer: str, sources: Sequence[str], share: int, sampled: i
         "reward": 0.5,
         "frac_reward_zero_std": 0.0,
         "optimizer_steps": 2,
-        "num_tokens": 100 * step * sampled,
+        "tokens_sampled": 100 * step * sampled,
         "step_time": sum(times.values()),
         **times,
         "sampling/sampling_logp_difference/max": 1e-6,

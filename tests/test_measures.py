@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,22 +65,37 @@ def test_own_metrics_by_hand() -> None:
     found = own_metrics(judged, update_of(judged), {END})
     assert found == {
         "reward": 0.25,
-        "reward_std": pytest.approx(1 / 3),  # 1/2, 0 and 1/2 over three groups
+        "reward_std": 0.5,  # of 1, 0, 0, 0, with three in the divisor
         "frac_reward_zero_std": pytest.approx(1 / 3),
         "loss": 0.5,
         "grad_norm": 2.0,
         "optimizer_steps": 2,
-        "entropy": 0.5,
+        "sampled_entropy": 0.5,
         "completions/mean_length": 2.0,
         "completions/min_length": 1,
         "completions/max_length": 4,
         "completions/clipped_ratio": 0.25,  # the one of four tokens
         "clip_ratio/low_mean": 0.0,
         "clip_ratio/high_mean": 0.0,
+        "clip_ratio/region_mean": 0.0,
         "sampling/logp_recomputed": False,
         "sampling/sampling_logp_difference/mean": pytest.approx(1e-4),
         "sampling/sampling_logp_difference/max": pytest.approx(2e-4),
     }
+
+
+def test_clip_ratios_are_of_all_tokens_of_all_steps() -> None:
+    """As TRL's: rollouts with Â = 0 count, though the model never runs on them."""
+    judged = judged_batch()
+    assert judged.diagnostics is not None
+    n = len(judged.diagnostics.clipped_low)  # 2 + 4 + 2 + 3 tokens
+    low, high = torch.arange(n) < 3, torch.arange(n) >= n - 2
+    seen = replace(judged.diagnostics, clipped_low=low, clipped_high=high)
+    found = own_metrics(judged, Update((0.0,), (1.0,), judged.rows, seen), {END}, num_iterations=2)
+    tokens = 2 * (2 + 4 + 1 + 1 + 2 + 3)
+    assert found["clip_ratio/low_mean"] == pytest.approx(3 / tokens)
+    assert found["clip_ratio/high_mean"] == pytest.approx(2 / tokens)
+    assert found["clip_ratio/region_mean"] == pytest.approx(5 / tokens)
 
 
 def test_participation_by_hand() -> None:

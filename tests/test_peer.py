@@ -224,7 +224,7 @@ def test_what_gave_way_is_counted(make_peer: MakePeer) -> None:
     with_signal(twin, set(share[4:7]))
     sampled = tokens(twin.sample(0))
     assert len(sampled) == 8 * 4
-    assert metrics["num_tokens"] == sum(map(len, sampled))
+    assert metrics["tokens_sampled"] == sum(map(len, sampled))
 
 
 def test_without_resampling_no_record_speaks_of_it(make_peer: MakePeer) -> None:

@@ -198,7 +198,7 @@ def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
     display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
     display(ArmBegun(("a", "b"), 9, Place(arm="F-TIS")))
     for step, reward in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.0], 1):
-        display(RoundEnded({"step": step, "reward": reward, "reward_std": reward}, place))
+        display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": float(reward == 0)}, place))
     told = [line for line in out.getvalue().splitlines() if "no completion" in line]
     assert [line.partition(" in ")[2].partition(",")[0] for line in told] == [
         "one round",
@@ -207,8 +207,9 @@ def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
         "one round",
     ]
     out.truncate(0)
-    for step, spread in enumerate([0.4, 0.4, 0.4, 0.0], 1):  # others' rollouts carry signal, or rewards cancel out
-        display(RoundEnded({"step": step, "reward": 0.0, "reward_std": spread}, Place(arm="F-TIS", peer="b")))
+    for step, equal in enumerate([0.4, 0.4, 0.4, 1.0], 1):  # others' rollouts carry signal, or rewards cancel out
+        row = {"step": step, "reward": 0.0, "frac_reward_zero_std": equal}
+        display(RoundEnded(row, Place(arm="F-TIS", peer="b")))
     assert "in one round" in out.getvalue()
     assert "in 4 rounds" not in out.getvalue()
     assert told[0].endswith("so nothing is learned: ftis preflight says why")

@@ -200,7 +200,7 @@ def test_what_was_spent_is_a_mean_over_seeds_and_unknown_where_a_round_is_not_re
     Scene(tmp_path, seeds=(0, 1), ood=False).write()
     lines = tmp_path / "scene-seed1" / "F-TIS" / "small" / "metrics.jsonl"
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
-    rows[1] |= {"num_tokens": 260, "time/sample": 1.5}
+    rows[1] |= {"tokens_sampled": 260, "time/sample": 1.5}
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     points = compare(tmp_path)["curves"]["validation"]["F-TIS"]["small"]
     assert points[2]["tokens"] == {"mean": 230, "per_seed": {"0": 200, "1": 260}}

@@ -73,7 +73,7 @@ def round_record(
         replaced: own groups without signal whose place others took.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
     """
-    metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop)}
+    metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop, recipe.training.num_iterations)}
     if recipe.reserve_per_peer:
         metrics.update(resampling(judged.batch, replaced))
     if len(recipe.peers) > 1:
@@ -81,7 +81,9 @@ def round_record(
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
 
-def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: tuple[str, ...] = ()) -> dict[str, Any]:
+def own_metrics(
+    judged: Judged, update: Update, end_ids: Collection[int], stop: tuple[str, ...] = (), num_iterations: int = 1
+) -> dict[str, Any]:
     """Metrics of the learner's own rollouts and optimiser steps."""
     batch = judged.batch
     own = [batch.rollouts[i] for i in np.flatnonzero(batch.own_N)]
@@ -89,20 +91,20 @@ def own_metrics(judged: Judged, update: Update, end_ids: Collection[int], stop: 
     lengths = np.array([len(r) for r in own])
     ended = [has_ended(rollout, text, end_ids, stop) for rollout, text in zip(own, texts, strict=True)]
     groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
-    stds = np.array([g.std() for g in groups])
+    own_reward = batch.reward_N[batch.own_N]
     metrics: dict[str, Any] = {
-        "reward": float(batch.reward_N[batch.own_N].mean()),
-        "reward_std": float(stds.mean()),
-        "frac_reward_zero_std": float((stds == 0).mean()),
+        "reward": float(own_reward.mean()),
+        "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
+        "frac_reward_zero_std": float(np.mean([g.std() == 0 for g in groups])),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
         "optimizer_steps": len(update.losses),
-        "entropy": float(-np.concatenate([r.gen_logp for r in own]).mean()),
+        "sampled_entropy": float(-np.concatenate([r.gen_logp for r in own]).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": int(lengths.min()),
         "completions/max_length": int(lengths.max()),
         "completions/clipped_ratio": float(np.mean(np.logical_not(ended))),
-        **_clip_ratios(update.diagnostics),
+        **_clip_ratios(update.diagnostics, num_iterations * sum(len(r) for r in batch.rollouts)),
         "sampling/logp_recomputed": judged.recomputed,
     }
     if len(judged.gap):  # sampler and learner must see one policy
@@ -252,11 +254,11 @@ def _distribution(name: str, values: Tensor) -> dict[str, float]:
     return summary
 
 
-def _clip_ratios(diagnostics: Diagnostics | None) -> dict[str, float]:
-    if diagnostics is None:
-        return {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.0}
-    low, high = diagnostics.clipped_low.double().mean(), diagnostics.clipped_high.double().mean()
-    return {"clip_ratio/low_mean": float(low), "clip_ratio/high_mean": float(high)}
+def _clip_ratios(diagnostics: Diagnostics | None, tokens: int) -> dict[str, float]:
+    """Of all ``tokens`` of a round's steps. Those that the model did not run on carry no gradient to be clipped."""
+    clipped = (0, 0) if diagnostics is None else (diagnostics.clipped_low.sum(), diagnostics.clipped_high.sum())
+    low, high = (float(count) / tokens for count in clipped)
+    return {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class Peer:
         return {
             "step": self.cursor.step,
             "learning_rate": self.learning_rate(round),
-            "num_tokens": self.cursor.tokens_sampled,
+            "tokens_sampled": self.cursor.tokens_sampled,
             "step_time": clock.total,
             **{f"time/{name}": seconds for name, seconds in clock.laps.items()},
         }

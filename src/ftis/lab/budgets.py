@@ -143,7 +143,7 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
         "rollouts_with_gradient": None,
         "tokens_trained": None,
         "rollouts_generated": planned.rounds * planned.generated,
-        "tokens_generated": peer.rounds[-1].measures["num_tokens"],
+        "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
         "seconds": None if own is None else own.total,

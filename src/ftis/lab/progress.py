@@ -138,7 +138,7 @@ class Display:
 
     def _count_unrewarded(self, name: str, metrics: Mapping[str, Any]) -> None:
         """Say after 1, 2, 4, 8 … rounds that no completion has earned anything yet."""
-        none = metrics["reward"] == 0 and metrics.get("reward_std") == 0
+        none = metrics["reward"] == 0 and metrics.get("frac_reward_zero_std") == 1
         rounds = self._unrewarded[name] = self._unrewarded.get(name, 0) + 1 if none else 0
         if rounds and rounds & (rounds - 1) == 0:
             self.console.print(

@@ -62,6 +62,8 @@ class RoundRow:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
+        if "num_tokens" in line:  # the name in 0.1.0, which TRL gives to another count
+            line = {"tokens_sampled": line["num_tokens"], **line}
         return RoundRow(line["step"], line, by_peer(line))
 
 
@@ -144,7 +146,7 @@ class PeerRun:
         """Tokens the peer sampled itself in its first ``step`` rounds; None if the last of them is not recorded."""
         if step == 0:
             return 0
-        return next((row.measures["num_tokens"] for row in self.rounds if row.step == step), None)
+        return next((row.measures["tokens_sampled"] for row in self.rounds if row.step == step), None)
 
     def seconds_after(self, step: int) -> float | None:
         """Its own seconds in its first ``step`` rounds; None if they are not known."""

@@ -73,7 +73,7 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         "seconds": None if (own := peer.own_seconds) is None else own.total,
         "seconds_waited": peer.seconds_waited,
         "reward": last.get("reward", 0.0),
-        "tokens_sampled": last.get("num_tokens", 0),
+        "tokens_sampled": last.get("tokens_sampled", 0),
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
         "collaborated": "foreign_used" in last,
