@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -112,6 +114,33 @@ def finish(place: Path, processes: dict[str, Watched], seconds: float = 150) -> 
 
 def metrics(run: Path, name: str) -> list[dict[str, Any]]:
     return without_times(read_jsonl(run / "F-TIS" / name / "metrics.jsonl"))
+
+
+def with_another_tokenizer(model: Path, place: Path) -> Path:
+    """A copy of a model whose tokenizer swaps two ids."""
+    shutil.copytree(model, place)
+    written = json.loads((place / "tokenizer.json").read_text())
+    vocabulary = written["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    (place / "tokenizer.json").write_text(json.dumps(written))
+    return place
+
+
+def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_on(
+    place: Path, models: dict[str, Path]
+) -> None:
+    other = with_another_tokenizer(models["c"], place / "other")
+    keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8", "--set", "training.rounds=2")
+    processes = {name: joined(place, name, *keys) for name in "ab"}
+    processes["c"] = joined(place, "c", *keys, "--set", f"peers.c.model={json.dumps(str(other))}")
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 1}
+    said = (place / "c.log").read_text()
+    assert "means another run by 'three' and is not heard (tokenizer: " in said
+    assert "all peers need a model of one vocabulary and its ends" in said
+    assert not (place / "runs" / "three-seed0-c" / "F-TIS" / "c" / "metrics.jsonl").exists()
+    for name, partner in ("ab", "ba"):
+        for row in metrics(place / "runs" / f"three-seed0-{name}", name):
+            assert (row[f"peer/{partner}/admitted"], row["peer/c/rejected"]) == (8, 0)
 
 
 @pytest.mark.slow

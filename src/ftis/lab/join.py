@@ -193,12 +193,13 @@ def _network(
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
+    facts["tokenizer"] = tokenizer_fingerprint(peer.policy.tokenizer, peer.recipe.sampling.end_tokens)
     limits = peer.admitter.terms.limits
     return NetworkExchange(
         peer.recipe,
         peer.config.name,
         run=run_id(facts),
-        facts={**facts, "tokenizer": tokenizer_fingerprint(peer.policy.tokenizer, peer.recipe.sampling.end_tokens)},
+        facts=facts,
         key=key,
         roster=roster,
         max_bytes=limits.max_bytes,

@@ -17,8 +17,8 @@ SHOWN = 10
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
-    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too,
-    but a header carries the tokenizer's fingerprint beside the digest of these facts, so a mismatch is named as such.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too.
+    In a joined run the tokenizer's fingerprint is one more fact.
 
     Args:
         wire: the newest version of the message format that this peer reads.
@@ -70,7 +70,8 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         f"{_printable(key)}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
         for key in differing[:SHOWN]
     )
-    return f"{peer} means another run by {recipe!r} and is not heard ({shown})"
+    remedy = ": all peers need a model of one vocabulary and its ends" if differing == ["tokenizer"] else ""
+    return f"{peer} means another run by {recipe!r} and is not heard ({shown}){remedy}"
 
 
 def _printable(value: Any) -> str:

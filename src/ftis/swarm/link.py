@@ -65,7 +65,7 @@ class NetworkExchange:
 
     Args:
         run: the digest of what the peers must agree on.
-        facts: what is behind that digest (:func:`ftis.swarm.facts.agreement`), with the tokenizer's fingerprint.
+        facts: what is behind that digest: :func:`ftis.swarm.facts.agreement`, the roster and the tokenizer.
         roster: public keys by name; None in an open swarm, where the first key to use a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
