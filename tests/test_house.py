@@ -36,7 +36,7 @@ CORE = [
 WINGS = {
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
-    "rewards": "scoring writing numbers latex answers",
+    "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "models lines head microbatches slots decoder stops samplers builtin generate",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "identity manifest facts limit penalties session chunks offers others outbox rounds link",

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ftis.rewards import answers_equal, latex
+from ftis.rewards import answers_equal, helper, latex
+from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -197,28 +198,28 @@ def test_every_math500_answer_is_itself() -> None:
 
 
 @pytest.fixture
-def fresh_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[latex._Helper]:
+def fresh_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     """A helper of the test's own, so that limits can be lowered."""
-    helper = latex._Helper()
-    monkeypatch.setattr(latex, "_helper", helper)
+    fresh = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
+    monkeypatch.setattr(latex, "_helper", fresh)
     latex._equal.cache_clear()
-    yield helper
-    helper.stop()
+    yield fresh
+    fresh.stop()
     latex._equal.cache_clear()
 
 
 @pytest.fixture(scope="module")
-def impatient_helper() -> Iterator[latex._Helper]:
-    helper = latex._Helper()
-    yield helper
-    helper.stop()
+def impatient_helper() -> Iterator[Helper]:
+    impatient = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
+    yield impatient
+    impatient.stop()
 
 
 @pytest.fixture
-def short_limit(impatient_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> latex._Helper:
+def short_limit(impatient_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> Helper:
     """A lower limit on processor time, for what is to exceed it."""
     monkeypatch.setattr(latex, "_helper", impatient_helper)
-    monkeypatch.setattr(latex, "_CPU_SECONDS", 0.3)
+    monkeypatch.setattr(helper, "CPU_SECONDS", 0.3)
     return impatient_helper
 
 
@@ -245,16 +246,16 @@ def test_hostile_answers_are_wrong(hostile: str) -> None:
     assert not answers_equal(hostile, "5", "math")
 
 
-def test_hostile_answers_harm_nothing_after_them(short_limit: latex._Helper) -> None:
+def test_hostile_answers_harm_nothing_after_them(short_limit: Helper) -> None:
     for n, hostile in enumerate(["10^{10^{10}}", r"\text{__import__('os').abort()}"]):
         assert not answers_equal(hostile, "5", "math")
         assert answers_equal(f"{n}.0", str(n), "math")
 
 
 def test_a_comparison_over_its_limit_is_ended_and_the_next_one_works(
-    fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch
+    fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latex, "_CPU_SECONDS", 0.3)
+    monkeypatch.setattr(helper, "CPU_SECONDS", 0.3)
     assert not answers_equal(SLOW, "5", "math")
     assert fresh_helper._process is None
     assert answers_equal("5.0", "5", "math")
@@ -263,34 +264,32 @@ def test_a_comparison_over_its_limit_is_ended_and_the_next_one_works(
     assert fresh_helper._process is first  # persistent while nothing goes wrong
 
 
-def test_a_helper_that_hangs_is_killed_by_the_clock(
-    fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_hangs_is_killed_by_the_clock(fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "print('ready', flush=True); import time; time.sleep(600)"
-    monkeypatch.setattr(latex, "_command", lambda: [sys.executable, "-c", script])
-    monkeypatch.setattr(latex, "_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
+    monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
     assert not answers_equal("5.0", "5", "math")
     assert fresh_helper._process is None
 
 
-def test_a_helper_that_died_idle_costs_no_answer(fresh_helper: latex._Helper) -> None:
+def test_a_helper_that_died_idle_costs_no_answer(fresh_helper: Helper) -> None:
     assert answers_equal("5.0", "5", "math")
     assert fresh_helper._process is not None
     fresh_helper._process.kill()
     assert answers_equal("6.0", "6", "math")
 
 
-def test_a_helper_that_cannot_start_is_an_error(fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latex, "_command", lambda: [sys.executable, "-c", "print('No module named math_verify')"])
+def test_a_helper_that_cannot_start_is_an_error(fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", "print('No module named math_verify')"])
     with pytest.raises(RewardError, match=r"did not start .No module named math_verify.: install math-verify"):
         answers_equal("5.0", "5", "math")
-    monkeypatch.setattr(latex, "_command", lambda: ["/nonexistent/python"])
+    monkeypatch.setattr(Helper, "command", lambda self: ["/nonexistent/python"])
     with pytest.raises(RewardError, match=r"cannot be started: .*No such file"):
         answers_equal("5.0", "5", "math")
 
 
-def test_many_threads_share_the_helper(fresh_helper: latex._Helper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latex, "_CPU_SECONDS", 1.0)
+def test_many_threads_share_the_helper(fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "CPU_SECONDS", 1.0)
     pairs = [(f"\\frac{{{n}}}{{2}}", str(n / 2)) for n in range(40)] + [(str(n), str(n + 1)) for n in range(40)]
     pairs.insert(20, (SLOW, "5"))
     with ThreadPoolExecutor(8) as pool:
@@ -326,10 +325,11 @@ def test_the_helper_is_limited_in_memory_and_evaluates_no_text() -> None:
     script = """
 import io, os, sys
 from ftis.rewards import latex
+from ftis.rewards.helper import serve
 replies_to, os.dup2 = os.dup(1), lambda *_: None
 sys.argv = ["latex", "5"]
 sys.stdin = io.TextIOWrapper(io.BytesIO(b""))
-latex._serve()
+serve(latex._load_math_verify)
 import sympy
 try:
     assert sympy.Number("2.5") == 2.5

@@ -28,7 +28,7 @@ from recipes import task_of as load
     ("name", "message"),
     [
         ("gsm9k", "task.name = 'gsm9k': write a dotted path, as in 'my_module.my_function'; did you mean 'gsm8k'?"),
-        ("zzz", "built in: gsm8k, math500, jsonl, clock, reasoning_gym:<dataset>"),
+        ("zzz", "built in: gsm8k, math500, jsonl, clock, word_problems, reasoning_gym:<dataset>"),
         ("gsm8k:main", "task.name = 'gsm8k:main': write a dotted path, as in"),
         ("reasoning_gym", "did you mean 'reasoning_gym:<dataset>'?"),
         ("no_such_module.load", "there is no module 'no_such_module'"),

@@ -484,23 +484,44 @@ def test_reasoning_gym_makes_the_same_disjoint_problems_each_time(monkeypatch: p
     assert load("reasoning_gym:isomorphic_strings", seed=1, **keys).digest != task.digest
 
 
+def test_a_data_set_that_scores_answers_itself_says_how() -> None:
+    pytest.importorskip("reasoning_gym")
+    task = load("reasoning_gym:countdown", options={"max_numbers": 4}, train_size=10, validation_size=4)
+    assert task.answer_kind == "reasoning_gym"
+    for prompt in (*task.train, *task.validation):
+        own = prompt.columns["reasoning_gym"]
+        assert (own["dataset"], json.loads(own["options"])) == ("countdown", {"max_numbers": 4})
+        entry = json.loads(own["entry"])
+        assert (entry["question"], entry["answer"]) == (prompt.question, prompt.answer)
+        assert entry["metadata"] == prompt.columns["metadata"]
+
+
+@pytest.mark.parametrize("dataset", ["gcd", "rearc"])
+def test_other_data_sets_compare_texts(dataset: str) -> None:
+    """Those without a scorer of their own, and those whose problems do not survive JSON."""
+    pytest.importorskip("reasoning_gym")
+    task = load(f"reasoning_gym:{dataset}", train_size=10, validation_size=4)
+    assert task.answer_kind == "exact"
+    assert "reasoning_gym" not in task.train[0].columns
+
+
 def test_reasoning_gym_errors() -> None:
     pytest.importorskip("reasoning_gym")
     fails("there is no such data set; did you mean 'leg_counting'?", "reasoning_gym:leg_countin")
     fails("unexpected keyword argument 'legs'; check task.options", "reasoning_gym:leg_counting", options={"legs": 3})
     fails("task.options.size: set task.train_size", "reasoning_gym:leg_counting", options={"size": 3})
     with pytest.raises(TaskError, match="its answer is None, not a text to compare with; take a data set with one"):
-        list(gym._problems([{"question": None, "answer": None}], "here"))
+        list(gym._problems([{"question": None, "answer": None}], "here", None))
     fails("use numbers, strings, booleans", "reasoning_gym:leg_counting", options={"min_animals": {1}})
 
 
 def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate(_: str, __: object, parts: list[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+    def generate(_: str, __: object, parts: list[tuple[int, int]]) -> tuple[list[list[dict[str, Any]]], bool]:
         def made(size: int, seed: int) -> list[dict[str, Any]]:
             numbers = np.random.default_rng(seed).integers(20, size=size)
             return [{"question": f"q{number}", "answer": "a"} for number in numbers]
 
-        return [made(*part) for part in parts]
+        return [made(*part) for part in parts], False
 
     monkeypatch.setattr(gym, "_generate", generate)
     task = load("reasoning_gym:x", train_size=10)

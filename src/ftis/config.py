@@ -111,6 +111,10 @@ class RewardConfig(_Section):
     number."""
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
+    pass_mark: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Where a data set scores answers itself, from 0 to 1: the least score that is right."""
+    partial_credit: bool = False
+    """Where a data set scores answers itself: its score in place of 1 for right and 0 for wrong."""
 
 
 class SamplingConfig(_Section):

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from ftis.config import FtisError
 from ftis.rollouts import Prompt
 
-AnswerKind = Literal["number", "math", "exact"]
+AnswerKind = Literal["number", "math", "exact", "reasoning_gym"]
 """How two answers are compared; see :func:`ftis.rewards.answers_equal`."""
 
 

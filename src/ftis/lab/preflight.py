@@ -234,11 +234,12 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
     tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
     kind = peer.task.answer_kind if reward.answer == "auto" else reward.answer
     found = [
-        graded(prompt.prefill + text, peer.task.train[group.group.item].answer, kind, *tags)
+        graded(prompt.prefill + text, problem.answer, kind, *tags, problem.columns.get("reasoning_gym"))
         for group in scored
         for text in group.completions
+        if (problem := peer.task.train[group.group.item])
     ]
-    return sum(well_formed for well_formed, _ in found), sum(right for _, right in found)
+    return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
 
 
 def _checkpoint_bytes(peer: Peer) -> int:

@@ -6,7 +6,7 @@ Rewards are computed from text that other people's models wrote, so everything h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict
 
 from ftis.prompts import AnswerKind
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
@@ -14,6 +14,14 @@ from ftis.rewards.scoring import RewardError
 
 Extract = Literal["tags", "boxed", "last_number"]
 """Where an answer stands in a completion."""
+
+
+class OwnScore(TypedDict):
+    """What :func:`ftis.rewards.gym.score` takes beside the answer."""
+
+    dataset: str
+    options: str
+    entry: str
 
 
 def format_and_answer(
@@ -27,10 +35,13 @@ def format_and_answer(
     answer_tag: str = "answer",
     extract: Extract = "tags",
     format_weight: float | None = None,
+    pass_mark: float = 1.0,
+    partial_credit: bool = False,
+    reasoning_gym: Sequence[OwnScore | None] | None = None,
     **columns: Any,
 ) -> list[float]:
     """For each completion f · a, or w f + (1 − w) a with a ``format_weight`` w; f and a are 1 where format and answer
-    are right, else 0.
+    are right, else 0. With ``partial_credit`` a is the answer's score.
 
     :func:`graded` tells f and a.
 
@@ -39,13 +50,17 @@ def format_and_answer(
         answer: [N] the expected answers.
         answer_kind: how answers are compared, see :func:`answers_equal`.
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
+        pass_mark: the least score of a right answer.
+        reasoning_gym: [N] how the data set scores an answer itself.
         prompts, completion_ids, columns: ignored; they belong to the signature of reward functions.
     """
     rewards = []
-    for completion, expected in zip(completions, answer, strict=True):
-        well_formed, right = graded(completion, expected, answer_kind, think_tag, answer_tag, extract)
+    own_scores = reasoning_gym or [None] * len(completions)
+    for completion, expected, own in zip(completions, answer, own_scores, strict=True):
+        well_formed, score = graded(completion, expected, answer_kind, think_tag, answer_tag, extract, own)
+        right = score if partial_credit else float(score >= pass_mark)
         if format_weight is None:
-            rewards.append(float(well_formed and right))
+            rewards.append(well_formed * right)
         else:
             rewards.append(format_weight * well_formed + (1 - format_weight) * right)
     return rewards
@@ -58,8 +73,9 @@ def graded(
     think_tag: str = "think",
     answer_tag: str = "answer",
     extract: Extract = "tags",
-) -> tuple[bool, bool]:
-    """Whether a completion's format is right, and whether its answer is.
+    own: OwnScore | None = None,
+) -> tuple[bool, float]:
+    """Whether a completion's format is right, and its answer's score, from 0 to 1.
 
     With tags, an answer counts where the format is wrong too: that between the last pair of answer tags.
     """
@@ -67,7 +83,7 @@ def graded(
     well_formed = given is not None
     if given is None and extract == "tags":
         given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
-    return well_formed, given is not None and answers_equal(given, expected, answer_kind)
+    return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)
 
 
 def extract_answer(
@@ -117,6 +133,26 @@ def _last_boxed(text: str) -> str | None:
     return None
 
 
+def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | None = None) -> float:
+    """1 where a given answer means the expected one, else 0, or its data set's ``own`` score.
+
+    Raises:
+        RewardError: there is no such kind, ``reasoning_gym`` has no ``own``, or the process that compares or scores
+            cannot be started.
+    """
+    if kind != "reasoning_gym":
+        return float(answers_equal(given, expected, kind))
+    if own is None:
+        raise RewardError('answer kind "reasoning_gym": only its own problems can be scored so; use another')
+    given, expected = given.strip(), expected.strip()
+    if given == expected or not given or len(given) > max(MAX_ANSWER_LENGTH, 2 * len(expected)):
+        return float(given == expected and bool(given))
+    # Imported here because gym.py is also run as a process, which imports this package first.
+    from ftis.rewards import gym
+
+    return gym.score(own["dataset"], own["options"], own["entry"], given)
+
+
 def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     """Whether a given answer means the expected one. Bounded in time and memory for any ``given``.
 
@@ -130,8 +166,8 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     Raises:
         RewardError: there is no such kind, or the process that compares LaTeX cannot be started.
     """
-    if kind not in get_args(AnswerKind):
-        raise RewardError(f"answer kind {kind!r}: use one of {', '.join(get_args(AnswerKind))}")
+    if kind not in ("number", "math", "exact"):
+        raise RewardError(f"answer kind {kind!r}: use one of number, math, exact")
     given, expected = given.strip(), expected.strip()
     if given == expected:
         return bool(given)

@@ -52,8 +52,8 @@ class RewardFunction(Protocol):
             completion_ids: [N] token ids of each.
             answer: [N] times the expected answer.
             columns: [N] times the value of each further column of the data set. A function whose signature names
-                ``answer_kind``, ``think_tag``, ``answer_tag``, ``extract`` or ``format_weight`` gets the recipe's one
-                value of it.
+                ``answer_kind``, ``think_tag``, ``answer_tag``, ``extract``, ``format_weight``, ``pass_mark`` or
+                ``partial_credit`` gets the recipe's one value of it.
         """
         ...
 
@@ -164,6 +164,8 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
         "answer_tag": prompt.answer_tag,
         "extract": reward.extract,
         "format_weight": reward.format_weight,
+        "pass_mark": reward.pass_mark,
+        "partial_credit": reward.partial_credit,
     }
     named = {name: value for name, value in settings.items() if name in parameters}
     return Scorer(function, reward.function, named, prompt.prefill)

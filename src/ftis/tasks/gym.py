@@ -15,8 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis.config import TaskConfig, nearest
-from ftis.prompts import Task, TaskError, excerpt
+from ftis.prompts import AnswerKind, Task, TaskError, excerpt
 from ftis.tasks.problems import Problem, make_task, refuse_settings
+
+TRIED = 8
+"""Problems on which a data set's own scorer is tried before it is used."""
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""
@@ -42,19 +45,20 @@ def load(config: TaskConfig) -> Task:
         digest = hashlib.sha256(f"{config.seed}/{name}".encode()).digest()
         return size, int.from_bytes(digest[:4], "big") >> 1
 
-    made = _generate(dataset, config.options, [part("train", train_size), part("validation0", wanted)])
-    train = list(_problems(made[0], f"{config.name}, training problem"))
+    made, own = _generate(dataset, config.options, [part("train", train_size), part("validation0", wanted)])
+    scorer = (dataset, json.dumps(dict(config.options))) if own else None
+    train = list(_problems(made[0], f"{config.name}, training problem", scorer))
     trained = {question for question, _, _ in train}
     fresh: dict[str, Problem] = {}
 
     def add(entries: list[dict[str, Any]]) -> None:
-        for problem in _problems(entries, f"{config.name}, validation problem"):
+        for problem in _problems(entries, f"{config.name}, validation problem", scorer):
             if problem[0] not in trained:
                 fresh.setdefault(problem[0], problem)
 
     add(made[1])
     if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
-        for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)]):
+        for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)])[0]:
             add(more)
     if not fresh or (config.validation_size is not None and len(fresh) < wanted):
         raise TaskError(
@@ -62,10 +66,12 @@ def load(config: TaskConfig) -> Task:
             f"among the {train_size} for training; lower task.train_size or task.validation_size, or widen the "
             "problems with task.options"
         )
-    return make_task(config.name, train, list(fresh.values())[:wanted], "exact")
+    kind: AnswerKind = "reasoning_gym" if own else "exact"
+    return make_task(config.name, train, list(fresh.values())[:wanted], kind)
 
 
-def _problems(entries: list[dict[str, Any]], where: str) -> Iterator[Problem]:
+def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str] | None) -> Iterator[Problem]:
+    """Problems with the columns ``metadata`` and, where the data set scores answers itself, ``reasoning_gym``."""
     for number, entry in enumerate(entries):
         question, answer = entry["question"], entry["answer"]
         if not isinstance(question, str) or not isinstance(answer, str):
@@ -73,11 +79,15 @@ def _problems(entries: list[dict[str, Any]], where: str) -> Iterator[Problem]:
                 f"{where} {number}: its answer is {excerpt(answer)}, not a text to compare with; "
                 "take a data set with one right answer"
             )
-        yield question, answer, {"metadata": entry["metadata"]} if "metadata" in entry else {}
+        columns: dict[str, Any] = {"metadata": entry["metadata"]} if "metadata" in entry else {}
+        if scorer is not None:
+            own = {"dataset": scorer[0], "options": scorer[1], "entry": json.dumps(entry)}
+            columns["reasoning_gym"] = own
+        yield question, answer, columns
 
 
-def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> list[list[dict[str, Any]]]:
-    """The entries of each part, made by the generating process."""
+def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> tuple[list[list[dict[str, Any]]], bool]:
+    """The entries of each part, made by the generating process, and whether the data set scores answers itself."""
     try:
         request = json.dumps({"dataset": dataset, "options": options, "parts": parts})
     except (TypeError, ValueError) as error:
@@ -99,8 +109,7 @@ def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> li
         raise TaskError(f"reasoning_gym:{dataset}: making problems failed: {last}") from None
     if "error" in reply:
         raise TaskError(reply["error"])
-    made: list[list[dict[str, Any]]] = reply["parts"]
-    return made
+    return reply["parts"], reply["own"]
 
 
 # --- the generating process -----------------------------------------------------------------------------------------
@@ -113,7 +122,8 @@ def _serve() -> None:
     os.dup2(2, 1)  # what a library prints is no part of the reply
     try:
         dataset, options = request["dataset"], request["options"]
-        reply: dict[str, Any] = {"parts": [_entries(dataset, options, *part) for part in request["parts"]]}
+        made = [_entries(dataset, options, *part) for part in request["parts"]]
+        reply: dict[str, Any] = {"parts": made, "own": _scores_itself(dataset, options, made[0])}
     except TaskError as error:
         reply = {"error": str(error)}
     with output:
@@ -143,6 +153,24 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
             kept["question"] = None
         entries.append(kept)
     return entries
+
+
+def _scores_itself(dataset: str, options: Mapping[str, Any], entries: list[dict[str, Any]]) -> bool:
+    """Whether the data set has a way of its own to score answers, which works on problems that went through JSON.
+
+    Those of two data sets of grids do not survive it: their answers are compared as texts.
+    """
+    from reasoning_gym import create_dataset
+    from reasoning_gym.dataset import ProceduralDataset
+
+    made = create_dataset(dataset, size=1, seed=0, **options)
+    if type(made).score_answer is ProceduralDataset.score_answer or any("metadata" not in entry for entry in entries):
+        return False
+    tried = [json.loads(json.dumps(entry)) for entry in entries[:TRIED] if entry["question"] is not None]
+    try:
+        return all(made.score_answer(entry["answer"], entry) == 1.0 for entry in tried)
+    except Exception:  # whatever a data set raises on what it did not make
+        return False
 
 
 def _is_json(value: Any) -> bool:

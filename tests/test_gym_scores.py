@@ -1,0 +1,186 @@
+"""Answers that reasoning-gym's data sets score themselves, and what hostile ones cannot do there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis.config import PromptConfig, RewardConfig
+from ftis.rewards import graded, gym, helper
+from ftis.rewards.answers import OwnScore, answer_score
+from ftis.rewards.helper import Helper
+from ftis.rewards.scoring import RewardError, load_scorer
+from ftis.rollouts import Prompt
+
+pytest.importorskip("reasoning_gym")
+
+
+def own(dataset: str, answer: str, **metadata: Any) -> OwnScore:
+    entry = {"question": "?", "answer": answer, "metadata": {"source_dataset": dataset, **metadata}}
+    return OwnScore(dataset=dataset, options="{}", entry=json.dumps(entry))
+
+
+COUNTDOWN = own("countdown", "49*(85 - 1)/14 - 42 - 73", numbers=[73, 85, 1, 42, 14, 49], target=179)
+EXPECTED = "49*(85 - 1)/14 - 42 - 73"
+
+
+def score(answer: str) -> float:
+    return answer_score(answer, EXPECTED, "reasoning_gym", COUNTDOWN)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        EXPECTED,
+        "49*(85-1)/14-42-73",
+        " (85 - 1) * 49 / 14 - (73 + 42) ",
+        "-42 + 49*(85 - 1)/14 - 73",
+        "49/14*(85-1)-73-42",
+    ],
+)
+def test_every_right_answer_is_right(answer: str) -> None:
+    assert score(answer) == 1.0
+
+
+@pytest.mark.parametrize("answer", ["", "179", "49*(85 - 1)/14 - 42", "49*(85 - 1)/14 - 42 - 74", "four"])
+def test_a_wrong_answer_is_wrong(answer: str) -> None:
+    assert score(answer) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "metadata", "given", "least"),
+    [
+        ("chain_sum", "-1038", {}, "-1,038.0", 1.0),
+        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "C + x**3 * 2", 1.0),
+        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "2*x**2 + C", 0.0),
+        ("polynomial_multiplication", "x**2 - 1", {"variables": ["x"]}, "-1+x*x", 1.0),
+        ("puzzle24", "8*(5*1 - 2)", {"numbers": [8, 5, 1, 2]}, "(5*1-2)*8", 1.0),
+        ("string_insertion", "ABCD", {}, "['A', 'B', 'C', 'D']", 0.1),
+    ],
+)
+def test_other_spellings(dataset: str, answer: str, metadata: dict[str, Any], given: str, least: float) -> None:
+    found = answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata))
+    assert found >= least if least else found < 0.5
+
+
+# --- hostile answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def impatient_helper() -> Iterator[Helper]:
+    impatient = Helper("ftis.rewards.gym", "scores answers", "'ftis[reasoning-gym]'")
+    yield impatient
+    impatient.stop()
+
+
+def attacks(mark: Path) -> list[str]:
+    touch = f"open({str(mark)!r}, 'w')"
+    return [
+        touch,
+        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+        f"[c for c in ().__class__.__base__.__subclasses__()] + {touch}",
+        f"(lambda: {touch})()",
+        f'exec("{touch}")',
+        f"1 if {touch} else 2",
+        f"Symbol('x').__class__.__init__.__globals__['__builtins__'] or {touch}",
+        f"'a'.join([{touch}])",
+        f"sqrt.__globals__ and {touch}",
+        f"Integer({touch})",
+    ]
+
+
+@pytest.mark.parametrize("attack", range(10))
+@pytest.mark.parametrize("dataset", ["countdown", "polynomial_multiplication", "n_queens", "string_insertion"])
+def test_an_answer_is_never_run(dataset: str, attack: int, tmp_path: Path) -> None:
+    text = attacks(tmp_path / "run")[attack]
+    entry = own(dataset, "1", numbers=[1], target=1, variables=["x"], valid_answers=["1"])
+    gym.score(dataset, entry["options"], entry["entry"], text)
+    assert not (tmp_path / "run").exists()
+    assert score("49*(85-1)/14 - 42 - 73") == 1.0  # and the helper goes on
+
+
+def test_an_answer_that_takes_too_long_is_wrong(impatient_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym, "_helper", impatient_helper)
+    monkeypatch.setattr(helper, "CPU_SECONDS", 1.0)
+    gym._score.cache_clear()
+    for hostile in ("9**9**9**9", "(" * 200 + "1" + ")" * 200, "9" * 500, "\ud800", "\x00"):
+        assert score(hostile) < 0.1
+    assert score("49*(85-1)/14-73-42") == 1.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "Integer (3 )*Symbol ('x' )**Integer (2 )+C",
+        "-sin (Symbol ('x' ))/Float ('1.5' )+pi *E",
+        "Integer (1 )/x",
+    ],
+)
+def test_a_formula(code: str) -> None:
+    gym.require_formula(code, {"x": 1, "C": 2})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x.real",
+        "x[0]",
+        "[1]",
+        "lambda: 1",
+        "Symbol('x', real=True)",
+        "Symbol('x')(1)",
+        "open",
+        "y",
+        "'a b'",
+        "f'{x}'",
+        "b'a'",
+        "None",
+        "1 if x else 2",
+        "x and 1",
+        "x := 1",
+        "x @ x",
+        "*x",
+    ],
+)
+def test_what_is_no_formula(code: str) -> None:
+    with pytest.raises((ValueError, SyntaxError)):
+        gym.require_formula(code, {"x": 1})
+
+
+# --- the reward -------------------------------------------------------------------------------------------------------
+
+
+def reward(text: str, **settings: Any) -> float:
+    scorer = load_scorer(RewardConfig(**settings), PromptConfig(), "reasoning_gym")
+    prompt = Prompt(0, "?", EXPECTED, {"reasoning_gym": COUNTDOWN})
+    return scorer(prompt, [f"<think>so</think><answer>{text}</answer>"], [[1]])[0]
+
+
+def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:
+    """A formula of other numbers scores 0.05 there, and a text that is no formula 0.01."""
+    right, near, far = "(85-1)*49/14 - 73 - 42", "49*85", "no idea"
+    assert [reward(text) for text in (right, near, far)] == [1.0, 0.0, 0.0]
+    assert [reward(text, pass_mark=0.05) for text in (right, near, far)] == [1.0, 1.0, 0.0]
+    assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.01]
+    assert reward(near, partial_credit=True, format_weight=0.2) == pytest.approx(0.2 + 0.8 * 0.05)
+    assert reward(right, answer="exact") == 0.0
+
+
+def test_only_its_own_problems_can_be_scored_so() -> None:
+    with pytest.raises(RewardError, match="only its own problems can be scored so"):
+        graded("<think></think><answer>1</answer>", "1", "reasoning_gym")
+
+
+def test_without_reasoning_gym_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Helper("ftis.rewards.gym", "scores answers", "'ftis[reasoning-gym]'")
+    script = "print('No module named reasoning_gym')"
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
+    monkeypatch.setattr(gym, "_helper", broken)
+    gym._score.cache_clear()
+    with pytest.raises(RewardError, match=r"install 'ftis\[reasoning-gym\]'"):
+        score("1+1")
