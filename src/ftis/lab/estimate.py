@@ -11,10 +11,14 @@ from typing import Any
 import torch
 
 from ftis.codec import message_size
-from ftis.config import PeerConfig, Recipe
+from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, rollouts_per_round
-from ftis.policy import resolve_device, resolve_dtype
+from ftis.lab.memory import FLOAT, Shape, peak_memory, resident_bytes
+from ftis.schedule import assigned
+from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
 """Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
@@ -31,57 +35,90 @@ UNKNOWN_PARAMETERS = 100_000_000
 """What a model is taken to have if it cannot be examined."""
 
 
+UNKNOWN_PROMPT = 256
+"""Tokens that a prompt is taken to have if the task cannot be loaded."""
+
+
 def estimate(recipe: Recipe) -> list[str]:
-    """Lines to print: parameters and memory per peer, bytes on the wire per round.
+    """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
-    Memory counts weights, gradients, AdamW's two moments, the largest micro-batch's logits (three float32 copies of
-    completion tokens × vocabulary) and the sampler's keys and values. Activations come on top. Bytes are an upper
-    bound, reached when every completion has the maximum length.
+    Memory is that of a round in which every completion has the maximum length and every group carries signal. Bytes are
+    an upper bound too.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    lines = []
-    sampling, training = recipe.sampling, recipe.training
-    prompts = recipe.prompts_per_peer
-    rollouts = prompts * recipe.rollouts_per_group
+    lines, training = [], recipe.training
+    program, peaks, checkpoints = resident_bytes(), 0, 0
+    lengths: dict[str, list[int]] = {}
     for peer in recipe.peers:
+        source = peer.model
         if starters.is_starter(peer.model):
-            source = starters.path_of(peer.model)
-            if not (source / "config.json").exists():
+            source = str(starters.path_of(peer.model))
+            if not (Path(source) / "config.json").exists():
                 lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
                 continue
-        else:
-            source = Path(peer.model)
+        swarm = recipe.of_swarm(next((s for s in training.swarms if peer.name in s), [p.name for p in recipe.peers]))
         try:
-            config = AutoConfig.from_pretrained(str(source))
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
-        except (OSError, ValueError, KeyError) as error:
-            lines.append(f"{peer.name}: {peer.model} cannot be examined ({str(error).strip().splitlines()[0]})")
+            shape = _shape(source, peer)
+            if source not in lengths:
+                lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
+            memory = peak_memory(swarm, peer, shape, lengths[source], program)
+        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
             continue
-        total = sum(p.numel() for p in model.parameters())
-        trained = _trained_parameters(model, peer)
-        text = config.get_text_config(decoder=True)
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        number = 2 if resolve_dtype(peer.dtype, resolve_device("auto")) == torch.bfloat16 else 4
-        at_a_time = min(rollouts, sampling.batch_size or rollouts)
-        cache = at_a_time * sampling.max_completion_length * text.num_hidden_layers * kv_heads * head_dim * 2 * number
-        logits = min(peer.tokens_per_microbatch, rollouts * sampling.max_completion_length) * text.vocab_size * 4 * 3
-        states = total * 4 + trained * 12
+        checkpoint = FLOAT * ((shape.trained if peer.train == "lora" else shape.parameters) + 2 * shape.trained)
+        peaks, checkpoints = peaks + memory.peak, checkpoints + checkpoint * training.save_total_limit
+        parts = {
+            "program": memory.program,
+            "weights": memory.weights,
+            "gradients and moments": memory.gradients + memory.moments,
+            "an update": memory.update,
+            "sampling": memory.sampling,
+        }
         lines.append(
-            f"{peer.name}: {total:,} parameters, {trained:,} trained; weights, gradients and optimiser "
-            f"{in_bytes(states)}, logits of a micro-batch up to {in_bytes(logits)}, "
-            f"sampling cache up to {in_bytes(cache)}"
+            f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
+            f"{in_bytes(checkpoint)}; peak memory {in_bytes(memory.peak)} "
+            f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
+        )
+    arms = max(1, len(recipe.arms))
+    if peaks:
+        lines.append(
+            f"together: at most {in_bytes(peaks)} of memory where all peers work at once, and "
+            f"{in_bytes(arms * checkpoints)} of disk for {training.save_total_limit} checkpoints of each"
+            + (f" in {arms} arms" if arms > 1 else "")
         )
     if recipe.swarm_size > 1:
-        tokens = rollouts * sampling.max_completion_length
+        prompts = recipe.prompts_per_peer
+        rollouts = prompts * recipe.rollouts_per_group
+        tokens = rollouts * recipe.sampling.max_completion_length
         sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len))
         lines.append(
             f"wire: each peer offers at most {in_bytes(sent)} a round and receives "
             f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"
         )
     return lines
+
+
+def _shape(source: str, peer: PeerConfig) -> Shape:
+    """The model's size. Loads no weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(source)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    trained = _trained_parameters(model, peer)
+    parameters = sum(p.numel() for p in model.parameters()) + (trained if peer.train == "lora" else 0)
+    return Shape(config, load_tokenizer(source), parameters, trained)
+
+
+def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:
+    """Of the first round's prompts, in tokens; a line says so where they are not known."""
+    try:
+        task = load_task(swarm.task)
+        items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)})
+        return [len(render_prompt(task.train[item], swarm.prompt, tokenizer)) for item in items]
+    except FtisError as error:
+        lines.append(f"prompts: taken to have {UNKNOWN_PROMPT} tokens, since they are not known ({error})")
+        return [UNKNOWN_PROMPT] * swarm.training.prompts_per_round
 
 
 def validation_problems(recipe: Recipe) -> int:

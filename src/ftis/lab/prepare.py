@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.exchange import Stopped
@@ -55,7 +57,7 @@ def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:
     models = sorted({p.model for arm in arms for p in arm.recipe.peers})
     paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
     for arm in arms:
-        _check_one_tokenizer(arm, paths)
+        check_tokenizers(arm, paths)
     return paths
 
 
@@ -81,11 +83,27 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
         starters.make(model, report)
 
 
-def _check_one_tokenizer(arm: Arm, models: dict[str, str]) -> None:
-    """Peers that exchange token ids must mean the same by them, and end completions by the same tokens."""
+def check_tokenizers(arm: Arm, models: Mapping[str, str] | None = None) -> None:
+    """Peers that exchange token ids must mean the same by them, and end completions by the same tokens.
+
+    Args:
+        models: where each model is. Without it, models that are not on this machine are left out.
+
+    Raises:
+        RunError: which peers' tokenizers differ, and how.
+    """
     end_tokens = arm.recipe.sampling.end_tokens
     for swarm in arm.swarms:
-        tokenizers = {p.name: load_tokenizer(models.get(p.model, p.model)) for p in swarm.peers}
+        places = {p.name: (models or {}).get(p.model, p.model) for p in swarm.peers}
+        if models is None:
+            places = {
+                name: str(starters.path_of(model)) if starters.is_starter(model) else model
+                for name, model in places.items()
+            }
+            places = {name: place for name, place in places.items() if (Path(place) / "tokenizer.json").exists()}
+        tokenizers = {name: load_tokenizer(place) for name, place in places.items()}
+        if not tokenizers:
+            continue
         vocabularies = [tokenizer.get_vocab() for tokenizer in tokenizers.values()]
         if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
             prints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}

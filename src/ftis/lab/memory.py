@@ -1,0 +1,164 @@
+"""What a peer's process takes at its peak: counted where that can be done, measured on two small layers where not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ftis.config import PeerConfig, Recipe
+from ftis.engines.head import TOKENS_AT_ONCE
+from ftis.engines.microbatches import fit
+from ftis.policy import Policy, resolve_device, resolve_dtype
+from ftis.rollouts import Ints
+
+FLOAT = 4
+VOCABULARY = 512
+"""Of the model on which activations are measured. What depends on the vocabulary is counted."""
+MEASURED = 5e10
+"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
+rows are run."""
+EVALUATED_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one peer's process, or on its GPU.
+
+    Attributes:
+        program: Python, torch and what else is loaded beside models; 0 on a GPU.
+        weights: of the model, in float32, an adapter included.
+        moments: AdamW's two.
+        gradients: they lie there while a round is sampled too, and in a step from its second micro-batch on.
+        update: what the largest micro-batch adds while it is run forwards and backwards.
+        sampling: what a round's completions, or an evaluation's, add while they are sampled.
+        microbatches: of an optimiser step.
+    """
+
+    program: int
+    weights: int
+    moments: int
+    gradients: int
+    update: int
+    sampling: int
+    microbatches: int
+
+    @property
+    def peak(self) -> int:
+        updating = self.update + (self.gradients if self.microbatches > 1 else 0)
+        return self.program + self.weights + self.moments + max(updating, self.gradients + self.sampling)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as far as its memory goes: its config and tokenizer, and how many parameters it has and trains."""
+
+    config: Any
+    tokenizer: Any
+    parameters: int
+    trained: int
+
+
+def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], program: int) -> Memory:
+    """The memory of ``peer`` if every completion has the maximum length and every group carries signal.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        prompt_lengths: in tokens, of the prompts of one round, the others' too.
+        program: see :class:`Memory`.
+    """
+    device = resolve_device(peer.device)
+    number = 2 if resolve_dtype(peer.dtype, device) == torch.bfloat16 else FLOAT
+    text = shape.config.get_text_config(decoder=True)
+    layers, vocabulary = text.num_hidden_layers, text.vocab_size
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    places = max(prompt_lengths) + swarm.sampling.max_completion_length
+    embedding = vocabulary * text.hidden_size
+
+    own = swarm.prompts_per_peer * swarm.rollouts_per_group
+    evaluated = min(EVALUATED_AT_ONCE, swarm.task.validation_size or EVALUATED_AT_ONCE)
+    at_once = max(min(own, swarm.sampling.batch_size or own), evaluated)
+    cache = at_once * places * layers * kv_heads * head_dim * 2 * number
+    logits = at_once * vocabulary * FLOAT * 3
+    copied = (shape.parameters - embedding) * number  # the decoder joins and casts the layers' weights
+
+    (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+    head = 3 * TOKENS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"] * vocabulary * FLOAT
+    head_gradient = embedding * FLOAT if peer.train == "full" else 0
+    return Memory(
+        program=0 if device.type == "cuda" else program,
+        weights=shape.parameters * FLOAT,
+        moments=2 * shape.trained * FLOAT,
+        gradients=shape.trained * FLOAT,
+        update=one + (layers - 1) * (two - one) + head + head_gradient,
+        sampling=cache + logits + copied,
+        microbatches=microbatches,
+    )
+
+
+def _kept_by_autograd(
+    swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], layers: int
+) -> tuple[int, int]:
+    """Bytes kept of the largest micro-batch of a step, for a model of so many layers, and the step's micro-batches."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(shape.config)
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers, text.vocab_size = layers, VOCABULARY
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, key, None)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    policy = Policy(AutoModelForCausalLM.from_config(config), shape.tokenizer, peer)
+    policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device)
+    prompts, completions = _step(swarm, prompt_lengths)
+    parts = policy.split(prompts, completions, peer.tokens_per_microbatch)
+    largest = max(parts, key=lambda part: len(part) * max(len(prompts[r]) + len(completions[r]) for r in part))
+    tokens = sum(len(prompts[r]) + len(completions[r]) for r in largest)
+    n = sum(p.numel() for p in policy.model.parameters())
+    rows = largest[: max(1, int(len(largest) * min(1.0, MEASURED / (n * tokens))))]
+    kept: dict[int, Any] = {p.untyped_storage().data_ptr(): None for p in policy.model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage.data_ptr(), storage)  # held, so that no other gets its address
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.backward(
+            [prompts[r] for r in rows],
+            [completions[r] for r in rows],
+            swarm.sampling.temperature,
+            lambda logp, mask, _: -logp.where(mask, 0.0).sum(),
+        )
+    measured = sum(storage.nbytes() for storage in kept.values() if storage is not None)
+    return measured * len(largest) // len(rows), len(parts)
+
+
+def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], list[Ints]]:
+    """Made-up rows of one optimiser step."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in prompt_lengths]
+    rows = [prompt for prompt in prompts for _ in range(swarm.sampling.num_generations)]
+    step = rng.permutation(len(rows))[: -(-len(rows) // swarm.training.steps_per_generation)]
+    completion = rng.integers(0, VOCABULARY, swarm.sampling.max_completion_length).astype(np.int32)
+    return [rows[r] for r in step], [completion] * len(step)
+
+
+def resident_bytes() -> int:
+    """This process's resident size; 0 where the system does not tell it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+        import resource
+
+        return pages * resource.getpagesize()
+    except (OSError, ImportError):
+        return 0

@@ -1,0 +1,130 @@
+"""What a peer takes at its peak, estimated before it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyModelDir
+from transformers import AutoConfig
+
+from ftis.config import Recipe
+from ftis.engines.models import load_tokenizer
+from ftis.lab import memory
+from ftis.lab.memory import Memory, Shape, peak_memory
+from ftis.lab.recipes import parse
+
+REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
+
+
+def recipe_of(model: Path, **keys: Any) -> Recipe:
+    peers = [{"name": name, "model": str(model), "device": "cpu", **keys} for name in ("a", "b")]
+    document = {
+        "name": "m",
+        "task": {"name": "clock", "validation_size": 4},
+        "sampling": {"num_generations": 4, "max_completion_length": 8},
+        "training": {"prompts_per_round": 4},
+        "peers": peers,
+    }
+    return parse(document, where="test")
+
+
+def shape_of(model: Path, config: Any = None) -> Shape:
+    return Shape(config or AutoConfig.from_pretrained(model), load_tokenizer(str(model)), 20_000, 20_000)
+
+
+def test_the_peak_is_that_of_the_update_or_of_sampling() -> None:
+    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000}
+    assert Memory(**parts, update=5000, sampling=3000, microbatches=1).peak == 5111  # gradients take activations' place
+    assert Memory(**parts, update=5000, sampling=3000, microbatches=2).peak == 6111
+    assert Memory(**parts, update=5000, sampling=4500, microbatches=1).peak == 5611  # they outlive the step
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [("qwen2", {}), ("qwen2", {"train": "lora", "lora_r": 2}), ("llama", {}), ("gemma", {}), ("gpt2", {})],
+)
+def test_layers_beyond_two_keep_what_the_second_keeps(
+    kind: str, keys: dict[str, Any], tiny_model_dir: TinyModelDir
+) -> None:
+    model = tiny_model_dir(kind)
+    recipe = recipe_of(model, **keys)
+    config = AutoConfig.from_pretrained(model)
+    if getattr(config, "layer_types", None):  # these models have two layers
+        config.layer_types = config.layer_types * 2
+    shape = shape_of(model, config)
+    kept = [memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], n)[0] for n in (1, 2, 4)]
+    assert kept[0] < kept[1]
+    assert kept[2] == kept[0] + 3 * (kept[1] - kept[0])
+
+
+def test_of_a_large_micro_batch_some_rows_are_measured(
+    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model_dir()
+    recipe, shape = recipe_of(model), shape_of(model)
+    whole = memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0]
+    monkeypatch.setattr(memory, "MEASURED", 2e6)
+    assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0] == pytest.approx(whole, rel=0.5)
+
+
+def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
+    model = tiny_model_dir()
+    recipe, shape = recipe_of(model), shape_of(model)
+    text = shape.config.get_text_config(decoder=True)
+    found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
+    assert (found.program, found.weights, found.moments, found.gradients) == (7, 80_000, 160_000, 80_000)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    cache = 8 * 17 * text.num_hidden_layers * text.num_key_value_heads * head_dim * 2 * 4  # 2 prompts × 4, 9 + 8 tokens
+    logits, copied = 8 * text.vocab_size * 4 * 3, (20_000 - text.vocab_size * text.hidden_size) * 4
+    assert found.sampling == cache + logits + copied
+    split = recipe_of(model, tokens_per_microbatch=40)
+    assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
+
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from ftis.exchange import AloneExchange
+from ftis.lab.assembly import assemble
+from ftis.lab.estimate import _shape
+from ftis.lab.memory import peak_memory, resident_bytes
+from ftis.lab.preflight import timed
+from ftis.lab.recipes import load
+
+torch.set_num_threads(1)
+name, place, root = sys.argv[1:]
+recipe = load(Path(root) / "recipes" / "smollm2_words.toml", ["training.prompts_per_round=6"])
+swarm = recipe.of_swarm({"full"}) if name == "full" else recipe.of_swarm({"lora"})
+peer = swarm.peer(name).model_copy(update={"model": str(Path(root) / "models" / "smollm2-135m")})
+swarm = swarm.model_copy(update={"peers": (peer,)})
+program = resident_bytes()
+trainer = assemble(swarm, name, Path(place), AloneExchange())
+shape = _shape(peer.model, peer)
+for _ in range(2):
+    many = timed(trainer.peer, list(range(6)))
+lengths = [len(trainer.peer.prompt_ids[item]) for item in range(6)]
+longest = max(len(r) for group in many.own for r in group.rollouts)
+peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+swarm = swarm.model_copy(update={"sampling": swarm.sampling.model_copy(update={"max_completion_length": longest})})
+print(json.dumps([peak_memory(swarm, peer, shape, lengths, program).peak, peak]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "config.json").exists(), reason="models/smollm2-135m is absent: make models")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sizes are those of Linux")
+@pytest.mark.parametrize("name", ["full", "lora"])
+def test_the_estimate_is_within_15_percent_of_a_real_models_peak(name: str, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, name, str(tmp_path), root], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    estimated, measured = json.loads(run.stdout.splitlines()[-1])
+    assert estimated == pytest.approx(measured, rel=0.15)
