@@ -492,8 +492,9 @@ def test_peers_with_different_tokenizers_are_refused(
     tokenizer.add_tokens(["?"])
     AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
-    assert ftis("train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'other'}") == 1
-    assert "tokenizers differ" in capsys.readouterr().err
+    for dry in ((), ("--dry-run",)):
+        assert ftis("train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'other'}", *dry) == 1
+        assert "tokenizers differ" in capsys.readouterr().err
 
 
 def test_peers_that_end_completions_by_different_tokens(
@@ -528,6 +529,9 @@ def test_a_dry_run_trains_nothing(workplace: Path, capsys: pytest.CaptureFixture
     assert "wire: each peer offers at most" in out
     # b is 24 wide with 2 layers: r (in + out) for q (24 → 24) and v (24 → 12)
     assert f"{2 * 4 * ((24 + 24) + (24 + 12)):,} trained" in out
+    for peer in "ab":
+        assert re.search(rf"^{peer}: .* trained; a checkpoint [0-9.]+ kB; peak memory [0-9.]+ MB \(program ", out, re.M)
+    assert re.search(r"^together: at most [0-9.]+ [MG]B of memory .* kB of disk for 2 checkpoints of each$", out, re.M)
     assert not (workplace / "runs").exists()
 
 

@@ -14,7 +14,8 @@ from transformers import AutoConfig
 
 from ftis.config import Recipe
 from ftis.engines.models import load_tokenizer
-from ftis.lab import memory
+from ftis.lab import estimate, memory
+from ftis.lab.estimate import fitting_jobs
 from ftis.lab.memory import Memory, Shape, peak_memory
 from ftis.lab.recipes import parse
 
@@ -84,6 +85,21 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
     assert found.sampling == cache + logits + copied
     split = recipe_of(model, tokens_per_microbatch=40)
     assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
+
+
+def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of(tiny_model_dir())
+    assert fitting_jobs(recipe, 8, free=1) == 8  # small models are not examined
+    monkeypatch.setattr(estimate, "SMALL", 0)
+    (_, _, first), (_, _, second) = estimate._examined(recipe, [])
+    assert first.weights == second.weights
+    job = first.program + 2 * (first.weights + first.moments + first.gradients) + max(first.update, first.sampling)
+    assert fitting_jobs(recipe, 8, free=5 * job + 1_000_000) == pytest.approx(5, abs=1)  # the program grows meanwhile
+    assert fitting_jobs(recipe, 2, free=5 * job) == 2
+    assert fitting_jobs(recipe, 8, free=job // 2) == 1
+    assert fitting_jobs(recipe, 8, free=0) == 8  # not known
+    if sys.platform.startswith("linux"):
+        assert memory.available_bytes() > 0
 
 
 MEASURE = """

@@ -125,17 +125,19 @@ def experiment(
         Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0 is one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")] = 0,
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
     from ftis.lab import experiments, page, results, tables
     from ftis.lab.arms import experiment_directory
+    from ftis.lab.estimate import fitting_jobs
     from ftis.lab.progress import Display
     from ftis.lab.workers import cores
 
-    loaded, at_a_time = load_recipe(recipe, set_ or []), jobs or cores()
+    loaded = load_recipe(recipe, set_ or [])
+    at_a_time = jobs or fitting_jobs(loaded, cores())
     if dry_run:
         _print_plan(loaded)
     for line in experiments.plan(loaded, range(seeds), at_a_time):

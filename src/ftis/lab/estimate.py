@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,8 +14,8 @@ from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
-from ftis.lab.arms import Arm, rollouts_per_round
-from ftis.lab.memory import FLOAT, Shape, peak_memory, resident_bytes
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round
+from ftis.lab.memory import FLOAT, Memory, Shape, available_bytes, peak_memory, resident_bytes
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -35,6 +35,9 @@ UNKNOWN_PARAMETERS = 100_000_000
 """What a model is taken to have if it cannot be examined."""
 
 
+SMALL = 20_000_000
+"""Parameters below which any number of models fits."""
+
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
@@ -45,26 +48,9 @@ def estimate(recipe: Recipe) -> list[str]:
     Memory is that of a round in which every completion has the maximum length and every group carries signal. Bytes are
     an upper bound too.
     """
-    lines, training = [], recipe.training
-    program, peaks, checkpoints = resident_bytes(), 0, 0
-    lengths: dict[str, list[int]] = {}
-    for peer in recipe.peers:
-        source = peer.model
-        if starters.is_starter(peer.model):
-            source = str(starters.path_of(peer.model))
-            if not (Path(source) / "config.json").exists():
-                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
-                continue
-        swarm = recipe.of_swarm(next((s for s in training.swarms if peer.name in s), [p.name for p in recipe.peers]))
-        try:
-            shape = _shape(source, peer)
-            if source not in lengths:
-                lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
-            memory = peak_memory(swarm, peer, shape, lengths[source], program)
-        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
-            continue
+    lines: list[str] = []
+    training, peaks, checkpoints = recipe.training, 0, 0
+    for peer, shape, memory in _examined(recipe, lines):
         checkpoint = FLOAT * ((shape.trained if peer.train == "lora" else shape.parameters) + 2 * shape.trained)
         peaks, checkpoints = peaks + memory.peak, checkpoints + checkpoint * training.save_total_limit
         parts = {
@@ -96,6 +82,47 @@ def estimate(recipe: Recipe) -> list[str]:
             f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"
         )
     return lines
+
+
+def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
+    """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
+
+    Args:
+        free: by default what this machine has available. Where that is not known, all fit.
+    """
+    arms = arms_of(recipe)
+    if max(known_parameters(recipe, arms).values()) < SMALL:
+        return jobs
+    free = available_bytes() if free is None else free
+    largest = max((swarm for arm in arms for swarm in arm.swarms), key=lambda swarm: len(swarm.peers))
+    found = [memory for _, _, memory in _examined(largest, [])]
+    if not found or not free:
+        return jobs
+    lasting = sum(memory.weights + memory.moments + memory.gradients for memory in found)
+    job = found[0].program + lasting + max(max(memory.update, memory.sampling) for memory in found)
+    return max(1, min(jobs, free // job))
+
+
+def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
+    """Each peer with its model and its memory. A line says why one is left out."""
+    program, lengths = resident_bytes(), dict[str, list[int]]()
+    for peer in recipe.peers:
+        source = peer.model
+        if starters.is_starter(peer.model):
+            source = str(starters.path_of(peer.model))
+            if not (Path(source) / "config.json").exists():
+                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
+                continue
+        together = next((s for s in recipe.training.swarms if peer.name in s), [p.name for p in recipe.peers])
+        swarm = recipe.of_swarm(together)
+        try:
+            shape = _shape(source, peer)
+            if source not in lengths:
+                lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
+            yield peer, shape, peak_memory(swarm, peer, shape, lengths[source], program)
+        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
 
 
 def _shape(source: str, peer: PeerConfig) -> Shape:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,10 +157,19 @@ def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], lis
 def resident_bytes() -> int:
     """This process's resident size; 0 where the system does not tell it."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         import resource
 
         return pages * resource.getpagesize()
     except (OSError, ImportError):
         return 0
+
+
+def available_bytes() -> int:
+    """Memory that this machine can still give; 0 where the system does not tell it."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
+    return 1024 * int(found[1]) if found else 0
