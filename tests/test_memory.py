@@ -93,10 +93,12 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     monkeypatch.setattr(estimate, "SMALL", 0)
     (_, _, first), (_, _, second) = estimate._examined(recipe, [])
     assert first.weights == second.weights
-    job = first.program + 2 * (first.weights + first.moments + first.gradients) + max(first.update, first.sampling)
-    assert fitting_jobs(recipe, 8, free=5 * job + 1_000_000) == pytest.approx(5, abs=1)  # the program grows meanwhile
-    assert fitting_jobs(recipe, 2, free=5 * job) == 2
-    assert fitting_jobs(recipe, 8, free=job // 2) == 1
+    job = estimate.KEPT * (
+        first.program + 2 * (first.weights + first.moments + first.gradients) + max(first.update, first.sampling)
+    )
+    assert fitting_jobs(recipe, 8, free=int(5 * job)) == pytest.approx(5, abs=1)  # the program grows meanwhile
+    assert fitting_jobs(recipe, 2, free=int(5 * job)) == 2
+    assert fitting_jobs(recipe, 8, free=int(job / 2)) == 1
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert memory.available_bytes() > 0

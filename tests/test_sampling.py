@@ -16,6 +16,7 @@ from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
+from ftis.engines import slots
 from ftis.engines.builtin import WORTH_DROPPING, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.engines.generate import _generated, generate_sampler
@@ -458,6 +459,31 @@ def test_generate_takes_whole_groups_within_the_batch_size(
     assert sizes == expected
     assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
     assert [len(group) for group in groups] == [4] * 7
+
+
+@SAMPLERS
+def test_no_more_completions_are_drawn_at_a_time_than_fit(
+    sampler: Draw, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, prompts, largest = tiny_policy(), prompts_of((3, 9, 5, 9, 1, 7)), [0]
+    policy.model.register_forward_hook(lambda _, __, output: largest.append(len(output.logits)))
+    monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)  # its steps do not call the model
+    expected = tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
+    assert max(largest) == 12
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 5 * slots.row_bytes(policy.model.config, 9 + 16, 4))
+    for batch_size, most in ((0, 4), (2, 2), (12, 4)):
+        largest[:] = [0]
+        assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)) == expected
+        assert max(largest) == most
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 1)
+    assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
+
+
+def test_what_a_completion_takes() -> None:
+    config = Qwen2Config(
+        vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    assert slots.row_bytes(config, 10, 4) == 10 * 3 * 2 * 6 * 2 * 4 + 3 * 4 * 50
 
 
 @KINDS

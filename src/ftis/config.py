@@ -133,7 +133,7 @@ class SamplingConfig(_Section):
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0
-    """Completions sampled at a time; 0 is a whole round at once."""
+    """Completions sampled at a time, as memory allows; 0 is a whole round at once."""
 
 
 class TrainingConfig(_Section):

@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.lines import full_attention_decoder
-from ftis.engines.slots import SlotCache
+from ftis.engines.slots import SlotCache, groups_at_a_time
 from ftis.engines.stops import StopStrings
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
@@ -65,7 +65,7 @@ def builtin_sampler(
     warpers = decoding.warpers()
     ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
-    at_a_time = max(1, batch_size // repeats) if batch_size else len(prompt_ids)
+    at_a_time = min(len(prompt_ids), groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size))
     rows = _Rows(policy, prompt_ids, repeats, steps)
     worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
     stops = StopStrings(policy, decoding.stop)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from ftis.engines.slots import groups_at_a_time
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -26,7 +27,9 @@ def generate_sampler(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
 ) -> list[tuple[Rollout, ...]]:
     """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other."""
-    at_a_time = max(1, batch_size // repeats) if batch_size else max(1, len(prompt_ids))
+    if not prompt_ids:
+        return []
+    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, decoding.max_completion_length, batch_size)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
         groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)

@@ -1,12 +1,54 @@
-"""A cache of keys and values in preallocated slots, so that growing by a token copies nothing."""
+"""A cache of keys and values in preallocated slots, so that growing by a token copies nothing, and how large it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+from ftis.policy import Policy
+from ftis.rollouts import Ints
+
+CPU_CACHE_BYTES = 2**31
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The most that the completions drawn at a time take: a quarter of a GPU's memory, 2 GB on a CPU.
+
+    What is drawn must not depend on what else a machine does, so it is not a part of what is free.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory // 4)
+    return CPU_CACHE_BYTES
+
+
+def row_bytes(config: Any, places: int, number: int) -> int:
+    """What a completion takes while it is drawn: keys, values and three copies of a token's float32 logits.
+
+    Args:
+        config: the model's.
+        places: of its prompt and itself, in tokens.
+        number: bytes of a number in the cache.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_attention_heads", None) or 0  # models without attention keep no keys
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return int(places * text.num_hidden_layers * kv_heads * head_dim * 2 * number + 3 * 4 * text.vocab_size)
+
+
+def groups_at_a_time(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, batch_size: int
+) -> int:
+    """How many prompts are completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
+    ``batch_size`` completions; at least 1."""
+    places = max(map(len, prompt_ids)) + max_completion_length
+    number = 2 if policy.compute_dtype == torch.bfloat16 else 4
+    rows = cache_bytes(policy.device) // row_bytes(policy.model.config, places, number)
+    return max(1, min(rows, batch_size or rows) // repeats)
 
 
 class SlotLayer(DynamicLayer):

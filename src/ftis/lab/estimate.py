@@ -38,6 +38,10 @@ UNKNOWN_PARAMETERS = 100_000_000
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""
 
+KEPT = 1.35
+"""What a process of several peers takes, over the sum of its parts, since the allocator keeps freed memory: 10.9 GB for
+8.1 were measured with SmolLM2-135M in full and through LoRA."""
+
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
@@ -100,7 +104,7 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
         return jobs
     lasting = sum(memory.weights + memory.moments + memory.gradients for memory in found)
     job = found[0].program + lasting + max(max(memory.update, memory.sampling) for memory in found)
-    return max(1, min(jobs, free // job))
+    return max(1, min(jobs, int(free / (job * KEPT))))
 
 
 def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:

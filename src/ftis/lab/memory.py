@@ -17,6 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.microbatches import fit
+from ftis.engines.slots import cache_bytes, row_bytes
+from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 
@@ -26,7 +28,6 @@ VOCABULARY = 512
 MEASURED = 5e10
 """The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
 rows are run."""
-EVALUATED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,14 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     number = 2 if resolve_dtype(peer.dtype, device) == torch.bfloat16 else FLOAT
     text = shape.config.get_text_config(decoder=True)
     layers, vocabulary = text.num_hidden_layers, text.vocab_size
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     places = max(prompt_lengths) + swarm.sampling.max_completion_length
     embedding = vocabulary * text.hidden_size
 
     own = swarm.prompts_per_peer * swarm.rollouts_per_group
-    evaluated = min(EVALUATED_AT_ONCE, swarm.task.validation_size or EVALUATED_AT_ONCE)
+    evaluated = min(EVAL_BATCH, swarm.task.validation_size or EVAL_BATCH)
     at_once = max(min(own, swarm.sampling.batch_size or own), evaluated)
-    cache = at_once * places * layers * kv_heads * head_dim * 2 * number
-    logits = at_once * vocabulary * FLOAT * 3
+    a_row = row_bytes(shape.config, places, number)
+    at_once = min(at_once, max(1, cache_bytes(device) // a_row))
     copied = (shape.parameters - embedding) * number  # the decoder joins and casts the layers' weights
 
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
@@ -100,7 +99,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         moments=2 * shape.trained * FLOAT,
         gradients=shape.trained * FLOAT,
         update=one + (layers - 1) * (two - one) + head + head_gradient,
-        sampling=cache + logits + copied,
+        sampling=at_once * a_row + copied,
         microbatches=microbatches,
     )
 
