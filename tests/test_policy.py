@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ftis.config import PeerConfig
+from ftis.engines import models
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
@@ -239,6 +240,36 @@ def test_micro_batches_of_the_step_respect_the_peers_budget(kind: str, tiny_poli
     assert sorted(np.concatenate(seen).tolist()) == list(range(len(PROMPTS)))
     for rows in seen:
         assert len(rows) * max(len(PROMPTS[r]) + len(COMPLETIONS[r]) for r in rows) <= 30
+
+
+# --- one base for several adapters ------------------------------------------------------------------------------------
+
+
+def storages(policy: Policy, trained: bool) -> set[int]:
+    return {p.data_ptr() for p in policy.model.parameters() if p.requires_grad == trained}
+
+
+def test_adapters_on_one_base_share_it_and_train_apart(tiny_policy: TinyPolicy) -> None:
+    first, second = (tiny_policy(**TRAINS["lora"]) for _ in range(2))
+    assert storages(first, False) == storages(second, False)
+    assert not storages(first, True) & storages(second, True)
+    before = second.logps(PROMPTS, COMPLETIONS, 1.0)
+    ascend(first, steps=2)
+    after = second.logps(PROMPTS, COMPLETIONS, 1.0)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    alone = tiny_policy(**TRAINS["full"])
+    assert not storages(alone, True) & storages(first, False)
+
+
+def test_adapters_on_different_bases_share_only_what_is_equal(tiny_policy: TinyPolicy) -> None:
+    first = tiny_policy(**TRAINS["lora"])
+    other = tiny_policy("qwen2", **TRAINS["lora"])
+    weight = next(p for name, p in other.model.named_parameters() if "mlp" in name)
+    weight.data = weight.data.clone()
+    weight.data[0] += 1
+    models.share_frozen(other.model)
+    assert weight.data_ptr() not in storages(first, False)
+    assert len(storages(first, False) & storages(other, False)) == len(storages(first, False)) - 1
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------

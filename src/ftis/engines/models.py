@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import re
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -18,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ftis.config import PeerConfig
-from ftis.policy import ModelError
+from ftis.policy import ModelError, resolve_device
 
 
 def load_model(source: str) -> PreTrainedModel:
@@ -69,7 +72,7 @@ def _check_directory(source: str) -> None:
 
 
 def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
-    """``model`` with exactly the parameters that ``config.train`` names requiring gradients.
+    """``model`` with exactly the parameters that ``config.train`` names requiring gradients, on the peer's device.
 
     Args:
         adapter: directory of a LoRA adapter that is trained further.
@@ -77,7 +80,9 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     Raises:
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
-    trainable = _chosen(model, config, adapter)
+    trainable = _chosen(model, config, adapter).to(resolve_device(config.device))
+    if config.train == "lora":
+        share_frozen(trainable)
     if config.gradient_checkpointing:
         _checkpoint_layers(trainable, config.name)
     return trainable
@@ -113,6 +118,32 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def share_frozen(model: Any) -> None:
+    """Let frozen parameters that are equal to those of an earlier model of this process lie in memory once.
+
+    So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            continue
+        key = (name, parameter.shape, parameter.dtype, parameter.device)
+        earlier = _FROZEN.get(key)
+        if earlier is not None and torch.equal(earlier, parameter):
+            parameter.data = earlier.data
+        else:
+            _FROZEN[key] = parameter
+    _return_freed_memory()
+
+
+_FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what is freed in pieces of less than 32 MB, which most of a small model's tensors are."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _checkpoint_layers(model: Any, peer: str) -> None:
