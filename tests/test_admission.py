@@ -380,7 +380,7 @@ def test_a_sender_with_prompts_in_reserve_may_choose_but_not_send_more() -> None
     judge = admitter(assigned=lambda peer, round: [0, 1, 2, 3], max_groups=2)
     assert judge.terms.limits.max_bytes == admitter(assigned=lambda peer, round: [0, 1]).terms.limits.max_bytes
     rejection = only(judge.admit("ada", message(group(0), group(1), group(2)), round=0))
-    assert (rejection.reason, rejection.detail) == ("over_budget", "3 groups for 2 assigned prompts")
+    assert (rejection.reason, rejection.detail) == ("over_budget", "3 groups, a message has at most 2")
     assert items(judge.admit("ada", message(group(1), group(3)), round=0)) == [1, 3]
 
 

@@ -105,8 +105,10 @@ def test_groups_without_signal_are_replaced_while_prompts_are_in_reserve(
     keys = ("--set", "training.resample=fill", "--set", "training.resample_budget=2", "--set", "processes=inline")
     nothing = ("--set", "reward.function=tiny_rewards.none_at_all", "--set", "name=nothing")
     assert ftis("train", "recipe.toml", *keys) == 0
-    for row in read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"):
-        assert row["resample/groups"] == 2 + row["resample/replaced"]
+    rows = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
+    assert len(rows) == 4
+    for row in rows:
+        assert 2 <= row["resample/groups"] <= 6
         assert (row["peer/b/admitted"], row["peer/b/rejected"]) == (8, 0)
     assert ftis("train", "recipe.toml", *keys, *nothing) == 0
     for row in read_jsonl(run_of(workplace, "nothing") / "F-TIS" / "a" / "metrics.jsonl"):
@@ -533,6 +535,21 @@ def test_a_dry_run_trains_nothing(workplace: Path, capsys: pytest.CaptureFixture
         assert re.search(rf"^{peer}: .* trained; a checkpoint [0-9.]+ kB; peak memory [0-9.]+ MB \(program ", out, re.M)
     assert re.search(r"^together: at most [0-9.]+ [MG]B of memory .* kB of disk for 2 checkpoints of each$", out, re.M)
     assert not (workplace / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["reward.pass_mark=0.5"], "reward.pass_mark = 0.5: answers of 'clock' are right or wrong"),
+        (["reward.partial_credit=true"], "reward.partial_credit = True: answers of 'clock' are right or wrong"),
+    ],
+)
+def test_scores_that_a_task_has_not(
+    keys: list[str], message: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [part for key in ("reward.function=ftis.rewards.format_and_answer", *keys) for part in ("--set", key)]
+    assert ftis("train", "recipe.toml", *settings) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_doctor_and_starters_and_help(

@@ -16,6 +16,7 @@ from ftis.rewards.answers import OwnScore, answer_score
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Prompt
+from ftis.tasks import gym_judge
 
 pytest.importorskip("reasoning_gym")
 
@@ -66,6 +67,59 @@ def test_a_wrong_answer_is_wrong(answer: str) -> None:
 def test_other_spellings(dataset: str, answer: str, metadata: dict[str, Any], given: str, least: float) -> None:
     found = answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata))
     assert found >= least if least else found < 0.5
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "metadata", "given"),
+    [
+        ("complex_arithmetic", "3.0 - 2.0i", {"result": [3, -2], "real": 3, "imag": -2}, "nan"),
+        ("number_sorting", "['1.0', '2.0']", {"original_numbers": ["2.0", "1.0"]}, "[NaN, NaN]"),
+        ("puzzle24", "8*(5*1 - 2)", {"numbers": [8, 5, 1, 2]}, "6*4*1*1"),
+        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "179e0+0e0*(73+85+1+42+14+49)"),
+        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "1_79+0_0*(73+85+1+42+14+49)"),
+        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "(x+x)/x + 73+85+14-42+49-1-x/x"),
+        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "Infinity"),
+    ],
+)
+def test_what_a_scorer_takes_for_an_answer_is_none(
+    dataset: str, answer: str, metadata: dict[str, Any], given: str
+) -> None:
+    assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
+
+
+def entries_of(dataset: str) -> list[dict[str, Any]]:
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    made = reasoning_gym.create_dataset(dataset, size=8, seed=5)
+    return [{key: made[i][key] for key in ("question", "answer", "metadata")} for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "itself"),
+    [
+        ("countdown", True),
+        ("chain_sum", True),
+        ("bitwise_arithmetic", True),  # evaluates its own problem, which stays possible
+        ("simple_integration", True),
+        ("gcd", False),  # has no scorer of its own
+        ("game_of_life_halting", False),  # any text is right there
+        ("coin_flip", False),  # 0 is
+        ("rearc", False),  # its problems do not survive JSON
+    ],
+)
+def test_a_data_set_scores_itself_where_right_is_right_and_wrong_is_wrong(dataset: str, itself: bool) -> None:
+    entries = entries_of(dataset)
+    try:
+        assert gym_judge.scores_itself(dataset, {}, entries) == itself
+    finally:
+        gym_judge._guard(False)
+        gym_judge._dataset.cache_clear()
+
+
+def test_bitwise_arithmetic_has_many_spellings() -> None:
+    (entry, *_) = entries_of("bitwise_arithmetic")
+    known = own("bitwise_arithmetic", entry["answer"])
+    known["entry"] = json.dumps(entry)
+    assert answer_score(str(int(entry["answer"], 16)), entry["answer"], "reasoning_gym", known) == 1.0
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------
@@ -122,7 +176,7 @@ def test_an_answer_that_takes_too_long_is_wrong(impatient_helper: Helper, monkey
     ],
 )
 def test_a_formula(code: str) -> None:
-    gym.require_formula(code, {"x": 1, "C": 2})
+    gym_judge.require_formula(code, {"x": 1, "C": 2})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +203,7 @@ def test_a_formula(code: str) -> None:
 )
 def test_what_is_no_formula(code: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
-        gym.require_formula(code, {"x": 1})
+        gym_judge.require_formula(code, {"x": 1})
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
@@ -162,11 +216,11 @@ def reward(text: str, **settings: Any) -> float:
 
 
 def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:
-    """A formula of other numbers scores 0.05 there, and a text that is no formula 0.01."""
+    """A formula of some of the numbers scores 0.05 there."""
     right, near, far = "(85-1)*49/14 - 73 - 42", "49*85", "no idea"
     assert [reward(text) for text in (right, near, far)] == [1.0, 0.0, 0.0]
     assert [reward(text, pass_mark=0.05) for text in (right, near, far)] == [1.0, 1.0, 0.0]
-    assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.01]
+    assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.0]
     assert reward(near, partial_credit=True, format_weight=0.2) == pytest.approx(0.2 + 0.8 * 0.05)
     assert reward(right, answer="exact") == 0.0
 

@@ -35,7 +35,7 @@ CORE = [
 
 WINGS = {
     "wire": "plain packed",
-    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
+    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "models lines head microbatches slots decoder stops samplers builtin generate",
     "loop": "files events records checkpoint evaluate train",

@@ -84,6 +84,15 @@ def test_own_metrics_by_hand() -> None:
     }
 
 
+def test_a_group_of_equal_fractions_has_no_signal() -> None:
+    """Their standard deviation is not 0 in floating point."""
+    groups = [scored("ada", item, (0.01,) * 12, (1,) * 12) for item in range(2)]
+    batch = collate(groups, {item: np.array([1], np.int32) for item in range(2)}, "ada")
+    assert batch.reward_N[:12].std() > 0
+    judged = Judged(batch, torch.zeros(24), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32), False)
+    assert own_metrics(judged, Update((), (), np.zeros(0, np.int64), None), {END})["frac_reward_zero_std"] == 1.0
+
+
 def test_clip_ratios_are_of_all_tokens_of_all_steps() -> None:
     """As TRL's: rollouts with Â = 0 count, though the model never runs on them."""
     judged = judged_batch()

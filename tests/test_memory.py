@@ -93,15 +93,35 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     monkeypatch.setattr(estimate, "SMALL", 0)
     (_, _, first), (_, _, second) = estimate._examined(recipe, [])
     assert first.weights == second.weights
-    job = estimate.KEPT * (
-        first.program + 2 * (first.weights + first.moments + first.gradients) + max(first.update, first.sampling)
-    )
+    lasting = 2 * (first.weights + first.moments + first.gradients)
+    job = estimate.KEPT * (first.program + lasting + max(first.update, first.sampling))
     assert fitting_jobs(recipe, 8, free=int(5 * job)) == pytest.approx(5, abs=1)  # the program grows meanwhile
     assert fitting_jobs(recipe, 2, free=int(5 * job)) == 2
     assert fitting_jobs(recipe, 8, free=int(job / 2)) == 1
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert memory.available_bytes() > 0
+
+
+def test_the_largest_job_counts(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of peers that train alone, the second is larger here."""
+    document = json.loads(recipe_of(tiny_model_dir()).model_dump_json())
+    document["arms"] = [{"name": "alone", "collaborate": False}]
+    sizes = {"a": 1_000_000, "b": 3_000_000}
+
+    def examined(swarm: Recipe, lines: list[str]) -> Any:
+        for peer in swarm.peers:
+            yield peer, None, Memory(0, sizes[peer.name], 0, 0, 0, 0, 1)
+
+    monkeypatch.setattr(estimate, "SMALL", 0)
+    monkeypatch.setattr(estimate, "_examined", examined)
+    assert fitting_jobs(parse(document), 8, free=9_000_000) == 3
+    together = parse(document | {"arms": []})
+    assert fitting_jobs(together, 8, free=11_000_000) == 2  # 4 MB and what the allocator keeps
+    for peer in document["peers"]:
+        peer["train"] = "lora"
+    sizes["b"] = sizes["a"]
+    assert fitting_jobs(parse(document | {"arms": []}), 8, free=5_500_000) == 4  # they share their base
 
 
 MEASURE = """

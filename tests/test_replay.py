@@ -21,7 +21,7 @@ from recipes import write_recipe
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Path:
-    """The directory in which a run of three arms was recorded."""
+    """The directory in which a run of four arms was recorded."""
     place = tmp_path_factory.mktemp("recorded")
     a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24)
     write_recipe(
@@ -35,6 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
         arms=[
             {"name": "F-TIS"},
             {"name": "wide", "set": {"training.mode": "horizontal"}},
+            {"name": "filled", "set": {"training.resample": "fill", "reward.function": "tiny_rewards.rarely"}},
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
         ],
     )
@@ -56,7 +57,7 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("arm", ["F-TIS", "wide", "alone"])
+@pytest.mark.parametrize("arm", ["F-TIS", "wide", "filled", "alone"])
 def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, run: Path) -> None:
     torch.rand(3)  # what was drawn before must not matter
     assert ftis("replay", str(run), "--arm", arm, "--objective", "F-TIS") == 0
@@ -75,6 +76,7 @@ def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, 
             tables = [pq.read_table(d / f"rollouts/round-{round:06d}.parquet") for d in (again, before)]
             assert tables[0].equals(tables[1])
     # Otherwise nothing was put to the test.
+    assert sum(row["resample/replaced"] for row in read_jsonl(run / "filled" / "a" / "metrics.jsonl")) > 0
     metrics = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
     assert all(row["optimizer_steps"] == 4 for row in metrics)
     assert sum(row["peer/b/dropped"] for row in metrics) > 0
@@ -208,4 +210,4 @@ def test_a_mistake_is_one_line_with_its_remedy(mistake: str, run: Path, capsys: 
 
 def test_an_arm_must_be_named_where_there_are_several(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("replay", str(run)) == 1
-    assert "--arm (F-TIS, wide, alone)" in capsys.readouterr().err
+    assert "--arm (F-TIS, wide, filled, alone)" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_prompts_in_reserve_are_each_peers_own(budget: int) -> None:
         assert [len(share) for share in shares] == [4 + 4 * budget] * 3
         assert len(set(itertools.chain(*shares))) == 3 * (4 + 4 * budget)
     epoch = [item for round in range(2) for name in ("ada", "bob", "cyd") for item in assigned(recipe, 96, name, round)]
-    assert len(epoch) == len(set(epoch)) or budget == 3  # a round takes 24 or 48 of 96
+    assert len(epoch) == len(set(epoch)) == 2 * 12 * (1 + budget)  # 24 or 48 of 96 a round
 
 
 def test_without_resampling_nothing_is_in_reserve() -> None:

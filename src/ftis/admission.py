@@ -206,7 +206,7 @@ class Admitter:
             return rejected(sender, *fault)
         assigned = frozenset(self.terms.assigned(sender, header.round))
         if len(message.groups) > (most := self.terms.max_groups or len(assigned)):
-            return rejected(sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups for {most} assigned prompts")
+            return rejected(sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups, a message has at most {most}")
 
         admitted: list[ScoredGroup] = []
         rejections: list[Rejection] = []

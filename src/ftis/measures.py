@@ -95,7 +95,7 @@ def own_metrics(
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
         "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
-        "frac_reward_zero_std": float(np.mean([g.std() == 0 for g in groups])),
+        "frac_reward_zero_std": float(np.mean([(g == g[0]).all() for g in groups])),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
         "optimizer_steps": len(update.losses),
@@ -121,7 +121,7 @@ def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
         "resample/groups": len(every),
         "resample/replaced": len(replaced),
         "resample/reward": float(np.concatenate(every).mean()),
-        "resample/frac_reward_zero_std": float(np.mean([len(set(group.tolist())) == 1 for group in every])),
+        "resample/frac_reward_zero_std": float(np.mean([(group == group[0]).all() for group in every])),
     }
 
 

@@ -73,8 +73,8 @@ def equal(one: Plan, other: Plan) -> str:
             ("rollouts a peer samples itself", (one.generated, one.reserve), (other.generated, other.reserve)),
             (
                 f"seconds, to the prompt, if sampling costs {one.cost or 0:g} times training",
-                one.worth,
-                other.worth,
+                one.worth and (one.worth, one.reserve),
+                other.worth and (other.worth, other.reserve),
             ),
         )
         if mine == theirs and mine is not None
@@ -85,7 +85,8 @@ def equal(one: Plan, other: Plan) -> str:
 
 def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
     both, as_many = f"{names} and {baseline}", _times(arms.generated, other.generated)
-    if arms.trained == other.trained and arms.generated == other.generated:
+    sampled_equal = (arms.generated, arms.reserve) == (other.generated, other.reserve)
+    if arms.trained == other.trained and sampled_equal:
         text = (
             f"{both} are equal in both: a peer trains on {arms.trained} rollouts a round and generates {arms.generated}"
         )
@@ -94,14 +95,14 @@ def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
             f"{both} are equal in rollouts trained on per update ({arms.trained}); a peer of {names} generates "
             f"{as_many} itself ({arms.generated} against {other.generated} a round)"
         )
-    elif arms.generated == other.generated:
+    elif sampled_equal:
         text = (
             f"{both} are equal in rollouts generated per peer and round ({arms.generated}); a peer of {names} trains "
             f"on {_times(arms.trained, other.trained)} ({arms.trained} against {other.trained})"
         )
     else:
         how = "neither"
-        if arms.worth is not None and arms.worth == other.worth:
+        if arms.worth is not None and (arms.worth, arms.reserve) == (other.worth, other.reserve):
             how = f"seconds, assuming that sampling a rollout takes {arms.cost:g} times as long as training on it"
         text = (
             f"{both} are equal in {how}: a peer of {names} trains on {_times(arms.trained, other.trained)} rollouts "

@@ -16,6 +16,7 @@ from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.memory import FLOAT, Memory, Shape, available_bytes, peak_memory, resident_bytes
+from ftis.policy import resolve_device
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -92,19 +93,32 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
 
     Args:
-        free: by default what this machine has available. Where that is not known, all fit.
+        free: by default what this machine has available. Where that is not known, or a peer has a GPU, all fit.
     """
     arms = arms_of(recipe)
     if max(known_parameters(recipe, arms).values()) < SMALL:
         return jobs
     free = available_bytes() if free is None else free
-    largest = max((swarm for arm in arms for swarm in arm.swarms), key=lambda swarm: len(swarm.peers))
-    found = [memory for _, _, memory in _examined(largest, [])]
-    if not found or not free:
+    swarms: dict[str, Recipe] = {}  # of one set of peers, that with the most prompts
+    for swarm in sorted((s for arm in arms for s in arm.swarms), key=lambda s: s.training.prompts_per_round):
+        swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
+    if not free or any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
         return jobs
-    lasting = sum(memory.weights + memory.moments + memory.gradients for memory in found)
-    job = found[0].program + lasting + max(max(memory.update, memory.sampling) for memory in found)
-    return max(1, min(jobs, int(free / (job * KEPT))))
+    job = max(map(_in_one_process, swarms.values()))
+    return max(1, min(jobs, int(free / job))) if job else jobs
+
+
+def _in_one_process(swarm: Recipe) -> float:
+    """Bytes of a process with all peers of a swarm, of which one works at a time; 0 if none can be examined."""
+    lasting, working, program = 0, 0, 0
+    bases: dict[str, int] = {}  # LoRA peers of one model share it
+    for peer, _, memory in _examined(swarm, []):
+        bases[peer.model if peer.train == "lora" else f"{peer.model} of {peer.name}"] = memory.weights
+        lasting += memory.moments + memory.gradients
+        working, program = max(working, memory.update, memory.sampling), memory.program
+    if not bases:
+        return 0.0
+    return (program + sum(bases.values()) + lasting + working) * (KEPT if len(swarm.peers) > 1 else 1.0)
 
 
 def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
@@ -145,7 +159,8 @@ def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int
     """Of the first round's prompts, in tokens; a line says so where they are not known."""
     try:
         task = load_task(swarm.task)
-        items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)})
+        n = swarm.prompts_per_peer
+        items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)[:n]})
         return [len(render_prompt(task.train[item], swarm.prompt, tokenizer)) for item in items]
     except FtisError as error:
         lines.append(f"prompts: taken to have {UNKNOWN_PROMPT} tokens, since they are not known ({error})")

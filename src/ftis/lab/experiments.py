@@ -122,10 +122,12 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
         own = [job for job in found if job.part.name == arm.name]
         peers = len(own[0].part.peers)
         sampled, trained = rollouts_per_round(own[0].part.recipe)
+        reserve = own[0].part.recipe.reserve_per_peer * own[0].part.recipe.rollouts_per_group
+        more = f" and up to {reserve} in place of groups without signal" if reserve else ""
         each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
         lines.append(
             f"{arm.name}: {len(own)} jobs of {peers} peer{'s' * (peers > 1)}; in a round a peer samples {sampled} "
-            f"rollouts and trains on {trained}; guess {in_time(each)} a job"
+            f"rollouts{more} and trains on {trained}; guess {in_time(each)} a job"
         )
     seconds = [job.rounds_left * job.guess for job in found]
     total = max(max(seconds), sum(seconds) / jobs)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ftis.config import RewardConfig
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.exchange import Stopped
 from ftis.lab import starters
@@ -15,7 +16,7 @@ from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import resolve_device
 from ftis.prompts import Task
-from ftis.rewards.scoring import load_scorer
+from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 
@@ -41,10 +42,24 @@ def check(arms: list[Arm]) -> None:
             tasks[key] = tasks.get(key) or load_task(config)
             loaded.append(tasks[key])
             load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
+        _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
         for swarm in arm.swarms:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+
+
+def _check_scores(reward: RewardConfig, task: Task) -> None:
+    """Refuse settings of scores for a task whose answers are right or wrong."""
+    kind = task.answer_kind if reward.answer == "auto" else reward.answer
+    for key, default in (("pass_mark", 1.0), ("partial_credit", False)):
+        value = getattr(reward, key)
+        if kind != "reasoning_gym" and value != default and reward.function == RewardConfig().function:
+            raise RewardError(
+                f"reward.{key} = {value}: answers of {task.name!r} are right or wrong and have no score; leave it out"
+            )
+    if reward.partial_credit and reward.pass_mark != 1.0:
+        raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
 
 
 def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:

@@ -256,7 +256,7 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
     say(trainer.evaluate())
     for round in range(first, last):
         record = replay_round(peer, round, recording.batch(peer, round))
-        record.metrics.update(_of_the_exchange(recorded[round + 1]))
+        record.metrics.update(_not_replayed(recorded[round + 1]))
         trainer.finish_round(record, last, say)
     trainer.save()
     say(PeerFinished(last))
@@ -273,13 +273,18 @@ def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
     return learn_from(peer, round, batch, Heard(Collected({}), 0, ()), Stopwatch())
 
 
-def _of_the_exchange(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What sampling and exchange recorded."""
+    of_exchange = {
         peer_key(name, measure): value
         for name, measures in by_peer(metrics).items()
         for measure, value in measures.items()
         if measure.partition("/")[0] in OF_THE_EXCHANGE
     }
+    of_sampling = {
+        key: value for key, value in metrics.items() if key == "tokens_sampled" or key.startswith("resample/")
+    }
+    return of_exchange | of_sampling
 
 
 def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -16,10 +16,8 @@ from typing import Any
 
 from ftis.config import TaskConfig, nearest
 from ftis.prompts import AnswerKind, Task, TaskError, excerpt
+from ftis.tasks.gym_judge import scores_itself
 from ftis.tasks.problems import Problem, make_task, refuse_settings
-
-TRIED = 8
-"""Problems on which a data set's own scorer is tried before it is used."""
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""
@@ -123,7 +121,7 @@ def _serve() -> None:
     try:
         dataset, options = request["dataset"], request["options"]
         made = [_entries(dataset, options, *part) for part in request["parts"]]
-        reply: dict[str, Any] = {"parts": made, "own": _scores_itself(dataset, options, made[0])}
+        reply: dict[str, Any] = {"parts": made, "own": scores_itself(dataset, options, made[0])}
     except TaskError as error:
         reply = {"error": str(error)}
     with output:
@@ -153,24 +151,6 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
             kept["question"] = None
         entries.append(kept)
     return entries
-
-
-def _scores_itself(dataset: str, options: Mapping[str, Any], entries: list[dict[str, Any]]) -> bool:
-    """Whether the data set has a way of its own to score answers, which works on problems that went through JSON.
-
-    Those of two data sets of grids do not survive it: their answers are compared as texts.
-    """
-    from reasoning_gym import create_dataset
-    from reasoning_gym.dataset import ProceduralDataset
-
-    made = create_dataset(dataset, size=1, seed=0, **options)
-    if type(made).score_answer is ProceduralDataset.score_answer or any("metadata" not in entry for entry in entries):
-        return False
-    tried = [json.loads(json.dumps(entry)) for entry in entries[:TRIED] if entry["question"] is not None]
-    try:
-        return all(made.score_answer(entry["answer"], entry) == 1.0 for entry in tried)
-    except Exception:  # whatever a data set raises on what it did not make
-        return False
 
 
 def _is_json(value: Any) -> bool:

@@ -39,7 +39,10 @@ def make_task(name: str, train: Sequence[Problem], validation: Sequence[Problem]
     where = f"task {name!r}"
     splits = [tuple(_prompts(problems, where)) for problems in (train, validation)]
     require_disjoint(train, validation, f"{where}: train and validation")
-    canonical = json.dumps([[question, answer] for question, answer, _ in train], separators=(",", ":"))
+    agreed: list[Any] = [[question, answer] for question, answer, _ in train]
+    if answer_kind == "reasoning_gym":  # it may depend on the library's version
+        agreed.append(answer_kind)
+    canonical = json.dumps(agreed, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     return Task(name, splits[0], splits[1], answer_kind, digest)
 

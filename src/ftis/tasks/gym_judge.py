@@ -1,0 +1,156 @@
+"""How a data set of reasoning-gym scores an answer, with guards against answers that it was not made for.
+
+Many problems have more than one right answer, and many answers more than one spelling. Some data sets evaluate an
+answer as Python: here it can be a literal or a formula and nothing else. Some give the full score for what is no answer
+(``nan`` is at least as good as any number, ``x/x`` is a 1 that no list of numbers has to hold): such answers score 0,
+and a data set that gives it for other texts does not score itself (:func:`scores_itself`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+FUNCTIONS = frozenset(
+    {"Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "Abs", "erf", "sin", "cos", "tan", "sec", "csc"}
+    | {"cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"}
+)
+CONSTANTS = frozenset({"pi", "E", "I"})
+"""What a formula may name beside its data set's own symbols."""
+
+NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+SUMS = {"countdown", "puzzle24"}
+"""Data sets whose answers combine given numbers. They find them by looking for digits."""
+SUM = re.compile(r"[0-9+\-*/() ]+")
+EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
+"""Modules that evaluate what they made themselves, and no answer."""
+
+TRIED = 8
+"""Problems on which a data set's own scorer is tried before it is used."""
+WRONG = ("x", "0", "1", "-1", "True", "[]", "[0]", "no idea", "nan", "0 0 0 0")
+
+_ALLOWED = (
+    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.BinOp, ast.UnaryOp),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd),
+)
+
+
+def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
+    """The data set's score of an answer, from 0 to 1.
+
+    Args:
+        options: the data set's settings, as JSON.
+        entry: question, answer and metadata of the problem.
+
+    Raises:
+        Exception: whatever a data set raises on a text that it was not made for.
+    """
+    if NO_NUMBER.search(answer) or (dataset in SUMS and not _combines(entry, answer)):
+        return 0.0
+    score = float(_dataset(dataset, options).score_answer(answer, entry))
+    return min(1.0, max(0.0, score)) if score == score else 0.0
+
+
+def _combines(entry: Mapping[str, Any], answer: str) -> bool:
+    """Whether an answer is made of the given numbers alone, each at most as often as it is given."""
+    given = Counter(map(int, entry["metadata"]["numbers"]))
+    return SUM.fullmatch(answer) is not None and Counter(map(int, re.findall("[0-9]+", answer))) <= given
+
+
+@cache
+def _dataset(name: str, options: str) -> Any:
+    import reasoning_gym
+
+    _guard(False)  # making problems evaluates what the data set made
+    try:
+        return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(options))
+    finally:
+        _guard(True)
+
+
+def _guard(on: bool) -> None:
+    """Let every module of reasoning-gym read literals where it would evaluate, and sympy formulas."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("reasoning_gym.") and name not in EVALUATES_ITSELF:
+            for builtin in ("eval", "exec"):
+                if on:
+                    setattr(module, builtin, ast.literal_eval)
+                elif builtin in vars(module):
+                    delattr(module, builtin)
+    parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
+    plain = getattr(parser.eval_expr, "plain", parser.eval_expr)
+
+    def evaluate_formula(code: str, local_dict: Mapping[str, Any], global_dict: Mapping[str, Any]) -> Any:
+        require_formula(code, local_dict)
+        return plain(code, local_dict, global_dict)
+
+    evaluate_formula.plain = plain  # type: ignore[attr-defined]
+    parser.eval_expr = evaluate_formula if on else plain
+
+
+def require_formula(code: str, symbols: Mapping[str, Any]) -> None:
+    """Refuse Python that is more than a formula of numbers, ``symbols`` and well-known functions.
+
+    Raises:
+        ValueError: it is more.
+    """
+    for node in ast.walk(ast.parse(code.strip(), mode="eval")):
+        if not isinstance(node, _ALLOWED):
+            raise ValueError(f"{type(node).__name__} is no part of a formula")
+        if isinstance(node, ast.Call) and (node.keywords or not isinstance(node.func, ast.Name)):
+            raise ValueError("only a function of formulas is called")
+        if isinstance(node, ast.Name) and node.id not in FUNCTIONS | CONSTANTS | symbols.keys():
+            raise ValueError(f"{node.id!r} is no name of a formula")
+        if isinstance(node, ast.Constant) and not (isinstance(node.value, (int, float)) or _plain(node.value)):
+            raise ValueError("a text is no formula")
+
+
+def _plain(value: object) -> bool:
+    """Whether a text is the name of a symbol or a number, as ``Symbol('x')`` and ``Float('1.5')`` have it."""
+    return isinstance(value, str) and len(value) <= 64 and value.replace(".", "").replace("_", "").isalnum()
+
+
+def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the data set has a scorer of its own that can be trusted with these problems.
+
+    On some of them, after a way through JSON, it must give 1 to their answers and less to what answers none, among
+    them the other problems' answers.
+    """
+    from reasoning_gym.dataset import ProceduralDataset
+
+    settings = json.dumps(dict(options))
+    if type(_dataset(dataset, settings)).score_answer is ProceduralDataset.score_answer:
+        return False
+    if any("metadata" not in entry or entry["question"] is None for entry in entries):
+        return False
+    tried = [json.loads(json.dumps(entry)) for entry in entries[:TRIED]]
+    for entry in tried:
+        expected = entry["answer"].strip()
+        if _score(dataset, settings, entry, expected) < 1:
+            return False
+        others = {other["answer"].strip() for other in tried if other["question"] != entry["question"]}
+        wrong = [text for text in {*WRONG, *others} if text != expected and not _same_number(text, expected)]
+        if any(_score(dataset, settings, entry, text) == 1 for text in wrong):
+            return False
+    return True
+
+
+def _same_number(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _score(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
+    try:
+        return judge(dataset, options, entry, answer)
+    except Exception:  # a data set raises whatever it likes
+        return 0.0
