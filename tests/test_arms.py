@@ -84,7 +84,7 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     )
     assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
     in_time = in_seconds(2.0)
-    in_time["arms"][2] |= {"set": {"training.resample": "fill"}}
+    in_time["arms"][2] = in_time["arms"][2] | {"set": {"training.resample": "fill"}}
     timed = parse(in_time)
     (pair,) = [m for m in matched(timed, timed.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
     assert "equal in seconds" not in pair["equal"] + pair["text"]

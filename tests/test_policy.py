@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import shutil
 from collections.abc import Callable
@@ -259,6 +260,14 @@ def test_adapters_on_one_base_share_it_and_train_apart(tiny_policy: TinyPolicy) 
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     alone = tiny_policy(**TRAINS["full"])
     assert not storages(alone, True) & storages(first, False)
+
+
+def test_a_base_is_shared_after_the_first_that_used_it_is_gone(tiny_policy: TinyPolicy) -> None:
+    first, second = (tiny_policy(**TRAINS["lora"]) for _ in range(2))
+    shared = storages(second, False)
+    del first
+    gc.collect()
+    assert storages(tiny_policy(**TRAINS["lora"]), False) == shared
 
 
 def test_adapters_on_different_bases_share_only_what_is_equal(tiny_policy: TinyPolicy) -> None:

@@ -132,6 +132,7 @@ def share_frozen(model: Any) -> None:
         earlier = _FROZEN.get(key)
         if earlier is not None and torch.equal(earlier, parameter):
             parameter.data = earlier.data
+            parameter.shared_with = earlier  # which stays known as long as one of them is in use
         else:
             _FROZEN[key] = parameter
     _return_freed_memory()
