@@ -38,11 +38,11 @@ def shape_of(model: Path, config: Any = None) -> Shape:
     return Shape(config or AutoConfig.from_pretrained(model), load_tokenizer(str(model)), 20_000, 20_000)
 
 
-def test_the_peak_is_that_of_the_update_or_of_sampling() -> None:
-    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000}
-    assert Memory(**parts, update=5000, sampling=3000, microbatches=1).peak == 5111  # gradients take activations' place
-    assert Memory(**parts, update=5000, sampling=3000, microbatches=2).peak == 6111
-    assert Memory(**parts, update=5000, sampling=4500, microbatches=1).peak == 5611  # they outlive the step
+def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
+    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000}
+    assert Memory(**parts, update=5000, microbatches=1).peak == 25_111  # gradients take activations' place
+    assert Memory(**parts, update=5000, microbatches=2).peak == 26_111
+    assert Memory(**parts, update=500, microbatches=1).peak == 21_111
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     (_, _, first), (_, _, second) = estimate._examined(recipe, [])
     assert first.weights == second.weights
     lasting = 2 * (first.weights + first.moments + first.gradients)
-    job = estimate.KEPT * (first.program + lasting + max(first.update, first.sampling))
-    assert fitting_jobs(recipe, 8, free=int(5 * job)) == pytest.approx(5, abs=1)  # the program grows meanwhile
-    assert fitting_jobs(recipe, 2, free=int(5 * job)) == 2
-    assert fitting_jobs(recipe, 8, free=int(job / 2)) == 1
+    job = first.program + lasting + first.update + first.sampling
+    assert fitting_jobs(recipe, 8, free=5 * job) == pytest.approx(5, abs=1)  # the program grows meanwhile
+    assert fitting_jobs(recipe, 2, free=5 * job) == 2
+    assert fitting_jobs(recipe, 8, free=job // 2) == 1
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert memory.available_bytes() > 0
@@ -117,11 +117,11 @@ def test_the_largest_job_counts(tiny_model_dir: TinyModelDir, monkeypatch: pytes
     monkeypatch.setattr(estimate, "_examined", examined)
     assert fitting_jobs(parse(document), 8, free=9_000_000) == 3
     together = parse(document | {"arms": []})
-    assert fitting_jobs(together, 8, free=11_000_000) == 2  # 4 MB and what the allocator keeps
+    assert fitting_jobs(together, 8, free=11_000_000) == 2  # 4 MB each
     for peer in document["peers"]:
         peer["train"] = "lora"
     sizes["b"] = sizes["a"]
-    assert fitting_jobs(parse(document | {"arms": []}), 8, free=5_500_000) == 4  # they share their base
+    assert fitting_jobs(parse(document | {"arms": []}), 8, free=5_500_000) == 5  # they share their base
 
 
 MEASURE = """
@@ -137,7 +137,8 @@ from ftis.lab.recipes import load
 
 torch.set_num_threads(1)
 name, place, root = sys.argv[1:]
-recipe = load(Path(root) / "recipes" / "smollm2_words.toml", ["training.prompts_per_round=6"])
+keys = ["training.prompts_per_round=6", "task.validation_size=40"]
+recipe = load(Path(root) / "recipes" / "smollm2_words.toml", keys)
 swarm = recipe.of_swarm({"full"}) if name == "full" else recipe.of_swarm({"lora"})
 peer = swarm.peer(name).model_copy(update={"model": str(Path(root) / "models" / "smollm2-135m")})
 swarm = swarm.model_copy(update={"peers": (peer,)})
@@ -165,4 +166,5 @@ def test_the_estimate_is_within_15_percent_of_a_real_models_peak(name: str, tmp_
     )
     assert run.returncode == 0, run.stderr
     estimated, measured = json.loads(run.stdout.splitlines()[-1])
+    print(name, estimated, measured)
     assert estimated == pytest.approx(measured, rel=0.15)

@@ -39,10 +39,6 @@ UNKNOWN_PARAMETERS = 100_000_000
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""
 
-KEPT = 1.35
-"""What a process of several peers takes, over the sum of its parts, since the allocator keeps freed memory: 10.9 GB for
-8.1 were measured with SmolLM2-135M in full and through LoRA."""
-
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
@@ -105,20 +101,20 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     if not free or any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
         return jobs
     job = max(map(_in_one_process, swarms.values()))
-    return max(1, min(jobs, int(free / job))) if job else jobs
+    return max(1, min(jobs, free // job)) if job else jobs
 
 
-def _in_one_process(swarm: Recipe) -> float:
+def _in_one_process(swarm: Recipe) -> int:
     """Bytes of a process with all peers of a swarm, of which one works at a time; 0 if none can be examined."""
     lasting, working, program = 0, 0, 0
     bases: dict[str, int] = {}  # LoRA peers of one model share it
     for peer, _, memory in _examined(swarm, []):
         bases[peer.model if peer.train == "lora" else f"{peer.model} of {peer.name}"] = memory.weights
         lasting += memory.moments + memory.gradients
-        working, program = max(working, memory.update, memory.sampling), memory.program
+        working, program = max(working, memory.update + memory.sampling), memory.program
     if not bases:
-        return 0.0
-    return (program + sum(bases.values()) + lasting + working) * (KEPT if len(swarm.peers) > 1 else 1.0)
+        return 0
+    return program + sum(bases.values()) + lasting + working
 
 
 def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:

@@ -54,8 +54,9 @@ class Memory:
 
     @property
     def peak(self) -> int:
+        """Allocators keep what sampling freed, and an update's tensors have other sizes, so that both count."""
         updating = self.update + (self.gradients if self.microbatches > 1 else 0)
-        return self.program + self.weights + self.moments + max(updating, self.gradients + self.sampling)
+        return self.program + self.weights + self.moments + self.sampling + max(updating, self.gradients)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _kept_by_autograd(
         setattr(text, key, None)
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
-    policy = Policy(AutoModelForCausalLM.from_config(config), shape.tokenizer, peer)
+    policy = Policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32), shape.tokenizer, peer)
     policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device)
     prompts, completions = _step(swarm, prompt_lengths)
     parts = policy.split(prompts, completions, peer.tokens_per_microbatch)
