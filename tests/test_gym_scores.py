@@ -12,11 +12,12 @@ import pytest
 
 from ftis.config import PromptConfig, RewardConfig
 from ftis.rewards import graded, gym, helper
-from ftis.rewards.answers import OwnScore, answer_score
+from ftis.rewards.answers import answer_score
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Prompt
 from ftis.tasks import gym_judge
+from ftis.tasks.gym_judge import OwnScore
 
 pytest.importorskip("reasoning_gym")
 
@@ -161,7 +162,7 @@ def test_an_answer_is_never_run(dataset: str, attack: int, tmp_path: Path) -> No
 def test_an_answer_that_takes_too_long_is_wrong(impatient_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym, "_helper", impatient_helper)
     monkeypatch.setattr(helper, "CPU_SECONDS", 1.0)
-    gym._score.cache_clear()
+    gym.score.cache_clear()
     for hostile in ("9**9**9**9", "(" * 200 + "1" + ")" * 200, "9" * 500, "\ud800", "\x00"):
         assert score(hostile) < 0.1
     assert score("49*(85-1)/14-73-42") == 1.0
@@ -235,6 +236,6 @@ def test_without_reasoning_gym_it_says_what_to_install(monkeypatch: pytest.Monke
     script = "print('No module named reasoning_gym')"
     monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
     monkeypatch.setattr(gym, "_helper", broken)
-    gym._score.cache_clear()
+    gym.score.cache_clear()
     with pytest.raises(RewardError, match=r"install 'ftis\[reasoning-gym\]'"):
         score("1+1")

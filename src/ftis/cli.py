@@ -405,11 +405,11 @@ def _print_plan(recipe: Recipe) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.assembly import check_names
     from ftis.lab.estimate import estimate
-    from ftis.lab.prepare import check_tokenizers
+    from ftis.lab.prepare import check_tokenizers, tokenizers_here
 
     for arm in arms_of(recipe):
         check_names(arm.recipe)
-        check_tokenizers(arm)
+        check_tokenizers(arm, tokenizers_here(arm))
     console.print_json(recipe.model_dump_json())
     for line in estimate(recipe):
         console.print(line, highlight=False, markup=False)

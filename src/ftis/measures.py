@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -95,7 +96,7 @@ def own_metrics(
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
         "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
-        "frac_reward_zero_std": float(np.mean([(g == g[0]).all() for g in groups])),
+        "frac_reward_zero_std": _share_without_signal(groups),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
         "optimizer_steps": len(update.losses),
@@ -121,8 +122,13 @@ def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
         "resample/groups": len(every),
         "resample/replaced": len(replaced),
         "resample/reward": float(np.concatenate(every).mean()),
-        "resample/frac_reward_zero_std": float(np.mean([(group == group[0]).all() for group in every])),
+        "resample/frac_reward_zero_std": _share_without_signal(every),
     }
+
+
+def _share_without_signal(reward_groups: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Of groups whose rewards are all equal."""
+    return float(np.mean([(group == group[0]).all() for group in reward_groups]))
 
 
 def has_ended(rollout: Rollout, text: str, end_ids: Collection[int], stop: tuple[str, ...]) -> bool:

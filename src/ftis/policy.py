@@ -105,7 +105,6 @@ class Policy:
         forward: runs rows through the model, in one line where that was found to give the same numbers.
         head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
-        device_kind: "cpu" or "cuda", the key of costs that depend on the device.
         split: splits rows into micro-batches.
     """
 
@@ -133,7 +132,6 @@ class Policy:
         self.forward: Forward = found or PaddedRows(self.model, self.device)
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
-        self.device_kind = "cpu" if self.device.type == "cpu" else "cuda"
         fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
@@ -286,6 +284,11 @@ def resolve_device(device: str) -> torch.device:
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise ModelError(f"device {device!r} is not here ({torch.cuda.device_count()} CUDA devices): use auto or cpu")
     return resolved
+
+
+def device_kind(device: torch.device) -> str:
+    """``cpu`` or ``cuda``: the key of costs that depend on the device."""
+    return "cpu" if device.type == "cpu" else "cuda"
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -18,7 +18,7 @@ from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.lines import full_attention_decoder
 from ftis.engines.slots import SlotCache, groups_at_a_time
 from ftis.engines.stops import StopStrings
-from ftis.policy import ModelError, Policy
+from ftis.policy import ModelError, Policy, device_kind
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
 
@@ -67,7 +67,7 @@ def builtin_sampler(
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
     at_a_time = min(len(prompt_ids), groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size))
     rows = _Rows(policy, prompt_ids, repeats, steps)
-    worth_dropping = WORTH_DROPPING[policy.device_kind] / policy.n_parameters
+    worth_dropping = WORTH_DROPPING[device_kind(policy.device)] / policy.n_parameters
     stops = StopStrings(policy, decoding.stop)
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     with policy.precision():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis.policy import Head, selected_logp
+from ftis.policy import Head, device_kind, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
 LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
@@ -68,7 +68,7 @@ def fit(model: Any, device: torch.device) -> ChunkedHead | None:
         found = model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False).logits
     if not torch.equal(found, ramp):
         return None
-    kind = "cpu" if device.type == "cpu" else "cuda"
+    kind = device_kind(device)
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     return ChunkedHead(linear, max(TOKENS_AT_ONCE[kind] * vocab_size, LOGITS_AT_ONCE[kind]))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ftis.policy import Split
+from ftis.policy import Split, device_kind
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 2.5e12}
@@ -47,7 +47,7 @@ class Microbatches(Split):
 
 def fit(padding_cost: float, n_parameters: int, device: torch.device) -> Microbatches:
     """The split for a model that pays ``padding_cost`` for a padded place."""
-    fixed = FIXED_COST["cpu" if device.type == "cpu" else "cuda"]
+    fixed = FIXED_COST[device_kind(device)]
     return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost)
 
 
@@ -81,7 +81,8 @@ def cheapest(
     cost = np.zeros(n + 1)  # of the best split of the rows from i on
     count = np.zeros(n, dtype=np.int64)  # rows in that split's first micro-batch
     for i in range(n - 1, -1, -1):
-        padded = np.arange(1, n - i + 1) * np.maximum.accumulate(length[i:])
+        ahead = np.maximum.accumulate(length[i : i + max(1, budget // max(1, int(length[i])))])
+        padded = np.arange(1, len(ahead) + 1) * ahead
         most = max(1, int(np.searchsorted(padded, budget, side="right")))
         costs = padded[:most] + cost[i + 1 : i + most + 1]
         best = most - 1 - int(np.argmin(costs[::-1]))  # ties: the largest

@@ -46,8 +46,7 @@ def groups_at_a_time(
     """How many prompts are completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
     ``batch_size`` completions; at least 1."""
     places = max(map(len, prompt_ids)) + max_completion_length
-    number = 2 if policy.compute_dtype == torch.bfloat16 else 4
-    rows = cache_bytes(policy.device) // row_bytes(policy.model.config, places, number)
+    rows = cache_bytes(policy.device) // row_bytes(policy.model.config, places, policy.compute_dtype.itemsize)
     return max(1, min(rows, batch_size or rows) // repeats)
 
 

@@ -62,19 +62,24 @@ def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     """One arm of the recipe."""
     resolved = with_arm(recipe, config)
     if config.collaborate:
-        together = resolved.training.swarms or ([peer.name for peer in resolved.peers],)
-        return Arm(config.name, resolved, tuple(resolved.of_swarm(names) for names in together))
+        return Arm(config.name, resolved, swarms_of(resolved))
     prompts = _prompts_alone(resolved, config.budget)
     training = resolved.training.model_copy(update={"prompts_per_round": prompts, "prompts_per_peer": None})
     alone = resolved.model_copy(update={"training": training})
     return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
 
 
+def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
+    """The recipe of each set of peers that learn together: as ``training.swarms`` says, or all peers."""
+    together = recipe.training.swarms or ([peer.name for peer in recipe.peers],)
+    return tuple(recipe.of_swarm(names) for names in together)
+
+
 def _prompts_alone(recipe: Recipe, budget: str) -> int:
     """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
     if budget == "trained":
         return recipe.training.prompts_per_round
-    swarm = recipe.of_swarm(recipe.training.swarms[0]) if recipe.training.swarms else recipe
+    swarm = swarms_of(recipe)[0]
     if budget == "generated":
         return rollouts_per_round(swarm)[0] // recipe.sampling.num_generations
     return prompts_worth(recipe, *rollouts_per_round(swarm))

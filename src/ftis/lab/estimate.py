@@ -14,7 +14,7 @@ from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
-from ftis.lab.arms import Arm, arms_of, rollouts_per_round
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.lab.memory import FLOAT, Memory, Shape, available_bytes, peak_memory, resident_bytes
 from ftis.policy import resolve_device
 from ftis.schedule import assigned
@@ -120,23 +120,22 @@ def _in_one_process(swarm: Recipe) -> int:
 def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
     """Each peer with its model and its memory. A line says why one is left out."""
     program, lengths = resident_bytes(), dict[str, list[int]]()
-    for peer in recipe.peers:
-        source = peer.model
-        if starters.is_starter(peer.model):
-            source = str(starters.path_of(peer.model))
-            if not (Path(source) / "config.json").exists():
-                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
-                continue
-        together = next((s for s in recipe.training.swarms if peer.name in s), [p.name for p in recipe.peers])
-        swarm = recipe.of_swarm(together)
-        try:
-            shape = _shape(source, peer)
-            if source not in lengths:
-                lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
-            yield peer, shape, peak_memory(swarm, peer, shape, lengths[source], program)
-        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
+    for swarm in swarms_of(recipe):
+        for peer in swarm.peers:
+            source = peer.model
+            if starters.is_starter(peer.model):
+                source = str(starters.path_of(peer.model))
+                if not (Path(source) / "config.json").exists():
+                    lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
+                    continue
+            try:
+                shape = _shape(source, peer)
+                if source not in lengths:
+                    lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
+                yield peer, shape, peak_memory(swarm, peer, shape, lengths[source], program)
+            except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                why = (str(error).strip() or type(error).__name__).splitlines()[0]
+                lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
 
 
 def _shape(source: str, peer: PeerConfig) -> Shape:

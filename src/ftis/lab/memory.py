@@ -19,7 +19,7 @@ from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.microbatches import fit
 from ftis.engines.slots import cache_bytes, row_bytes
 from ftis.loop.evaluate import EVAL_BATCH
-from ftis.policy import Policy, resolve_device, resolve_dtype
+from ftis.policy import Policy, device_kind, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 
 FLOAT = 4
@@ -78,7 +78,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         program: see :class:`Memory`.
     """
     device = resolve_device(peer.device)
-    number = 2 if resolve_dtype(peer.dtype, device) == torch.bfloat16 else FLOAT
+    number = resolve_dtype(peer.dtype, device).itemsize
     text = shape.config.get_text_config(decoder=True)
     layers, vocabulary = text.num_hidden_layers, text.vocab_size
     places = max(prompt_lengths) + swarm.sampling.max_completion_length
@@ -92,7 +92,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     copied = (shape.parameters - embedding) * number  # the decoder joins and casts the layers' weights
 
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
-    head = 3 * TOKENS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"] * vocabulary * FLOAT
+    head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,

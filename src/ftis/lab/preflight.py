@@ -30,6 +30,7 @@ from ftis.loop.files import write_json
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rewards import graded
+from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
 
@@ -232,7 +233,7 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
     if reward.function != RewardConfig().function:
         return None, None
     tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
-    kind = peer.task.answer_kind if reward.answer == "auto" else reward.answer
+    kind = kind_of_answers(reward, peer.task.answer_kind)
     found = [
         graded(prompt.prefill + text, problem.answer, kind, *tags, problem.columns.get("reasoning_gym"))
         for group in scored

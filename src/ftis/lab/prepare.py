@@ -16,7 +16,7 @@ from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import resolve_device
 from ftis.prompts import Task
-from ftis.rewards.scoring import RewardError, load_scorer
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 
@@ -51,7 +51,7 @@ def check(arms: list[Arm]) -> None:
 
 def _check_scores(reward: RewardConfig, task: Task) -> None:
     """Refuse settings of scores for a task whose answers are right or wrong."""
-    kind = task.answer_kind if reward.answer == "auto" else reward.answer
+    kind = kind_of_answers(reward, task.answer_kind)
     for key, default in (("pass_mark", 1.0), ("partial_credit", False)):
         value = getattr(reward, key)
         if kind != "reasoning_gym" and value != default and reward.function == RewardConfig().function:
@@ -72,7 +72,7 @@ def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:
     models = sorted({p.model for arm in arms for p in arm.recipe.peers})
     paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
     for arm in arms:
-        check_tokenizers(arm, paths)
+        check_tokenizers(arm, {model: paths.get(model, model) for model in models})
     return paths
 
 
@@ -98,25 +98,25 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
         starters.make(model, report)
 
 
-def check_tokenizers(arm: Arm, models: Mapping[str, str] | None = None) -> None:
+def tokenizers_here(arm: Arm) -> dict[str, str]:
+    """Where each of an arm's models is, of those whose tokenizers are on this machine."""
+    models = {peer.model for peer in arm.recipe.peers}
+    places = {m: str(starters.path_of(m)) if starters.is_starter(m) else m for m in models}
+    return {model: place for model, place in places.items() if (Path(place) / "tokenizer.json").exists()}
+
+
+def check_tokenizers(arm: Arm, places: Mapping[str, str]) -> None:
     """Peers that exchange token ids must mean the same by them, and end completions by the same tokens.
 
     Args:
-        models: where each model is. Without it, models that are not on this machine are left out.
+        places: where each model is. A model that is not among them is left out.
 
     Raises:
         RunError: which peers' tokenizers differ, and how.
     """
     end_tokens = arm.recipe.sampling.end_tokens
     for swarm in arm.swarms:
-        places = {p.name: (models or {}).get(p.model, p.model) for p in swarm.peers}
-        if models is None:
-            places = {
-                name: str(starters.path_of(model)) if starters.is_starter(model) else model
-                for name, model in places.items()
-            }
-            places = {name: place for name, place in places.items() if (Path(place) / "tokenizer.json").exists()}
-        tokenizers = {name: load_tokenizer(place) for name, place in places.items()}
+        tokenizers = {p.name: load_tokenizer(places[p.model]) for p in swarm.peers if p.model in places}
         if not tokenizers:
             continue
         vocabularies = [tokenizer.get_vocab() for tokenizer in tokenizers.values()]

@@ -6,22 +6,15 @@ Rewards are computed from text that other people's models wrote, so everything h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from ftis.prompts import AnswerKind
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError
+from ftis.tasks.gym_judge import OwnScore
 
 Extract = Literal["tags", "boxed", "last_number"]
 """Where an answer stands in a completion."""
-
-
-class OwnScore(TypedDict):
-    """What :func:`ftis.rewards.gym.score` takes beside the answer."""
-
-    dataset: str
-    options: str
-    entry: str
 
 
 def format_and_answer(

@@ -9,6 +9,7 @@ from ftis.rewards.helper import Helper, Judge, serve
 from ftis.tasks.gym_judge import judge
 
 
+@lru_cache(maxsize=4096)  # completions of a group often give the same answer
 def score(dataset: str, options: str, entry: str, answer: str) -> float:
     """The data set's score of an answer, from 0 to 1; 0 also where scoring exceeds a limit or fails.
 
@@ -20,11 +21,6 @@ def score(dataset: str, options: str, entry: str, answer: str) -> float:
     Raises:
         RewardError: the helper process cannot be started.
     """
-    return _score(dataset, options, entry, answer)
-
-
-@lru_cache(maxsize=4096)  # completions of a group often give the same answer
-def _score(dataset: str, options: str, entry: str, answer: str) -> float:
     found = _helper.ask({"dataset": dataset, "options": options, "entry": entry, "answer": answer})
     return float(found) if isinstance(found, (int, float)) else 0.0
 

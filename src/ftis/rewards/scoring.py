@@ -130,6 +130,11 @@ class Scorer:
         return number
 
 
+def kind_of_answers(reward: RewardConfig, of_task: AnswerKind) -> AnswerKind:
+    """How answers are compared: as the recipe says, or in the task's own way."""
+    return of_task if reward.answer == "auto" else reward.answer
+
+
 def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:
     """The recipe's reward function, ready to call.
 
@@ -159,7 +164,7 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
             "f(prompts, completions, completion_ids, **columns)"
         )
     settings: dict[str, Any] = {
-        "answer_kind": answer_kind if reward.answer == "auto" else reward.answer,
+        "answer_kind": kind_of_answers(reward, answer_kind),
         "think_tag": prompt.think_tag,
         "answer_tag": prompt.answer_tag,
         "extract": reward.extract,

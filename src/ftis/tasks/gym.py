@@ -16,7 +16,7 @@ from typing import Any
 
 from ftis.config import TaskConfig, nearest
 from ftis.prompts import AnswerKind, Task, TaskError, excerpt
-from ftis.tasks.gym_judge import scores_itself
+from ftis.tasks.gym_judge import OwnScore, scores_itself
 from ftis.tasks.problems import Problem, make_task, refuse_settings
 
 Part = tuple[int, int]
@@ -79,8 +79,7 @@ def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str]
             )
         columns: dict[str, Any] = {"metadata": entry["metadata"]} if "metadata" in entry else {}
         if scorer is not None:
-            own = {"dataset": scorer[0], "options": scorer[1], "entry": json.dumps(entry)}
-            columns["reasoning_gym"] = own
+            columns["reasoning_gym"] = OwnScore(dataset=scorer[0], options=scorer[1], entry=json.dumps(entry))
         yield question, answer, columns
 
 

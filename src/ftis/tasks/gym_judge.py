@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
 FUNCTIONS = frozenset(
     {"Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "Abs", "erf", "sin", "cos", "tan", "sec", "csc"}
@@ -40,6 +40,19 @@ _ALLOWED = (
     *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.BinOp, ast.UnaryOp),
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd),
 )
+
+
+class OwnScore(TypedDict):
+    """What :func:`ftis.rewards.gym.score` takes beside the answer.
+
+    Attributes:
+        options: the data set's settings, as JSON.
+        entry: question, answer and metadata of the problem, as JSON.
+    """
+
+    dataset: str
+    options: str
+    entry: str
 
 
 def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
