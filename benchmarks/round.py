@@ -2,16 +2,18 @@
 
     python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
     python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 4           # random weights, graded reward
+    python benchmarks/round.py --venv /tmp/trl --model smollm2-135m --rounds 4 --seeds 0 1 2
 
-TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24 prompts
-x 12 completions of at most 40 tokens of the clock task, the same reward function, AdamW with the same settings, 4
-optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed. TRL's settings are
-those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch. Sides take turns,
-each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's first: of the clock,
-and for a whole round of the processor too, from which the ratio is taken, as the machine may be busy with other things.
-Memory is the process's largest resident size; the final reward is the mean over the last five rounds. Evaluation is
-greedy pass@1 on 300 held-out problems: ours by ftis.loop.evaluate, TRL's by generate, since its trainer has
-none of its own.
+TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24
+prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `ftis models get smollm2-135m`: 8 word
+problems behind two worked ones x 8 completions of at most 16 tokens, graded), the same reward function, AdamW with
+the same settings, 4 optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed.
+TRL's settings are those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch.
+Sides take turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
+first: of the clock, and for a whole round of the processor too, from which the ratio is taken, as the machine may be
+busy with other things. Memory is the process's largest resident size; the final reward is the mean over the last five
+rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by ftis.loop.evaluate, TRL's by generate, since its
+trainer has none of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GROUPS, GROUP, LENGTH, STEPS = 24, 12, 40, 4
+STEPS = 4
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")
 
 
@@ -46,10 +49,13 @@ def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: A
 
 
 # With a greater rate for "13M", the lengths of what both sides sample drift apart within a few rounds.
+OF_CLOCK = {"groups": 24, "group": 12, "length": 40}
 MODELS: dict[str, dict[str, Any]] = {
-    "starter": {"reward": "clock_reward", "learning_rate": 5e-4},
-    "13M": {"reward": "even_share", "learning_rate": 1e-5},
+    "starter": {"reward": "clock_reward", "learning_rate": 5e-4, **OF_CLOCK},
+    "13M": {"reward": "even_share", "learning_rate": 1e-5, **OF_CLOCK},
+    "smollm2-135m": {"reward": "even_share", "learning_rate": 1e-6, "groups": 8, "group": 8, "length": 16},
 }
+WORDS = Path(__file__).parents[1] / "recipes" / "smollm2_words.toml"
 
 
 def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
@@ -61,17 +67,24 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     from ftis.peer import train_round
 
     torch.set_num_threads(1)
+    of_model = MODELS[name]
+    of_task: dict[str, Any] = {
+        "task": {"name": "clock", "options": {"operators": 2}, "validation_size": 300},
+        "prompt": {"system_prompt": "", "template": "{question}="},
+    }
+    if name == "smollm2-135m":
+        words = tomllib.loads(WORDS.read_text(encoding="utf-8"))
+        of_task = {"task": {**words["task"], "validation_size": 40}, "prompt": words["prompt"]}
     recipe = parse(
         {
             "name": "round",
             "seed": seed,
-            "task": {"name": "clock", "options": {"operators": 2}, "validation_size": 300},
-            "prompt": {"system_prompt": "", "template": "{question}="},
+            **of_task,
             "reward": {"function": f"round.{MODELS[name]['reward']}"},
-            "sampling": {"num_generations": GROUP, "max_completion_length": LENGTH},
+            "sampling": {"num_generations": of_model["group"], "max_completion_length": of_model["length"]},
             "training": {
                 "rounds": rounds,
-                "prompts_per_round": GROUPS,
+                "prompts_per_round": of_model["groups"],
                 "steps_per_generation": STEPS,
                 "record_rollouts": False,
             },
@@ -97,7 +110,7 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
             processor.append(time.process_time() - began)
         began = time.perf_counter()
         accuracy = trainer.evaluate().accuracies["validation"]
-    tokens = [row["completions/mean_length"] * GROUPS * GROUP for row in metrics]
+    tokens = [row["completions/mean_length"] * of_model["groups"] * of_model["group"] for row in metrics]
     return {
         "round": [row["step_time"] for row in metrics],
         "round_processor": processor,
@@ -118,7 +131,8 @@ def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> di
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
-    reward = {"clock_reward": clock_reward, "even_share": even_share}[MODELS[name]["reward"]]
+    of_model = MODELS[name]
+    reward = {"clock_reward": clock_reward, "even_share": even_share}[of_model["reward"]]
     data = json.loads(problems.read_text())
     columns = {key: [row[key] for row in data["train"]] for key in ("prompt", "answer")}
     times: dict[str, list[float]] = {
@@ -159,12 +173,12 @@ def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> di
             bf16=False,
             gradient_checkpointing=False,
             dataloader_pin_memory=False,
-            per_device_train_batch_size=GROUPS * GROUP // STEPS,
+            per_device_train_batch_size=of_model["groups"] * of_model["group"] // STEPS,
             steps_per_generation=STEPS,
-            num_generations=GROUP,
-            max_completion_length=LENGTH,
+            num_generations=of_model["group"],
+            max_completion_length=of_model["length"],
             max_steps=rounds * STEPS,
-            learning_rate=MODELS[name]["learning_rate"],
+            learning_rate=of_model["learning_rate"],
             lr_scheduler_type="constant",
             adam_beta2=0.95,
             max_grad_norm=1.0,
@@ -201,9 +215,10 @@ def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> di
         inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True, padding_side="left")
         inputs.pop("token_type_ids", None)
         with torch.no_grad():
-            output = trainer.model.generate(**inputs, max_new_tokens=LENGTH, do_sample=False)
+            output = trainer.model.generate(**inputs, max_new_tokens=of_model["length"], do_sample=False)
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        right += int(sum(clock_reward(None, texts, None, [row["answer"] for row in rows])))
+        if name != "smollm2-135m":  # there, the share of right answers says nothing of a reward for even tokens
+            right += int(sum(clock_reward(None, texts, None, [row["answer"] for row in rows])))
     return {
         "round": times["round"],
         "round_processor": times["round_processor"],
@@ -225,6 +240,8 @@ def make_model(name: str, directory: Path) -> Path:
 
     if name == "starter":
         return starters.make("starter:small")
+    if name == "smollm2-135m":
+        return Path(__file__).parents[1] / "models" / name
     torch.manual_seed(0)
     tokenizer = starters.make_tokenizer()
     config = Qwen2Config(
@@ -245,14 +262,26 @@ def make_model(name: str, directory: Path) -> Path:
     return directory
 
 
-def write_problems(path: Path) -> None:
+def write_problems(name: str, model: Path, path: Path) -> None:
+    """The prompts as ours renders them, in text, and their answers."""
+    import ftis
     from ftis.config import TaskConfig
+    from ftis.engines.models import load_tokenizer
     from ftis.tasks.problems import load_task
+    from ftis.tasks.rendering import render_prompt
 
-    task = load_task(TaskConfig(name="clock", options={"operators": 2}, validation_size=300))
+    if name == "smollm2-135m":
+        recipe, tokenizer = ftis.load(WORDS), load_tokenizer(str(model))
+        task = load_task(recipe.task.model_copy(update={"validation_size": 40}))
+        text = {
+            p: tokenizer.decode(render_prompt(p, recipe.prompt, tokenizer)) for p in (*task.train, *task.validation)
+        }
+    else:
+        task = load_task(TaskConfig(name="clock", options={"operators": 2}, validation_size=300))
+        text = {p: f"{p.question}=" for p in (*task.train, *task.validation)}
     splits = {
-        split: [{"prompt": f"{p.question}=", "answer": p.answer} for p in problems]
-        for split, problems in (("train", list(task.train)), ("validation", list(task.validation)))
+        split: [{"prompt": text[p], "answer": p.answer} for p in problems]
+        for split, problems in (("train", task.train), ("validation", task.validation))
     }
     path.write_text(json.dumps(splits))
 
@@ -291,14 +320,14 @@ def main() -> None:
     import torch
 
     shown = {**vars(settings), "venv": str(settings.venv), **MODELS[settings.model]}
-    print(f"{shown}, {GROUPS} prompts x {GROUP}, one thread, torch {torch.__version__}", flush=True)
+    print(f"{shown}, one thread, torch {torch.__version__}", flush=True)
     pythons = {"ours": Path(sys.executable)}
     if "TRL" in settings.sides:
         pythons["TRL"] = make_venv(settings.venv)
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in settings.sides}
     with tempfile.TemporaryDirectory() as scratch:
         model, problems = make_model(settings.model, Path(scratch) / "model"), Path(scratch) / "problems.json"
-        write_problems(problems)
+        write_problems(settings.model, model, problems)
         for seed in settings.seeds:
             for side in settings.sides:
                 arguments = ["--model", settings.model, "--rounds", str(settings.rounds)]

@@ -3,6 +3,7 @@
     python benchmarks/sampling.py                      # about five minutes on one core
     python benchmarks/sampling.py --models starter     # the 88k-parameter starter's shape only
     python benchmarks/sampling.py --parts              # what each part of the built-in sampler is worth
+    python benchmarks/sampling.py --real models/smollm2-135m models/gemma3-270m --threads 2
 
 Models of random weights, prompts shared by groups of 12, one thread, float32. Lengths are "equal" (no token ends a
 completion) or "geometric" (every token may, so that the mean is a quarter of the maximum), by the choice of ids that
@@ -12,6 +13,9 @@ the machine does hits both: rates and their ratio are medians over repeats, the 
 The limits are measured here: arithmetic by one large matrix product, memory by one large copy. A token takes two
 floating-point operations a parameter, a step reads all parameters once; the share of the limit is the larger of these
 two times over the time taken.
+
+--real takes pretrained models: 4 arithmetic word problems behind two worked ones, 8 completions each, whose log-probs
+are also compared with the learner's, and whose greedy text with generate's. Seconds are the processor's.
 
 transformers' continuous batching (generate_batch) is tried as well where it runs; where it does not, the reason is
 printed.
@@ -25,12 +29,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from timing import median_seconds
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+import ftis
 import ftis.engines.builtin
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
@@ -39,8 +45,11 @@ from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw
+from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 GROUP, PROMPT = 12, 8
+SAMPLERS = {"builtin": builtin_sampler, "generate": generate_sampler}
 
 SHAPES = {
     "starter": {"vocab_size": 22, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2},
@@ -111,7 +120,7 @@ def compare(shape: str, spread: str, batch: int, length: int, repeats: int) -> d
     parameters = sum(p.numel() for p in policy.model.parameters())
     rates: dict[str, list[float]] = {"builtin": [], "generate": []}
     for seed in range(repeats + 1):
-        for name, sampler in (("builtin", builtin_sampler), ("generate", generate_sampler)):
+        for name, sampler in SAMPLERS.items():
             began = time.perf_counter()
             tokens = tokens_of(sampler, policy, batch, length, seed)
             if seed:  # the first round warms up
@@ -195,6 +204,42 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
     return results
 
 
+def real(directory: str, length: int, repeats: int) -> dict[str, object]:
+    """A pretrained model on prompts of recipes/smollm2_words.toml, with completions of equal length."""
+    recipe = ftis.load(Path(__file__).parents[1] / "recipes" / "smollm2_words.toml")
+    policy = Policy.load(PeerConfig(name="p", model=directory, device="cpu", dtype="float32"))
+    problems = load_task(recipe.task).train[:4]
+    prompts = [render_prompt(problem, recipe.prompt, policy.tokenizer) for problem in problems]
+    greedy = Decoding(length, temperature=0.0)
+    texts = [[r.completion_ids.tolist() for (r,) in s(policy, prompts, 1, greedy, 0)] for s in SAMPLERS.values()]
+    policy.end_ids = frozenset({policy.vocab_size})
+    rates: dict[str, list[float]] = {name: [] for name in SAMPLERS}
+    gap = 0.0
+    for seed in range(repeats + 1):
+        for name, sampler in SAMPLERS.items():
+            began = time.process_time()
+            groups = sampler(policy, prompts, 8, Decoding(length), seed)
+            if seed:  # the first round warms up
+                rates[name].append(32 * length / (time.process_time() - began))
+            elif name == "builtin":
+                drawn = [rollout for group in groups for rollout in group]
+                asked = [prompt for prompt in prompts for _ in range(8)]
+                logps = policy.logps(asked, [rollout.completion_ids for rollout in drawn], 1.0)
+                gap = max(float(np.abs(r.gen_logp - logp).max()) for r, logp in zip(drawn, logps, strict=True))
+    ratios = [a / b for a, b in zip(rates["builtin"], rates["generate"], strict=True)]
+    return {
+        "model": Path(directory).name,
+        "parameters": policy.n_parameters,
+        "prompt_tokens": max(map(len, prompts)),
+        "completion_tokens": length,
+        **{f"{name}_tokens_per_second": round(statistics.median(rate), 1) for name, rate in rates.items()},
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "same_greedy_text": texts[0] == texts[1],
+        "largest_gap_to_learner": f"{gap:.1e}",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
@@ -203,10 +248,19 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--real", nargs="+", metavar="DIRECTORY", help="pretrained models instead of random ones")
+    parser.add_argument("--threads", type=int, default=1)
     settings = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{vars(settings)}, one thread, torch {torch.__version__}")
+    torch.set_num_threads(settings.threads)
+    print(f"{vars(settings)}, torch {torch.__version__}")
     results = []
+    if settings.real:
+        for directory in settings.real:
+            for length in (16, 64):
+                results.append(real(directory, length, settings.repeats))
+                print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
+        print(json.dumps({"benchmark": "sampling of pretrained models", "cases": results}))
+        return
     if settings.parts:
         for shape in settings.models:
             results += parts(shape, settings.max_length, settings.repeats)

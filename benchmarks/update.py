@@ -1,12 +1,16 @@
 """What each part of an update is worth: the same work with and without it, taking turns.
 
     python benchmarks/update.py        # about four minutes on one core
+    python benchmarks/update.py --real models/smollm2-135m
 
 Qwen2 models of random weights, 24 prompts of 7 to 9 tokens x 12 completions of at most 40 tokens (geometric lengths,
 a mean of 16), one thread, float32. Gains are medians over repeats of the ratio of times. "rows in one line" is one of
 four optimiser steps, on a quarter of the rollouts; "micro-batches cut to their lengths" takes all of them as padded
 rows, which is how models run that cannot run in one line; "own log-probabilities kept" compares scoring all of a
 round's rollouts with scoring the few that are checked; "in chunks" takes log-probabilities and gradients of 470 tokens.
+--real takes a pretrained model: old log-probabilities and the update of 8 word problems x 8 completions of 16 tokens,
+in processor seconds, with the rows of a prompt in one micro-batch and with rows split by their lengths alone; and the
+memory by which loading two LoRA peers of the model raises this process's.
 """
 
 from __future__ import annotations
@@ -15,18 +19,24 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from sampling import random_policy
 
-from ftis.engines.microbatches import fit
+import ftis
+from ftis.config import PeerConfig
+from ftis.engines.microbatches import cheapest, fit
+from ftis.lab.memory import resident_bytes
 from ftis.learning import CHECKED_ROLLOUTS
-from ftis.policy import PaddedRows, Policy
-from ftis.rollouts import Ints
+from ftis.policy import PaddedRows, Policy, Split
+from ftis.rollouts import Ints, Rows
+from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
 
 PROMPTS, GROUP, LONGEST, MEAN = 24, 12, 40, 16
 SHAPES = {
@@ -106,14 +116,65 @@ def chunks(vocabulary: int) -> tuple[Callable[[], object], Callable[[], object]]
     return body, partial(with_attribute, policy, "head", None, body)
 
 
+def real(directory: str, repeats: int) -> dict[str, object]:
+    """What two choices are worth to a pretrained model."""
+    recipe = ftis.load(Path(__file__).parents[1] / "recipes" / "smollm2_words.toml")
+    lora = PeerConfig(name="lora", model=directory, device="cpu", dtype="float32", train="lora", lora_r=16)
+    resident = [resident_bytes()]
+    peers = []
+    for _ in range(2):
+        peers.append(Policy.load(lora))
+        resident.append(resident_bytes())
+    peers.clear()
+    policy = Policy.load(PeerConfig(name="full", model=directory, device="cpu", dtype="float32"))
+    problems = load_task(recipe.task).train[:8]
+    prompts = [render_prompt(problem, recipe.prompt, policy.tokenizer) for problem in problems for _ in range(8)]
+    rng = np.random.default_rng(0)
+    completions = [rng.integers(0, policy.vocab_size, int(n)).astype(np.int32) for n in rng.integers(5, 17, 64)]
+
+    grouped = fit(policy.forward.padding_cost, policy.n_parameters, policy.device)
+
+    def by_length(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
+        length_N = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+        nothing_again = np.zeros(len(length_N))
+        return cheapest(length_N, np.arange(len(length_N)), nothing_again, budget, grouped.overhead)
+
+    def update(split: Split) -> float:
+        policy.split = split
+        began = time.process_time()
+        policy.logps(prompts, completions, 1.0)
+        backward(policy, prompts, completions)
+        return time.process_time() - began
+
+    seconds = [(update(grouped), update(by_length)) for _ in range(repeats)]
+    return {
+        "model": Path(directory).name,
+        "prompt_tokens": max(map(len, prompts)),
+        "grouped_seconds": round(statistics.median(s for s, _ in seconds), 2),
+        "by_length_seconds": round(statistics.median(s for _, s in seconds), 2),
+        "gain": round(statistics.median(b / a for a, b in seconds), 2),
+        "microbatches": [
+            len(s(prompts, completions, recipe.peers[0].tokens_per_microbatch)) for s in (grouped, by_length)
+        ],
+        "first_lora_peer_bytes": resident[1] - resident[0],
+        "second_lora_peer_bytes": resident[2] - resident[1],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--vocabularies", nargs="*", type=int, default=list(VOCABULARIES))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--real", metavar="DIRECTORY", help="a pretrained model instead of random ones")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{vars(settings)}, one thread, torch {torch.__version__}", flush=True)
+    if settings.real:
+        found = real(settings.real, settings.repeats)
+        print("  ".join(f"{key} {value}" for key, value in found.items()))
+        print(json.dumps({"benchmark": "update of a pretrained model", **found}))
+        return
     results = []
 
     def measure(model: str, part: str, with_it: Callable[[], object], without_it: Callable[[], object]) -> None:

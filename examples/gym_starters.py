@@ -28,7 +28,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis
-from ftis import PeerConfig, Policy, Recipe, RewardConfig, supervised_step
+from ftis import PeerConfig, Policy, Recipe, supervised_step
 from ftis.engines.samplers import open_sampler
 from ftis.loop.evaluate import evaluate, sample
 from ftis.prompts import Task
@@ -200,6 +200,9 @@ validation_size = {scale.validation_size}
 system_prompt = ""
 chat_template = "never"
 
+[reward]
+answer = "exact"                # the warm-up shows one spelling
+
 [sampling]
 num_generations = {scale.num_generations}
 max_completion_length = {DATASETS[dataset].tokens}
@@ -363,7 +366,7 @@ def print_headroom(dataset: str, scale: Scale, out: Path, console: Console) -> N
     recipe = recipe_of(dataset, scale, out)
     task: Task = load_task(recipe.task)
     problems = task.train[:HEADROOM_PROBLEMS]
-    score = load_scorer(RewardConfig(), recipe.prompt, task.answer_kind)
+    score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     decoding = Decoding(max_completion_length=recipe.sampling.max_completion_length)
     for peer in recipe.peers:
         policy = Policy.load(peer)

@@ -36,6 +36,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8}),
     "gpt2": ("gpt2", {"n_inner": 48}),  # learned absolute positions
     "sliding": ("mistral", {"sliding_window": 4}),
+    "gemma3": (  # both windows, two rotary embeddings, norms of what attention and MLP put out
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": False,  # its embeddings are scaled, and tied ones would always repeat a token
+        },
+    ),
     "gptj": ("gptj", {"rotary_dim": 4, "n_inner": 48}),  # attention by eager code
     "falcon-alibi": ("falcon", {"alibi": True, "multi_query": False}),
 }

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ftis.engines import decoder
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import FusedDecoder, fuses
+from ftis.engines.linear import Linear
 from ftis.sampling import Decoding
 
 
@@ -37,13 +38,21 @@ FUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"hidden_act": "gelu", "head_dim": 16}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
     ("granite", {}),
+    ("mistral", {"sliding_window": 4}),
+    ("gemma", {}),
+    ("gemma3_text", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+    ("gemma3_text", {"sliding_window": 20, "query_pre_attn_scalar": 3, "rms_norm_eps": 0.1}),
 ]
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("packed_from", [0, 2**18])
 @pytest.mark.parametrize(("kind", "settings"), FUSED)
-def test_steps_give_the_models_logits(kind: str, settings: dict[str, Any]) -> None:
+def test_steps_give_the_models_logits(
+    kind: str, settings: dict[str, Any], packed_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over several steps, from several rows' places, the first row's leading slots being padding."""
+    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", packed_from)
     model = model_of(kind, **settings)
     assert fuses(model)
     fused = FusedDecoder(model, torch.float32, positions=12)
@@ -73,8 +82,10 @@ def test_steps_give_the_models_logits(kind: str, settings: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("gemma", {}),
         ("gemma2", {}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
         ("cohere", {}),
         ("granite", {"residual_multiplier": 0.5}),
         ("granite", {"embedding_multiplier": 2.0}),
@@ -99,13 +110,30 @@ def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolic
         torch.nn.init.normal_(parameter, std=0.3)
     assert decoder._computes_the_same(policy.model)
     after = FusedDecoder(policy.model, torch.float32, 8)
-    assert not torch.equal(before.layers[0].qkv, after.layers[0].qkv)
+    assert not torch.equal(before.layers[0].qkv.weight, after.layers[0].qkv.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_layer_is_the_layer(dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", 0)
+    generator = torch.Generator().manual_seed(0)
+    weight, offset = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator) if bias else None
+    layer = Linear.of(weight.to(dtype), None if offset is None else offset.to(dtype))
+    assert layer.packed == torch.backends.mkldnn.is_available()
+    x, base = torch.randn(7, 24, generator=generator), torch.randn(7, 40, generator=generator)
+    expected = torch.nn.functional.linear(x, weight, offset)
+    atol = 1e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(layer(x.to(dtype)).float(), expected, rtol=0.0, atol=atol)
+    torch.testing.assert_close(layer.added_to(base, x.to(dtype)), base + expected, rtol=0.0, atol=atol)
+
+
+@pytest.mark.parametrize("packed_from", [0, 2**18])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_sampler_gives_the_same_with_and_without(
-    dtype: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    dtype: str, packed_from: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", packed_from)
     policy = tiny_policy(dtype=dtype)
     prompts = [torch.randint(4, 50, (n,)).int().numpy() for n in (3, 9, 5, 9, 1)]
     fast = builtin_sampler(policy, prompts, 3, Decoding(8), 0)

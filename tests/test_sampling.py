@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import TinyPolicy, make_tokenizer
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
 from ftis.engines import slots
-from ftis.engines.builtin import WORTH_DROPPING, _Rows, builtin_sampler
+from ftis.engines.builtin import WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.engines.generate import _generated, generate_sampler
 from ftis.engines.samplers import open_sampler
@@ -28,7 +30,7 @@ from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Draw, InPlace, Sampler
 
 SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
-KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
+KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gemma3"])
 
 ENDS = frozenset({2, 11, 13, 17, 23, 29, 31, 37, 41, 43})
 """More end-of-sequence ids than usual, so that random models end their rows soon, at different steps."""
@@ -316,6 +318,21 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(
     assert p_value(firsts, table) > 1e-3
     assert p_value(by_state, table) > 1e-3
     assert p_value(by_state, np.roll(table, 1, axis=0)) < 1e-9  # so many counts do notice a wrong distribution
+
+
+@given(
+    st.integers(1, 3).flatmap(lambda n: st.lists(st.integers(0, 5), min_size=n * 7 - 3, max_size=n * 7)),
+    st.integers(0, 63),
+)
+def test_a_number_finds_the_token_whose_share_it_falls_in(counts: list[int], number: int) -> None:
+    """Shares are small integers, so that every sum is exact; vocabularies of whole blocks and of broken ones."""
+    assume(any(counts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ftis.engines.builtin.BLOCK", 7)
+        u = number / 64
+        found = _inverse_cdf(torch.tensor([counts], dtype=torch.float32), torch.tensor([[u]], dtype=torch.float64))
+    passed = [token for token in range(len(counts)) if sum(counts[: token + 1]) > u * sum(counts)]
+    assert found.tolist() == [[passed[0]]]
 
 
 def p_value(counts: dict[int, Counter[int]], table: np.ndarray) -> float:
@@ -660,8 +677,8 @@ def draws_by(sampler: Sampler) -> Draw:
 # --- which sampler ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2"])
-def test_full_attention_decoders_get_the_built_in_sampler(kind: str, tiny_policy: TinyPolicy) -> None:
+@KINDS
+def test_decoders_of_known_windows_get_the_built_in_sampler(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
     assert draws_by(open_sampler("auto", policy)) is builtin_sampler
     assert draws_by(open_sampler("builtin", policy)) is builtin_sampler
@@ -672,7 +689,28 @@ def test_a_lora_policy_gets_the_sampler_of_its_base(tiny_policy: TinyPolicy) -> 
     assert draws_by(open_sampler("auto", tiny_policy(train="lora"))) is builtin_sampler
 
 
-@pytest.mark.parametrize("kind", ["sliding", "gptj", "falcon-alibi"])
+@pytest.mark.parametrize(("length", "by_generate"), [(1, False), (2, True)])
+def test_rows_beyond_a_window_are_generated_where_steps_are_the_models_own(
+    length: int, by_generate: bool, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is not fused attends to every slot there is. The window has 4 tokens, the longest prompt 3."""
+    called: list[int] = []
+
+    def generated(*arguments: Any) -> Any:
+        called.append(1)
+        return generate_sampler(*arguments)
+
+    monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)
+    monkeypatch.setattr("ftis.engines.builtin.generate_sampler", generated)
+    policy = tiny_policy("gemma3")
+    prompts = [np.array([1, 9, 30], np.int32), np.array([1, 9], np.int32)]
+    groups = builtin_sampler(policy, prompts, 2, Decoding(length), 0)
+    assert bool(called) == by_generate
+    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "falcon-alibi"])
 def test_other_decoders_get_transformers_own(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
     assert draws_by(open_sampler("auto", policy)) is generate_sampler

@@ -1,4 +1,4 @@
-"""The built-in sampler, for decoders with full attention in every layer.
+"""The built-in sampler, for decoders with full attention, or within a sliding window, in every layer.
 
 It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch,
 refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`).
@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
-from ftis.engines.lines import full_attention_decoder
+from ftis.engines.generate import generate_sampler
 from ftis.engines.slots import SlotCache, groups_at_a_time
 from ftis.engines.stops import StopStrings
+from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy, device_kind
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
@@ -37,17 +38,20 @@ decoding steps, so several groups must be prefilled together."""
 RACE_UP_TO = 2**16
 """The most probabilities for which a CPU draws a random number each. Above it draws one number per row."""
 
+BLOCK = 512
+"""Tokens whose probabilities are summed before a token among them is looked for."""
+
 
 def open_sampler(policy: Policy) -> Sampler:
     """The built-in sampler for a policy.
 
     Raises:
-        ModelError: the model has a layer without full attention.
+        ModelError: the model has a layer with other attention.
     """
-    if not full_attention_decoder(policy.model):
+    if not attention_windows(policy.model):
         raise ModelError(
-            f"peer {policy.config.name!r}: the built-in sampler needs a decoder with full attention in every layer "
-            f"(torch's, without ALiBi), which {type(policy.model).__name__} is not: set sampling.sampler = "
+            f"peer {policy.config.name!r}: the built-in sampler needs a decoder with full or sliding attention in "
+            f"every layer (torch's, without ALiBi), which {type(policy.model).__name__} is not: set sampling.sampler = "
             f'"auto" or "transformers"'
         )
     return InPlace(builtin_sampler)
@@ -61,6 +65,9 @@ def builtin_sampler(
     if not prompt_ids:
         return []
     device, steps = policy.device, decoding.max_completion_length
+    rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
+    if not (rows_fit_windows or fuses(policy.model)):
+        return generate_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
     generator = torch.Generator(device).manual_seed(seed)
     warpers = decoding.warpers()
     ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
@@ -123,7 +130,8 @@ class _Rows:
         self.positions = max(len(p) for p in prompt_ids) + steps
         fused = fuses(policy.model)
         self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
-        self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
+        fit = rows_fit(attention_windows(policy.model), self.positions)  # a captured step attends to all slots
+        self.captures = fused and fit and policy.config.cuda_graphs and policy.device.type == "cuda"
         self.graph: StepGraph | None = None
         self.waiting = list(range(len(prompt_ids)))
         none = torch.zeros(0, dtype=torch.int64, device=policy.device)
@@ -237,9 +245,26 @@ def _draw(
     all_logp_NV = torch.log_softmax(scores_NV, -1)
     p_NV = all_logp_NV.exp()
     if p_NV.device.type == "cpu" and p_NV.numel() > RACE_UP_TO:
-        cdf_NV = p_NV.cumsum(-1, dtype=torch.float64)
-        at_N1 = torch.rand(len(p_NV), 1, dtype=torch.float64, generator=generator) * cdf_NV[:, -1:]
-        token_N1 = torch.searchsorted(cdf_NV, at_N1, right=True).clamp(max=p_NV.shape[1] - 1)
+        token_N1 = _inverse_cdf(p_NV, torch.rand(len(p_NV), 1, dtype=torch.float64, generator=generator))
     else:  # with q ~ Exp(1) per token, p / q is largest for a token with probability p
         token_N1 = p_NV.div_(torch.empty_like(p_NV).exponential_(generator=generator)).argmax(-1, keepdim=True)
     return token_N1.squeeze(-1), all_logp_NV.gather(1, token_N1).squeeze(-1)
+
+
+def _inverse_cdf(p_NV: Tensor, u_N1: Tensor) -> Tensor:
+    """Where a row's cumulative probability passes u, in [0, 1): a block of tokens first, then a token of it."""
+    n, vocab_size = p_NV.shape
+    whole = vocab_size // BLOCK
+    p_of_blocks = p_NV[:, : whole * BLOCK].view(n, whole, BLOCK).sum(-1)
+    p_NB = torch.cat([p_of_blocks, p_NV[:, whole * BLOCK :].sum(-1, keepdim=True)], 1)
+    cdf_NB = p_NB.cumsum(-1, dtype=torch.float64)
+    at_N1 = u_N1 * cdf_NB[:, -1:]
+    block_N1 = torch.searchsorted(cdf_NB, at_N1, right=True).clamp(max=whole)
+    before_N1 = cdf_NB.gather(1, block_N1) - p_NB.gather(1, block_N1)
+    token_NK = block_N1 * BLOCK + torch.arange(BLOCK)
+    p_NK = p_NV.gather(1, token_NK.clamp(max=vocab_size - 1)).masked_fill(token_NK >= vocab_size, 0.0)
+    cdf_NK = p_NK.cumsum(-1, dtype=torch.float64)
+    # A block's sum is rounded differently from its cumulative one, which must not be passed.
+    within_N1 = (at_N1 - before_N1).clamp(min=0.0).minimum(cdf_NK[:, -1:] * (1 - 2**-53))
+    place_N1 = torch.searchsorted(cdf_NK, within_N1, right=True).clamp(max=BLOCK - 1)
+    return block_N1 * BLOCK + place_N1

@@ -1,4 +1,4 @@
-"""A decoding step of a decoder such as Llama's or Qwen's in few operations.
+"""A decoding step of a decoder such as Llama's, Qwen's or Gemma's in few operations.
 
 A decoding step adds one token to each row. It does little arithmetic in many small operations, and on small models
 calling transformers' modules takes longer than the operations. Here a layer's weights are joined and cast once per
@@ -21,15 +21,23 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
+from ftis.engines.linear import Linear
+from ftis.engines.windows import Window, attention_windows
+
 TOLERANCE = 1e-3
 """The largest difference from the model's own logits, relative to the largest of them, with which a model is fused."""
 
+BLOCKS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+OUTPUT_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+"""What Gemma's layers have beside: attention and MLP have a norm before them and one of their output."""
+
 PARTS = {
-    "": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
     "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"},
     "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
 }
-"""The parts of a layer, of its attention and of its MLP that :class:`FusedDecoder` computes."""
+"""The parts of a layer's attention and of its MLP that :class:`FusedDecoder` computes."""
+
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles do not depend on how long a sequence has become."""
@@ -37,18 +45,23 @@ FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights as [in, out]. The weight and √n of a norm over n numbers are multiplied into the weights after it."""
+    """A layer's weights. The weight and √n of a norm over n numbers are multiplied into the weights after it.
 
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    Attributes:
+        out_norm, down_norm: of what attention and MLP put out; None where they have no such norm.
+        rotation: index of the layer's rotary embedding.
+    """
+
+    window: Window
+    rotation: int
+    out_norm: Tensor | None
+    down_norm: Tensor | None
+    qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    out: Linear
+    gate_up: Linear
+    down: Linear
 
 
 class FusedDecoder:
@@ -66,34 +79,47 @@ class FusedDecoder:
         self.n_key = _base(attention.k_proj).out_features // self.width
         self.activation = inner.layers[0].mlp.act_fn
         self.embedding = inner.embed_tokens.weight
+        self.embedding_scale = getattr(inner.embed_tokens, "embed_scale", None)
         device = self.embedding.device
-        epsilon = float(inner.norm.variance_epsilon)
+        epsilon = float(getattr(inner.norm, "variance_epsilon", None) or inner.norm.eps)
         hidden = self.embedding.shape[1]
         self.floors = {n: torch.tensor((epsilon * n) ** 0.5, device=device) for n in (hidden, self.width)}
-        self.norm = inner.norm.weight * hidden**0.5
-        self.head, self.head_bias = _joined([head], dtype)
-        self.layers = [self._layer(layer) for layer in inner.layers]
-        cos, sin = inner.rotary_emb(self.embedding[:1], torch.arange(positions, device=device)[None])
+        self.norm = _scale_of(inner.norm)
+        self.head = _joined([head], dtype)
+        kinds = _rotations(inner)
+        rotations = [_kind(layer) if len(kinds) > 1 else kinds[0] for layer in inner.layers]
+        self.layers = [
+            self._layer(layer, window, kinds.index(rotation))
+            for layer, window, rotation in zip(inner.layers, attention_windows(model), rotations, strict=True)
+        ]
+        place = torch.arange(positions, device=device)[None]
         # rotate_half(x) is x rolled by half with its first half negated; here the sine has the sign.
         sign = torch.ones(self.width, device=device)
         sign[: self.width // 2] = -1
-        self.cos, self.sin = cos[0].float().unsqueeze(1), (sin[0].float() * sign).unsqueeze(1)
+        angles = [inner.rotary_emb(self.embedding[:1], place, *kind) for kind in kinds]
+        self.turns = [(cos[0].float().unsqueeze(1), (sin[0].float() * sign).unsqueeze(1)) for cos, sin in angles]
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: Any, window: Window, rotation: int) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         scale = float(attention.scaling)  # of the queries: in their norm's weight if they have one
-        q_norm, k_norm = (getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm"))
+        q_norm = _scale_of(getattr(attention, "q_norm", None), scale)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        before, after = (
-            norm.weight * len(norm.weight) ** 0.5 for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
+        before, after = _scale_of(layer.input_layernorm), _scale_of(layer.post_attention_layernorm)
+        out_norm = down_norm = None
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            out_norm, after = after, _scale_of(layer.pre_feedforward_layernorm)
+            down_norm = _scale_of(layer.post_feedforward_layernorm)
         return _Layer(
-            *_joined(qkv, self.dtype, before, 1.0 if q_norm is not None else scale),
-            None if q_norm is None else q_norm * (scale * self.width**0.5),
-            None if k_norm is None else k_norm * self.width**0.5,
-            *_joined([attention.o_proj], self.dtype),
-            *_joined([mlp.gate_proj, mlp.up_proj], self.dtype, after),
-            *_joined([mlp.down_proj], self.dtype),
+            window,
+            rotation,
+            out_norm,
+            down_norm,
+            _joined(qkv, self.dtype, before, 1.0 if q_norm is not None else scale),
+            q_norm,
+            _scale_of(getattr(attention, "k_norm", None)),
+            _joined([attention.o_proj], self.dtype),
+            _joined([mlp.gate_proj, mlp.up_proj], self.dtype, after),
+            _joined([mlp.down_proj], self.dtype),
         )
 
     def step(
@@ -115,10 +141,14 @@ class FusedDecoder:
         """
         n, n_query, n_turned = len(token_N), self.n_query, self.n_query + self.n_key
         width, half = self.width, self.width // 2
-        x_NH = embedding(token_N, self.embedding).float()
-        cos, sin = self.cos[position_N], self.sin[position_N]
+        x_NH = embedding(token_N, self.embedding)
+        if self.embedding_scale is not None:
+            x_NH = x_NH * self.embedding_scale.to(x_NH.dtype)
+        x_NH = x_NH.float()
+        turns = [(cos[position_N], sin[position_N]) for cos, sin in self.turns]
         for layer, key, value in zip(self.layers, keys, values, strict=True):
-            qkv = _affine(self._unit(x_NH), layer.qkv, layer.qkv_bias).view(n, -1, width)
+            cos, sin = turns[layer.rotation]
+            qkv = layer.qkv(self._unit(x_NH)).view(n, -1, width)
             turned = qkv[:, :n_turned]
             if layer.q_norm is not None and layer.k_norm is not None:
                 query, of_key = self._unit(turned[:, :n_query]), self._unit(turned[:, n_query:])
@@ -132,10 +162,15 @@ class FusedDecoder:
                 value.index_copy_(2, slot_1, qkv[:, n_turned:].unsqueeze(2))
             # To attention, the queries of one key head are one row's queries at several places.
             query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
-            x_NH = self._plus(x_NH, _attend(query, key, value, bias).reshape(n, -1), layer.out, layer.out_bias)
-            gate, up = _affine(self._unit(x_NH), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x_NH = self._plus(x_NH, self.activation(gate) * up, layer.down, layer.down_bias)
-        return _affine((self._unit(x_NH) * self.norm).to(self.dtype), self.head, self.head_bias)
+            seen = bias
+            if layer.window is not None and key.shape[2] > layer.window:  # a row's slots are in its tokens' order
+                key, value = key[:, :, -layer.window :], value[:, :, -layer.window :]
+                seen = None if bias is None else bias[..., -layer.window :]
+            attended = _attend(query, key, value, seen).reshape(n, -1)
+            x_NH = self._plus(x_NH, layer.out, attended, layer.out_norm)
+            gate, up = layer.gate_up(self._unit(x_NH)).chunk(2, -1)
+            x_NH = self._plus(x_NH, layer.down, self.activation(gate) * up, layer.down_norm)
+        return self.head((self._unit(x_NH) * self.norm).to(self.dtype))
 
     def _unit(self, x: Tensor) -> Tensor:
         """x / √(|x|² + n ε) over the last axis, of length n: RMS norm over √n, in few operations."""
@@ -144,10 +179,10 @@ class FusedDecoder:
         unit = x / torch.hypot(length, self.floors[x.shape[-1]])
         return unit if unit.dtype == self.dtype else unit.to(self.dtype)
 
-    def _plus(self, x_NH: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None and self.dtype == x_NH.dtype:
-            return torch.addmm(x_NH, y, weight)
-        return x_NH + _affine(y, weight, bias)
+    def _plus(self, x_NH: Tensor, layer: Linear, y: Tensor, norm: Tensor | None) -> Tensor:
+        if norm is None:
+            return layer.added_to(x_NH, y)
+        return torch.addcmul(x_NH, self._unit(layer(y)).float(), norm)
 
 
 class StepGraph:
@@ -220,10 +255,6 @@ def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     """softmax(query keyᵀ + bias) value, per row and key head: [N, heads, queries, width]."""
     if query.device.type != "cpu":
@@ -249,15 +280,18 @@ _FUSES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def _computes_the_same(model: Any) -> bool:
     inner = _inner(model)
     layers = getattr(inner, "layers", None)
-    if not layers or not all(_has_the_parts(layer) for layer in layers):
+    if not layers or not all(_has_the_parts(layer) for layer in layers) or not attention_windows(model):
+        return False
+    if any(getattr(inner.config, cap, None) for cap in CAPS):  # small logits would not show it
         return False
     if {name for name, _ in inner.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
-    if getattr(inner.rotary_emb, "rope_type", "") not in FIXED_ROTATIONS:
+    rotations = getattr(inner.rotary_emb, "rope_type", "")
+    if not set(rotations.values() if isinstance(rotations, dict) else [rotations]) <= FIXED_ROTATIONS:
         return False
     device = inner.embed_tokens.weight.device
     ids = torch.arange(12, device=device).reshape(2, 6) % inner.embed_tokens.num_embeddings
-    cache: Any = DynamicCache(config=model.config)
+    cache: Any = DynamicCache()
     model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
     pairs = [(layer.keys, layer.values) for layer in cache.layers]
     one_more = [[torch.cat([t, torch.zeros_like(t[:, :, :1])], 2) for t in pair] for pair in pairs]
@@ -273,9 +307,31 @@ def _computes_the_same(model: Any) -> bool:
 
 def _has_the_parts(layer: Any) -> bool:
     children = {name for name, _ in layer.named_children()}
-    return children == PARTS[""] and all(
+    return children in (BLOCKS, BLOCKS | OUTPUT_NORMS) and all(
         {name for name, _ in getattr(layer, part).named_children()} <= PARTS[part] for part in ("self_attn", "mlp")
     )
+
+
+def _rotations(inner: Any) -> list[tuple[str, ...]]:
+    """What a decoder's rotary embedding takes beside positions, in each way in which it can be called."""
+    kinds = getattr(inner.rotary_emb, "rope_type", None)
+    return [(kind,) for kind in sorted(kinds)] if isinstance(kinds, dict) else [()]
+
+
+def _kind(layer: Any) -> tuple[str]:
+    return (layer.self_attn.layer_type,)
+
+
+def _scale_of(norm: Any, scale: float = 1.0) -> Any:
+    """By what an RMS norm over n numbers multiplies x / √(|x|² + n ε): √n and its weight (Gemma's keep it less 1).
+
+    None for no norm. ``scale`` is multiplied in.
+    """
+    if norm is None:
+        return None
+    weight, ones = norm.weight, torch.ones_like(norm.weight)
+    kept_less_one = bool((norm(ones) - weight).mean() > 0.5)
+    return (weight + 1 if kept_less_one else weight) * (scale * len(weight) ** 0.5)
 
 
 def _inner(model: Any) -> Any:
@@ -288,10 +344,8 @@ def _base(module: Any) -> Any:
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
-def _joined(
-    modules: Sequence[Any], dtype: torch.dtype, norm: Tensor | None = None, first_scale: float = 1.0
-) -> tuple[Tensor, Tensor | None]:
-    """The weights of linear layers side by side, [in, out], and their biases.
+def _joined(modules: Sequence[Any], dtype: torch.dtype, norm: Tensor | None = None, first_scale: float = 1.0) -> Linear:
+    """Linear layers side by side.
 
     Adapters and the weight of a ``norm`` before the layers are merged in; ``first_scale`` scales the first layer.
     """
@@ -308,7 +362,6 @@ def _joined(
         biases.append(None if base.bias is None else (base.bias * scale).to(dtype))
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     if all(bias is None for bias in biases):
-        return weight.t(), None
-    return weight.t(), torch.cat(
-        [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-    )
+        return Linear.of(weight, None)
+    each = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+    return Linear.of(weight, torch.cat(each))

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
 from ftis.rollouts import Ints
 
@@ -50,6 +49,7 @@ class Line:
         place_S: int64, the first place of each token, counted through all rows.
         source_Q: int64, the tokens that predict a completion token; a prompt's last token predicts several.
         source_M: int64, the index in ``source_Q`` of the token that predicts each completion token, row after row.
+        windows: of each layer.
     """
 
     input_ids_1S: Tensor
@@ -58,9 +58,12 @@ class Line:
     place_S: Tensor
     source_Q: Tensor
     source_M: Tensor
+    windows: tuple[Window, ...]
 
 
-def lay_out(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> Line:
+def lay_out(
+    prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device, windows: tuple[Window, ...]
+) -> Line:
     """The rows ``prompt_ids[i] + completion_ids[i]`` in one line."""
     numbers: dict[bytes, int] = {}
     prompt_n = np.array([numbers.setdefault(ids.astype(np.int64).tobytes(), len(numbers)) for ids in prompt_ids])
@@ -92,6 +95,7 @@ def lay_out(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: 
         place_S=tensor(place_S),
         source_Q=tensor(source_Q),
         source_M=tensor(source_M),
+        windows=windows,
     )
 
 
@@ -133,7 +137,7 @@ def _taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _attention(
-    module: torch.nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -142,10 +146,17 @@ def _attention(
     line: Line | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each row: query, key and value [1, heads, S, width] → [1, S, heads, width]."""
+    """Causal attention within each row: query, key and value [1, heads, S, width] → [1, S, heads, width].
+
+    Raises:
+        TypeError: the model has attention that this is not.
+    """
     more = [name for name in ("softcap", "position_bias", "s_aux") if kwargs.get(name) is not None]
     if line is None or attention_mask is not None or more:
         raise TypeError("the model does not pass its keyword arguments to its attention, or needs more of it")
+    window = line.windows[module.layer_idx] if any(line.windows) else None
+    if window is not None and kwargs.get("sliding_window") != window:
+        raise TypeError(f"a layer with a window of {window} tokens passes another to its attention")
     (heads, _, width), kv_heads = query.shape[1:], key.shape[1]
     # Under autocast, rotations leave queries and keys in float32, and torch's attention would cast them.
     # [S, heads, width]: queries, keys and values are laid out in rows together.
@@ -154,10 +165,14 @@ def _attention(
     rows = _taken(joined.flatten(1), line.token_nL.flatten()).view(n, length, -1, width)
     q, k, v = rows.split([heads, kv_heads, kv_heads], 2)
     if rows.device.type == "cpu" and n * heads * length**2 <= WEIGHTS_AT_ONCE:
-        out = _plain_attention(q, k, v, width**-0.5 if scaling is None else scaling)
+        out = _plain_attention(q, k, v, width**-0.5 if scaling is None else scaling, window)
     else:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads)
+        seen = None
+        if window is not None and window < length:
+            seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        causal, grouped = seen is None, heads != kv_heads
+        out = scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scaling, enable_gqa=grouped)
         out = out.transpose(1, 2)
     of_tokens = out.reshape(n * length, -1).index_select(0, line.place_S)  # no place occurs twice
     return of_tokens.view(1, -1, heads, width), None
@@ -166,7 +181,7 @@ def _attention(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
-def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: Window) -> Tensor:
     """Causal attention by two products and a softmax; q, k, v and the result are [n, L, heads, width]."""
     n, length, heads, width = q.shape
     kv_heads = k.shape[2]
@@ -174,20 +189,11 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     q = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).reshape(n * kv_heads, -1, width)
     k, v = (part.transpose(1, 2).reshape(n * kv_heads, length, width) for part in (k, v))
     weight = torch.bmm(q * scaling, k.transpose(1, 2)).view(n * kv_heads, -1, length, length)
-    later = torch.full((length, length), -torch.inf, dtype=weight.dtype).triu_(1)
-    out = torch.bmm((weight + later).softmax(-1).view(n * kv_heads, -1, length), v)
+    unseen = torch.full((length, length), -torch.inf, dtype=weight.dtype).triu_(1)
+    if window is not None and window < length:
+        unseen += torch.full_like(unseen, -torch.inf).tril_(-window)
+    out = torch.bmm((weight + unseen).softmax(-1).view(n * kv_heads, -1, length), v)
     return out.view(n, kv_heads, -1, length, width).permute(0, 3, 1, 2, 4).reshape(n, length, heads, width)
-
-
-def full_attention_decoder(model: Any) -> bool:
-    """Whether every layer attends to all earlier tokens, with torch's attention and without ALiBi."""
-    config = model.config
-    if config.is_encoder_decoder or getattr(config, "alibi", False):
-        return False
-    if config._attn_implementation != "sdpa":  # others treat a mask in their own ways, or ignore it
-        return False
-    layers = DynamicCache(config=config).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,7 @@ class Lines(Forward):
 
     model: Any
     device: torch.device
+    windows: tuple[Window, ...]
     padding_cost: float = 0.05
     """Only attention computes padded places."""
 
@@ -203,25 +210,26 @@ class Lines(Forward):
         return line_attention(self.model)
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
-        return run_line(self.model, lay_out(prompts, completions, self.device))
+        return run_line(self.model, lay_out(prompts, completions, self.device, self.windows))
 
 
 def fit(model: Any, device: torch.device) -> Lines | None:
     """The engine for a model that can be run in lines; otherwise None."""
-    return Lines(model, device) if runs_lines(model, device) else None
+    return Lines(model, device, attention_windows(model)) if runs_lines(model, device) else None
 
 
 @torch.no_grad()
 def runs_lines(model: Any, device: torch.device) -> bool:
-    """Whether ``model`` has full attention, and a line gives two short rows the logits that they have alone."""
-    if not full_attention_decoder(model):
+    """Whether ``model`` is a decoder of known windows, and a line gives two short rows the logits they have alone."""
+    windows = attention_windows(model)
+    if not windows:
         return False
     vocab_size = model.get_input_embeddings().weight.shape[0]
     prompt, ends = np.arange(5) % vocab_size, [np.arange(5, 9) % vocab_size, np.arange(9, 12) % vocab_size]
     try:
         with line_attention(model):
-            found = run_line(model, lay_out([prompt, prompt], ends, device)).float()
-    except (TypeError, ValueError, AttributeError, RuntimeError):
+            found = run_line(model, lay_out([prompt, prompt], ends, device, windows)).float()
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):
         return False
     alone = []
     for end in ends:

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.head import TOKENS_AT_ONCE
+from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.slots import cache_bytes, row_bytes
 from ftis.loop.evaluate import EVAL_BATCH
@@ -89,7 +90,8 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     at_once = max(min(own, swarm.sampling.batch_size or own), evaluated)
     a_row = row_bytes(shape.config, places, number)
     at_once = min(at_once, max(1, cache_bytes(device) // a_row))
-    copied = (shape.parameters - embedding) * number  # the decoder joins and casts the layers' weights
+    head_packed = device.type == "cpu" and embedding >= PACKED_FROM
+    copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
 
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT

