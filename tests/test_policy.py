@@ -759,12 +759,16 @@ def test_the_vocabulary_is_as_large_as_the_embedding(tiny_policy: TinyPolicy) ->
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+def loaded(source: str) -> Any:
+    return load_model(source, PeerConfig(name="a", model=source))
+
+
 @pytest.fixture
 def copy_of_tiny(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model_dir(), tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+@pytest.mark.parametrize("load", [loaded, load_tokenizer])
 def test_a_directory_that_is_missing_or_holds_no_model(load: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("absent", "empty"):
@@ -789,7 +793,7 @@ def test_a_damaged_model(file: str, content: bytes | None, expected: str, copy_o
     if content is not None:
         (copy_of_tiny / file).write_bytes(content)
     with pytest.raises(ModelError, match=expected) as caught:
-        load_model(str(copy_of_tiny))
+        loaded(str(copy_of_tiny))
     assert str(copy_of_tiny) in str(caught.value)
     assert_one_line(caught)
 
@@ -801,7 +805,7 @@ def test_weights_cut_short_and_of_other_shapes(copy_of_tiny: Path, tiny_model_di
     for content in (whole[: len(whole) // 2], wider):
         path.write_bytes(content)
         with pytest.raises(ModelError, match="cannot be loaded") as caught:
-            load_model(str(copy_of_tiny))
+            loaded(str(copy_of_tiny))
         assert_one_line(caught)
 
 

@@ -107,8 +107,7 @@ class RewardConfig(_Section):
     answer: Literal["auto", "number", "math", "exact"] = "auto"
     """How the built-in reward compares answers; ``auto`` is the task's own way."""
     extract: Literal["tags", "boxed", "last_number"] = "tags"
-    """Where the built-in reward looks for the answer: between the prompt's tags, in the last ``\\boxed{}``, or the last
-    number."""
+    """The answer's place in a completion: between the prompt's tags, in the last ``\\boxed{}``, or the last number."""
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
     pass_mark: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -261,6 +260,10 @@ class PeerConfig(_Section):
     lora_target_modules: Strings = ("q_proj", "v_proj")
     trainable_parameters: Strings = ()
     """For ``train = "subset"``: regular expressions searched in parameter names."""
+    frozen_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
+    """How weights under an adapter are kept; ``nf4``: those of linear layers in 4 bits, by bitsandbytes."""
+    optim: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    """AdamW's moments in float32, or by bitsandbytes in 8 bits; ``paged``: a GPU may move them to main memory."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     lr_scheduler_type: Literal["constant", "linear"] = "constant"
     """``linear``: from ``learning_rate`` in the first round to 1/``rounds`` of it in the last."""
@@ -284,12 +287,14 @@ class PeerConfig(_Section):
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 
     @model_validator(mode="after")
-    def _subset_is_named(self) -> Self:
+    def _settings_fit(self) -> Self:
         if (self.train == "subset") != bool(self.trainable_parameters):
             raise ValueError(
                 f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
                 f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
             )
+        if self.frozen_dtype != "float32" and self.train != "lora":
+            raise ValueError(f'peer {self.name!r}: frozen_dtype = "{self.frozen_dtype}" goes with train = "lora" alone')
         return self
 
 

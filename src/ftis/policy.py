@@ -135,14 +135,7 @@ class Policy:
         fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.trainable,
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer: torch.optim.Optimizer = look_up("optimizer", "engine", ENGINES)(self.trainable, config)
 
     @classmethod
     def load(cls, config: PeerConfig, model_path: str | None = None, checkpoint: Path | None = None) -> Policy:
@@ -155,7 +148,7 @@ class Policy:
         Raises:
             ModelError: there is no such directory, model or LoRA target, or LoRA is asked for on an adapter.
         """
-        load_model: Callable[[str], PreTrainedModel] = look_up("model", "engine", ENGINES)
+        load_model: Callable[[str, PeerConfig], PreTrainedModel] = look_up("model", "engine", ENGINES)
         load_tokenizer: Callable[[str], PreTrainedTokenizerBase] = look_up("tokenizer", "engine", ENGINES)
         source = model_path or config.model
         if config.train == "lora" and (Path(source) / "adapter_config.json").exists():
@@ -164,11 +157,11 @@ class Policy:
                 f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
             )
         if checkpoint is None:
-            return cls(load_model(source), load_tokenizer(source), config)
+            return cls(load_model(source, config), load_tokenizer(source), config)
         tokenizer = load_tokenizer(str(checkpoint))
         if config.train == "lora":  # the checkpoint is an adapter on top of the untrained model
-            return cls(load_model(source), tokenizer, config, adapter=checkpoint)
-        return cls(load_model(str(checkpoint)), tokenizer, config)
+            return cls(load_model(source, config), tokenizer, config, adapter=checkpoint)
+        return cls(load_model(str(checkpoint), config), tokenizer, config)
 
     def end_at(self, tokens: Sequence[str]) -> None:
         """Let these tokens end completions too.

@@ -33,6 +33,7 @@ ENGINES: Mapping[str, str] = {
     "model": "ftis.engines.models.load_model",
     "tokenizer": "ftis.engines.models.load_tokenizer",
     "trainable": "ftis.engines.models.with_trainable",
+    "optimizer": "ftis.engines.optimizers.adamw",
     "lines": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
     "microbatches": "ftis.engines.microbatches.fit",

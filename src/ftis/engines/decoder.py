@@ -22,10 +22,8 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
 from ftis.engines.linear import Linear
+from ftis.engines.models import callable_as_kept, tolerance
 from ftis.engines.windows import Window, attention_windows
-
-TOLERANCE = 1e-3
-"""The largest difference from the model's own logits, relative to the largest of them, with which a model is fused."""
 
 BLOCKS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OUTPUT_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -269,7 +267,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> T
 def fuses(model: Any) -> bool:
     """Whether :class:`FusedDecoder` computes what ``model`` does. Each model is checked once."""
     if model not in _FUSES:
-        _FUSES[model] = _computes_the_same(model)
+        with callable_as_kept(model):
+            _FUSES[model] = _computes_the_same(model)
     return _FUSES[model]
 
 
@@ -281,6 +280,8 @@ def _computes_the_same(model: Any) -> bool:
     inner = _inner(model)
     layers = getattr(inner, "layers", None)
     if not layers or not all(_has_the_parts(layer) for layer in layers) or not attention_windows(model):
+        return False
+    if getattr(inner.config, "quantization_config", None):  # joined weights would be in full size
         return False
     if any(getattr(inner.config, cap, None) for cap in CAPS):  # small logits would not show it
         return False
@@ -302,7 +303,7 @@ def _computes_the_same(model: Any) -> bool:
         found = decoder.step(ids[:, -1], torch.full((2,), 5, device=device), keys, values, None)
     except (AttributeError, RuntimeError):
         return False
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())
 
 
 def _has_the_parts(layer: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftis.engines.models import callable_as_kept
 from ftis.policy import Head, device_kind, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
@@ -64,7 +65,7 @@ def fit(model: Any, device: torch.device) -> ChunkedHead | None:
     if type(linear) is not torch.nn.Linear:
         return None
     ramp = torch.linspace(-100.0, 100.0, 2 * linear.out_features, device=device).reshape(1, 2, linear.out_features)
-    with torch.no_grad(), _answering(linear, lambda hidden: ramp):
+    with torch.no_grad(), _answering(linear, lambda hidden: ramp), callable_as_kept(model):
         found = model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False).logits
     if not torch.equal(found, ramp):
         return None

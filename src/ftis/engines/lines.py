@@ -20,13 +20,10 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ftis.engines.models import callable_as_kept, tolerance
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
 from ftis.rollouts import Ints
-
-TOLERANCE = 1e-3
-"""The largest difference from the logits of separate rows, relative to the largest of them, with which lines are
-run."""
 
 WEIGHTS_AT_ONCE = 2**22
 """The most attention weights for which plain products are faster on a CPU than torch's kernel, which never stores them
@@ -215,7 +212,8 @@ class Lines(Forward):
 
 def fit(model: Any, device: torch.device) -> Lines | None:
     """The engine for a model that can be run in lines; otherwise None."""
-    return Lines(model, device, attention_windows(model)) if runs_lines(model, device) else None
+    with callable_as_kept(model):
+        return Lines(model, device, attention_windows(model)) if runs_lines(model, device) else None
 
 
 @torch.no_grad()
@@ -238,4 +236,4 @@ def runs_lines(model: Any, device: torch.device) -> bool:
     expected = torch.cat(alone).float()
     if found.shape != expected.shape:
         return False
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())

@@ -10,6 +10,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,25 +22,43 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ftis.config import PeerConfig
-from ftis.policy import ModelError, resolve_device
+from ftis.engines.optimizers import bitsandbytes
+from ftis.policy import ModelError, resolve_device, resolve_dtype
 
 
-def load_model(source: str) -> PreTrainedModel:
-    """A causal language model in float32 from a directory or the Hub. A LoRA directory is merged into its base.
+def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
+    """A causal language model from a directory or the Hub. A LoRA directory is merged into its base.
+
+    It is in float32, its linear layers in 4 bits with ``frozen_dtype = "nf4"``.
 
     Raises:
-        ModelError: there is no model at ``source``, or it cannot be loaded.
+        ModelError: there is no model at ``source``, it cannot be loaded, or bitsandbytes is missing.
     """
     _check_directory(source)
+    quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **quantised)
         if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
             from peft import AutoPeftModelForCausalLM
 
             model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
+        layer: Any
+        for layer in model.modules() if quantised else ():
+            layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack them for inference alone
         return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {first_line(error)}") from None
+
+
+def _four_bits(config: PeerConfig) -> dict[str, Any]:
+    """What loads linear layers in the NF4 type of QLoRA (arXiv 2305.14314), on the peer's device."""
+    from transformers import BitsAndBytesConfig
+
+    bitsandbytes(config, "frozen_dtype")
+    device = resolve_device(config.device)
+    compute = resolve_dtype(config.dtype, device)
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    return {"quantization_config": nf4, "device_map": {"": device}}
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -80,7 +99,10 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     Raises:
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
-    trainable = _chosen(model, config, adapter).to(resolve_device(config.device))
+    trainable = _chosen(model, config, adapter)
+    if config.frozen_dtype == "bfloat16":
+        _keep_frozen_in_bfloat16(trainable, config)
+    trainable = trainable.to(resolve_device(config.device))
     if config.train == "lora":
         share_frozen(trainable)
     if config.gradient_checkpointing:
@@ -120,14 +142,45 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
     return model
 
 
+def _keep_frozen_in_bfloat16(model: Any, config: PeerConfig) -> None:
+    """Cast frozen matrices. Norms and the residual stream stay in float32, as under autocast."""
+    if resolve_dtype(config.dtype, resolve_device(config.device)) != torch.bfloat16:
+        raise ModelError(
+            f'peer {config.name!r}: frozen_dtype = "bfloat16" needs arithmetic in bfloat16, and dtype = '
+            f'"{config.dtype}" means float32 here: set dtype = "bfloat16", or leave frozen_dtype out'
+        )
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.dim() > 1:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
+
+
+def callable_as_kept(model: Any) -> AbstractContextManager[None]:
+    """A context in which a model can be called by itself: one with weights in bfloat16 needs autocast."""
+    if not in_bfloat16(model):
+        return nullcontext()
+    return torch.autocast(model.get_input_embeddings().weight.device.type, dtype=torch.bfloat16)
+
+
+def in_bfloat16(model: Any) -> bool:
+    return any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+
+
+def tolerance(model: Any) -> float:
+    """The largest difference from the model's own logits, relative to the largest of them, with which a fast way is
+    taken: enough for rounding, too little for another computation."""
+    coarse = in_bfloat16(model) or getattr(model.config, "quantization_config", None) is not None
+    return 5e-2 if coarse else 1e-3
+
+
 def share_frozen(model: Any) -> None:
     """Let frozen parameters that are equal to those of an earlier model of this process lie in memory once.
 
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            continue
+        if parameter.requires_grad or not parameter.is_floating_point():
+            continue  # what is in 4 bits has its scales beside it
         key = (name, parameter.shape, parameter.dtype, parameter.device)
         earlier = _FROZEN.get(key)
         if earlier is not None and torch.equal(earlier, parameter):

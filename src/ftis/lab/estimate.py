@@ -15,7 +15,7 @@ from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.lab.memory import FLOAT, Memory, Shape, available_bytes, peak_memory, resident_bytes
+from ftis.lab.memory import Memory, Shape, available_bytes, checkpoint_bytes, peak_memory, resident_bytes
 from ftis.policy import resolve_device
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -52,7 +52,7 @@ def estimate(recipe: Recipe) -> list[str]:
     lines: list[str] = []
     training, peaks, checkpoints = recipe.training, 0, 0
     for peer, shape, memory in _examined(recipe, lines):
-        checkpoint = FLOAT * ((shape.trained if peer.train == "lora" else shape.parameters) + 2 * shape.trained)
+        checkpoint = checkpoint_bytes(peer, shape.parameters, shape.trained)
         peaks, checkpoints = peaks + memory.peak, checkpoints + checkpoint * training.save_total_limit
         parts = {
             "program": memory.program,

@@ -18,6 +18,7 @@ from ftis.config import PeerConfig, Recipe
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
+from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import cache_bytes, row_bytes
 from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, device_kind, resolve_device, resolve_dtype
@@ -37,7 +38,7 @@ class Memory:
 
     Attributes:
         program: Python, torch and what else is loaded beside models; 0 on a GPU.
-        weights: of the model, in float32, an adapter included.
+        weights: of the model, an adapter included.
         moments: AdamW's two.
         gradients: they lie there while a round is sampled too, and in a step from its second micro-batch on.
         update: what the largest micro-batch adds while it is run forwards and backwards.
@@ -98,13 +99,24 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=shape.parameters * FLOAT,
-        moments=2 * shape.trained * FLOAT,
+        weights=_weights(shape, peer, embedding),
+        moments=shape.trained * MOMENT_BYTES[peer.optim],
         gradients=shape.trained * FLOAT,
         update=one + (layers - 1) * (two - one) + head + head_gradient,
         sampling=at_once * a_row + copied,
         microbatches=microbatches,
     )
+
+
+def _weights(shape: Shape, peer: PeerConfig, embedding: int) -> int:
+    frozen, linear = shape.parameters - shape.trained, shape.parameters - shape.trained - embedding
+    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * embedding + linear * 9 // 16}
+    return FLOAT * shape.trained + sizes[peer.frozen_dtype]  # a block of 64 numbers in 4 bits has a float32 scale
+
+
+def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:
+    """Of one checkpoint: the weights, or an adapter's alone, in float32, and AdamW's moments of what is trained."""
+    return FLOAT * (trained if peer.train == "lora" else parameters) + MOMENT_BYTES[peer.optim] * trained
 
 
 def _kept_by_autograd(

@@ -23,6 +23,7 @@ from ftis.config import Recipe, RewardConfig
 from ftis.exchange import AloneExchange, Collected
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
+from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say
@@ -180,7 +181,9 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
         seconds_per_round=extrapolated(few.rollouts, few.sampling, many.rollouts, many.sampling, sampled)
         + extrapolated(few.rollouts, few.learning, many.rollouts, many.learning, trained),
         peak_bytes=peak_bytes(),
-        checkpoint_bytes=_checkpoint_bytes(peer),
+        checkpoint_bytes=checkpoint_bytes(
+            peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
+        ),
         message_bytes=len(message) * sampled // len(rollouts),
         samples=tuple(
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
@@ -241,13 +244,6 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
         if (problem := peer.task.train[group.group.item])
     ]
     return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
-
-
-def _checkpoint_bytes(peer: Peer) -> int:
-    """Weights, or an adapter's alone, and AdamW's two moments of what is trained, all in float32."""
-    trained = sum(p.numel() for p in peer.policy.trainable)
-    weights = trained if peer.config.train == "lora" else peer.policy.n_parameters
-    return int(4 * (weights + 2 * trained))
 
 
 def peak_bytes() -> int:

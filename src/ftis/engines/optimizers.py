@@ -1,0 +1,54 @@
+"""The optimiser of a policy: AdamW in float32, or with moments in 8 bits by bitsandbytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from ftis.config import PeerConfig
+from ftis.policy import ModelError
+
+BITSANDBYTES: Mapping[str, str] = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
+"""``peers.optim`` -> its class in ``bitsandbytes.optim``."""
+
+MOMENT_BYTES: Mapping[str, int] = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
+"""What the two moments of a trained number take, scales of blocks aside."""
+
+
+def adamw(trainable: Sequence[Parameter], config: PeerConfig) -> torch.optim.Optimizer:
+    """AdamW as ``config`` says.
+
+    Raises:
+        ModelError: it asks for bitsandbytes, which is not installed.
+    """
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+        "weight_decay": config.weight_decay,
+    }
+    if config.optim == "adamw":
+        return torch.optim.AdamW(trainable, **settings, fused=True)
+    made: torch.optim.Optimizer = getattr(bitsandbytes(config, "optim").optim, BITSANDBYTES[config.optim])(
+        trainable, **settings
+    )
+    return made
+
+
+def bitsandbytes(config: PeerConfig, key: str) -> Any:
+    """The library, for the peer's setting ``key``.
+
+    Raises:
+        ModelError: it is not installed.
+    """
+    try:
+        import bitsandbytes as library
+    except ImportError:
+        raise ModelError(
+            f"peer {config.name!r}: {key} = {getattr(config, key)!r} needs bitsandbytes: pip install "
+            f"'ftis[bitsandbytes]', or leave {key} out"
+        ) from None
+    return library

@@ -1,0 +1,163 @@
+"""What is not trained in bfloat16 or 4 bits, and moments in 8 bits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPolicy, assert_one_line
+from policies import weights
+
+from ftis.config import PeerConfig, RecipeError
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.decoder import fuses
+from ftis.engines.head import ChunkedHead
+from ftis.engines.lines import Lines
+from ftis.lab.memory import Shape, _weights, checkpoint_bytes
+from ftis.lab.recipes import parse
+from ftis.loop import checkpoint
+from ftis.peer import Cursor
+from ftis.policy import ModelError, Policy
+from ftis.sampling import Decoding
+
+LORA: dict[str, Any] = {"train": "lora", "lora_r": 4, "lora_alpha": 8, "learning_rate": 1e-2}
+WIDE = {"hidden_size": 64, "intermediate_size": 128}
+"""bitsandbytes packs blocks of 64 numbers, and keeps moments of fewer than 4,096 in float32."""
+PROMPTS = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 6)]
+
+
+def learner_gap(policy: Policy) -> float:
+    """The mean difference between log-probabilities of the sampler and of the learner."""
+    groups = builtin_sampler(policy, PROMPTS, 4, Decoding(8), 0)
+    rows = [(prompt, rollout) for prompt, group in zip(PROMPTS, groups, strict=True) for rollout in group]
+    found = policy.logps([prompt for prompt, _ in rows], [rollout.completion_ids for _, rollout in rows], 1.0)
+    return float(np.abs(np.concatenate(found) - np.concatenate([rollout.gen_logp for _, rollout in rows])).mean())
+
+
+def one_step(policy: Policy) -> None:
+    completions = [np.array([7, 8, 2], np.int32)] * 2
+    policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum())
+
+
+def changed(before: dict[str, torch.Tensor], policy: Policy) -> set[str]:
+    return {name for name, value in weights(policy).items() if not torch.equal(value, before[name])}
+
+
+# --- what is not trained ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3", "llama"])
+def test_frozen_matrices_in_bfloat16(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind, **LORA, dtype="bfloat16", frozen_dtype="bfloat16")
+    for name, parameter in policy.model.named_parameters():
+        assert (parameter.dtype == torch.bfloat16) == (not parameter.requires_grad and parameter.dim() > 1), name
+    assert isinstance(policy.forward, Lines)
+    assert isinstance(policy.head, ChunkedHead)
+    assert fuses(policy.model)
+    rounded = tiny_policy(kind, **LORA, dtype="bfloat16")
+    with torch.no_grad():
+        for parameter in rounded.model.parameters():
+            if not parameter.requires_grad and parameter.dim() > 1:
+                parameter.copy_(parameter.to(torch.bfloat16))
+    completions = [np.array([7, 8, 2], np.int32)] * 2
+    for low, full in zip(*(p.logps(PROMPTS, completions, 1.0) for p in (policy, rounded)), strict=True):
+        np.testing.assert_allclose(low, full, atol=0.05)  # the embeddings are cast once more or less
+    assert learner_gap(policy) < 0.1
+    before = weights(policy)
+    one_step(policy)
+    assert {name for name in before if "lora_B" in name} <= changed(before, policy)
+    assert all("lora_" in name for name in changed(before, policy))
+
+
+def test_bfloat16_weights_need_bfloat16_arithmetic(tiny_policy: TinyPolicy) -> None:
+    with pytest.raises(ModelError) as caught:
+        tiny_policy(**LORA, dtype="float32", frozen_dtype="bfloat16")
+    assert_one_line(caught, "peer 'tiny'", 'dtype = "bfloat16"')
+
+
+@pytest.mark.parametrize("train", ["full", "subset"])
+def test_only_what_is_under_an_adapter_is_frozen(train: str) -> None:
+    patterns = {"trainable_parameters": ["mlp"]} if train == "subset" else {}
+    peer = {"name": "a", "model": "m", "train": train, "frozen_dtype": "nf4", **patterns}
+    with pytest.raises(RecipeError, match='frozen_dtype = "nf4" goes with train = "lora" alone'):
+        parse({"name": "r", "task": {"name": "clock"}, "peers": [peer]})
+
+
+def test_linear_layers_in_four_bits(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    policy = tiny_policy(model=WIDE, **LORA, frozen_dtype="nf4")
+    packed = {name for name, p in policy.model.named_parameters() if p.dtype == torch.uint8}
+    assert len(packed) == 14  # seven of each layer, and not the embeddings
+    assert not fuses(policy.model)
+    exact = tiny_policy(model=WIDE, **LORA)
+    completions = [np.array([7, 8, 2], np.int32)] * 2
+    low, full = (np.concatenate(p.logps(PROMPTS, completions, 1.0)) for p in (policy, exact))
+    assert 0 < np.abs(low - full).mean() < 2  # random weights: coarse, and the same model
+    assert learner_gap(policy) < 1e-3
+    before = weights(policy)
+    one_step(policy)
+    assert all("lora_" in name for name in changed(before, policy))
+    assert changed(before, policy)
+    checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
+    again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    assert not changed(weights(policy), again)
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+def test_moments_in_eight_bits_step_as_adamw_does(tiny_policy: TinyPolicy) -> None:
+    pytest.importorskip("bitsandbytes")
+    eight, full = (tiny_policy(model=WIDE, optim=o, learning_rate=1e-3) for o in ("adamw_8bit", "adamw"))
+    before = weights(full)
+    for _ in range(3):
+        one_step(eight)
+        one_step(full)
+    moved, expected = (
+        torch.cat([(value - before[name]).flatten() for name, value in weights(p).items()]) for p in (eight, full)
+    )
+    assert float((moved - expected).norm() / expected.norm()) < 0.1
+    states = eight.optimizer.state.values()
+    assert torch.uint8 in {state["state1"].dtype for state in states}
+    assert not torch.equal(moved, expected)
+
+
+def test_moments_in_eight_bits_are_resumed(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    policy = tiny_policy(model=WIDE, optim="adamw_8bit", learning_rate=1e-3)
+    one_step(policy)
+    checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
+    again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    for one in (policy, again):
+        one_step(one)
+    assert not changed(weights(policy), again)
+
+
+@pytest.mark.parametrize("setting", [{"optim": "adamw_8bit"}, {"frozen_dtype": "nf4", **LORA}])
+def test_without_bitsandbytes(
+    setting: dict[str, Any], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ModelError) as caught:
+        tiny_policy(**setting)
+    assert_one_line(caught, "peer 'tiny'", next(iter(setting)), "pip install 'ftis[bitsandbytes]'")
+
+
+# --- what they take ---------------------------------------------------------------------------------------------------
+
+
+def test_what_weights_and_checkpoints_take() -> None:
+    shape = Shape(config=None, tokenizer=None, parameters=1_000, trained=200)
+    sizes = {}
+    for kept in ("float32", "bfloat16", "nf4"):
+        peer = PeerConfig(name="a", model="m", train="lora", frozen_dtype=kept)
+        sizes[kept] = _weights(shape, peer, embedding=160)
+    assert sizes == {"float32": 4000, "bfloat16": 800 + 1600, "nf4": 800 + 640 + 640 * 9 // 16}
+    full, eight = (PeerConfig(name="a", model="m", optim=o) for o in ("adamw", "adamw_8bit"))
+    assert (checkpoint_bytes(full, 100, 100), checkpoint_bytes(eight, 100, 100)) == (1200, 600)
+    adapter = PeerConfig(name="a", model="m", train="lora")
+    assert checkpoint_bytes(adapter, 100, 10) == 120
