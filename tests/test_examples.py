@@ -1,6 +1,7 @@
 """The scripts under examples/ run as their docstrings say."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ftis as ftis_command
+from conftest import TinyModelDir
+
+import ftis
+from ftis.rewards.scoring import load_scorer
+from ftis.rollouts import Prompt
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,3 +67,49 @@ def test_a_worked_solution_leads_to_the_answer(dataset: str) -> None:
     for entry in reasoning_gym.create_dataset(dataset, size=200, seed=3, **problems.options):
         reasoning = problems.solve(entry["question"], entry["answer"], entry["metadata"])
         assert ANSWER_IN[dataset](reasoning, entry["answer"]), (entry["question"], reasoning, entry["answer"])
+
+
+def test_specialists_learn_from_parts_that_share_nothing() -> None:
+    example = load_example("gsm8k_specialists")
+    questions = ("Tea costs $2.", "How old is Ann?", "He earned much.", "How far is it?", "She pays 3 dollars.")
+    solved = {"solution": "2*3=<<2*3=6>>6\nso 6+1=<<6+1=7>>7\n#### 7"}
+    parts = example.parts_of([Prompt(i, question, "7", solved) for i, question in enumerate(questions)])
+    assert {name: [p.item for p in part] for name, part in parts.items()} == {
+        "money": [0, 2],
+        "amounts": [1, 3],
+        "pruned": [0, 1, 2, 3, 4],
+    }
+    prompt, completion = example.worked(parts["amounts"][0])
+    recipe = ftis.load(ROOT / "recipes" / "smollm2_gsm8k.toml")
+    assert prompt == recipe.prompt.template.format(question="How old is Ann?")
+    assert completion == " 2*3=6\nso 6+1=7\nThe answer is 7."
+    assert load_scorer(recipe.reward, recipe.prompt, "number")(parts["amounts"][0], [completion], [[1]]) == (1.0,)
+
+
+@pytest.mark.slow
+def test_specialists_are_made_and_compared(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    """From a model of six layers, one of four is made."""
+    rows = [{"question": f"{q} {i}?", "answer": f"1+{i}={i + 1}\n#### {i + 1}"} for i in range(20) for q in ("$", "a")]
+    for file, part in (("train", rows[:30]), ("test", rows[30:])):
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    model = tiny_model_dir("llama", num_hidden_layers=6)
+    script, out = ROOT / "examples" / "gsm8k_specialists.py", tmp_path / "models"
+    command = [sys.executable, str(script), "--model", str(model), "--out", str(out), "--path", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([*command, "--steps=2", "--batch=4"], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "pruned: 4 layers kept" in ended.stdout
+    sizes = {
+        name: json.loads((out / name / "config.json").read_text())["num_hidden_layers"] for name in ("money", "pruned")
+    }
+    assert sizes == {"money": 6, "pruned": 4}
+    again = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert again.stdout.count("is there already") == 3
+    settings = [f"task.path={tmp_path}", f"output_dir={tmp_path / 'runs'}", "training.rounds=1", "processes=inline"]
+    settings += ["task.validation_size=4", "training.prompts_per_peer=2", "sampling.max_completion_length=8"]
+    settings += [f"peers.{name}.model={out / name}" for name in ("money", "amounts", "pruned")]
+    recipe = str(ROOT / "recipes" / "smollm2_gsm8k.toml")
+    asked = ["train", recipe, "--arm=F-TIS", *(part for s in settings for part in ("--set", s))]
+    assert ftis_command(*asked) in (0, 3)  # such models may earn too little to teach anybody
+    metrics = tmp_path / "runs" / "smollm2-gsm8k-seed0" / "F-TIS" / "pruned" / "metrics.jsonl"
+    assert metrics.read_text().count("\n") == 1

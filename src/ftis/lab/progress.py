@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ftis.lab.formatting import counted
 from ftis.lab.outlook import in_time
+from ftis.lab.summary import unused
 from ftis.loop.events import (
     ArmBegun,
     Evaluated,
@@ -28,7 +29,6 @@ from ftis.loop.events import (
     TimeLeft,
     WarmUp,
 )
-from ftis.metric_keys import by_peer
 
 
 class Display:
@@ -160,16 +160,8 @@ class Display:
 
 
 def _why(own: str, metrics: Mapping[str, Any]) -> str:
-    """The foreign peers' rejections and drops of a round, for the line that says nothing of theirs was used."""
-    parts = []
-    for name, measures in by_peer(metrics).items():
-        if name == own:
-            continue
-        for measure, value in measures.items():
-            if (measure.startswith("rejected/") or measure == "dropped") and value:
-                parts.append(f"{name}: {value:g} {measure.replace('rejected/', 'rejected for ')}")
-            elif measure == "delivered" and not value:
-                parts.append(f"{name}: nothing came")
+    """Why a round used nothing of the others, for the line that says so."""
+    parts = [f"{name}: {f'{count:g} ' if count else ''}{reason}" for name, reason, count in unused(own, metrics)]
     return f" ({', '.join(parts)})" if parts else ""
 
 

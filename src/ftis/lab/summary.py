@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, arm_configs, final_accuracy, read_run
 from ftis.loop.files import write_json
+from ftis.metric_keys import by_peer
 
 
 def summarise(run: Path) -> dict[str, Any]:
@@ -47,7 +48,8 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
             if peer["collaborated"] and peer["rounds_without_foreign"]
         ]
         if without:
-            notes.append(f"{arm}: no foreign rollout was used by {', '.join(without)}: see peer/* in metrics.jsonl")
+            why = sorted({reason for peer in peers.values() for reason in peer["why_without_foreign"]})
+            notes.append(f"{arm}: no foreign rollout was used by {', '.join(without)} ({', '.join(why)})")
         for name, peer in peers.items():
             rounds = peer["rounds"]
             if rounds and peer["rounds_without_signal"] == rounds:
@@ -64,8 +66,26 @@ def nobody_collaborated(summary: Mapping[str, Any]) -> bool:
     return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)
 
 
+def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Why a round of ``own`` used nothing of the others: their names, reasons, and of how many rollouts (0: of all)."""
+    for name, measures in by_peer(metrics).items():
+        if name == own:
+            continue
+        if not measures.get("delivered"):
+            yield name, "nothing came", 0
+        for measure, value in measures.items():
+            kind, _, reason = measure.partition("/")
+            if kind in ("rejected", "dropped") and reason and value:
+                yield name, f"{kind} for {reason}", value
+        if measures.get("passed_over"):
+            yield name, "passed over by the limit", measures["passed_over"]
+        if measures.get("admitted") and measures.get("zero_advantage") == measures["admitted"]:
+            yield name, "in each of its groups all rewards are equal", 0
+
+
 def _of_peer(peer: PeerRun) -> dict[str, Any]:
     last: Mapping[str, Any] = peer.rounds[-1].measures if peer.rounds else {}
+    without = [row.measures for row in peer.rounds if row.measures.get("without_foreign")]
     return {
         **_accuracies(peer.on(VALIDATION)),
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
@@ -78,7 +98,8 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         "bytes_received": peer.bytes_received,
         "collaborated": "foreign_used" in last,
         "foreign_used": int(peer.total("foreign_used")),
-        "rounds_without_foreign": sum(bool(row.measures.get("without_foreign")) for row in peer.rounds),
+        "rounds_without_foreign": len(without),
+        "why_without_foreign": sorted({f"{name}: {why}" for row in without for name, why, _ in unused(peer.name, row)}),
         "rounds_without_signal": sum(row.measures["frac_reward_zero_std"] == 1 for row in peer.rounds),
     }
 
