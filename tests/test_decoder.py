@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ftis.engines import decoder
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import FusedDecoder, fuses
-from ftis.engines.linear import Linear
+from ftis.engines.linear import Linear, _packs
 from ftis.sampling import Decoding
 
 
@@ -113,6 +113,19 @@ def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolic
     assert not torch.equal(before.layers[0].qkv.weight, after.layers[0].qkv.weight)
 
 
+def test_a_model_with_an_adapter_on_its_embeddings_steps_by_itself(tiny_policy: TinyPolicy) -> None:
+    targets = ("q_proj", "embed_tokens")
+    untied = {"tie_word_embeddings": False}
+    assert not fuses(tiny_policy(model=untied, train="lora", lora_r=4, lora_target_modules=targets).model)
+
+
+def test_a_processor_without_bfloat16_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", 0)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    assert not Linear.of(torch.ones(4, 4, dtype=torch.bfloat16), None).packed
+    assert not Linear.of(torch.ones(4, 4, dtype=torch.float64), None).packed
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_packed_layer_is_the_layer(dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +133,7 @@ def test_a_packed_layer_is_the_layer(dtype: torch.dtype, bias: bool, monkeypatch
     generator = torch.Generator().manual_seed(0)
     weight, offset = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator) if bias else None
     layer = Linear.of(weight.to(dtype), None if offset is None else offset.to(dtype))
-    assert layer.packed == torch.backends.mkldnn.is_available()
+    assert layer.packed == _packs(dtype)
     x, base = torch.randn(7, 24, generator=generator), torch.randn(7, 40, generator=generator)
     expected = torch.nn.functional.linear(x, weight, offset)
     atol = 1e-5 if dtype == torch.float32 else 0.15

@@ -50,8 +50,12 @@ def changed(before: dict[str, torch.Tensor], policy: Policy) -> set[str]:
 # --- what is not trained ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("packed_from", [0, 2**18])
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3", "llama"])
-def test_frozen_matrices_in_bfloat16(kind: str, tiny_policy: TinyPolicy) -> None:
+def test_frozen_matrices_in_bfloat16(
+    kind: str, packed_from: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", packed_from)
     policy = tiny_policy(kind, **LORA, dtype="bfloat16", frozen_dtype="bfloat16")
     for name, parameter in policy.model.named_parameters():
         assert (parameter.dtype == torch.bfloat16) == (not parameter.requires_grad and parameter.dim() > 1), name
@@ -83,13 +87,14 @@ def test_bfloat16_weights_need_bfloat16_arithmetic(tiny_policy: TinyPolicy) -> N
 def test_only_what_is_under_an_adapter_is_frozen(train: str) -> None:
     patterns = {"trainable_parameters": ["mlp"]} if train == "subset" else {}
     peer = {"name": "a", "model": "m", "train": train, "frozen_dtype": "nf4", **patterns}
-    with pytest.raises(RecipeError, match='frozen_dtype = "nf4" goes with train = "lora" alone'):
+    with pytest.raises(RecipeError, match=f'frozen_dtype wants train = "lora", not "{train}": leave it out'):
         parse({"name": "r", "task": {"name": "clock"}, "peers": [peer]})
 
 
 def test_linear_layers_in_four_bits(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     policy = tiny_policy(model=WIDE, **LORA, frozen_dtype="nf4")
+    assert policy.n_parameters == sum(p.numel() for p in tiny_policy(model=WIDE, **LORA).model.parameters())
     packed = {name for name, p in policy.model.named_parameters() if p.dtype == torch.uint8}
     assert len(packed) == 14  # seven of each layer, and not the embeddings
     assert not fuses(policy.model)
@@ -155,7 +160,7 @@ def test_what_weights_and_checkpoints_take() -> None:
     sizes = {}
     for kept in ("float32", "bfloat16", "nf4"):
         peer = PeerConfig(name="a", model="m", train="lora", frozen_dtype=kept)
-        sizes[kept] = _weights(shape, peer, embedding=160)
+        sizes[kept] = _weights(shape, peer, ends=160)
     assert sizes == {"float32": 4000, "bfloat16": 800 + 1600, "nf4": 800 + 640 + 640 * 9 // 16}
     full, eight = (PeerConfig(name="a", model="m", optim=o) for o in ("adamw", "adamw_8bit"))
     assert (checkpoint_bytes(full, 100, 100), checkpoint_bytes(eight, 100, 100)) == (1200, 600)

@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
 from ftis.config import PeerConfig, SamplingConfig
 from ftis.engines import slots
-from ftis.engines.builtin import WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
+from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.engines.generate import _generated, generate_sampler
 from ftis.engines.samplers import open_sampler
@@ -335,6 +335,22 @@ def test_a_number_finds_the_token_whose_share_it_falls_in(counts: list[int], num
     assert found.tolist() == [[passed[0]]]
 
 
+def test_numbers_find_possible_tokens_only() -> None:
+    """Rows of rounded numbers, half of them 0, at the ends of [0, 1) too."""
+    generator = torch.Generator().manual_seed(0)
+    for vocab_size in (100, BLOCK, 3 * BLOCK + 1, 20 * BLOCK):
+        p = torch.rand(64, vocab_size, generator=generator) ** 8
+        p[torch.rand(p.shape, generator=generator) < 0.5] = 0.0
+        p /= p.sum(-1, keepdim=True)
+        cdf = p.double().cumsum(-1)
+        for u in (torch.zeros(64, 1), torch.full((64, 1), 1 - 2.0**-53), torch.rand(64, 1, generator=generator)):
+            token = _inverse_cdf(p, u.double())
+            assert bool((p.gather(1, token) > 0).all())
+            share = cdf.gather(1, token) / cdf[:, -1:]
+            assert bool((share >= u.double() - 1e-6).all())
+            assert bool((share - p.gather(1, token) <= u.double() + 1e-6).all())
+
+
 def p_value(counts: dict[int, Counter[int]], table: np.ndarray) -> float:
     """Pearson's test that each state's counts were drawn from its row of the table."""
     statistic, freedom = 0.0, 0
@@ -540,12 +556,27 @@ def all_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("llama", {}),
+        ("sliding", {"sliding_window": 29}),
+        ("gemma3", {"sliding_window": 29}),
+    ],
+)
 @pytest.mark.parametrize(("lengths", "batch_size"), [((3, 9, 5, 9, 1, 7), 0), ((4, 4, 4, 4), 0), ((3, 9, 5, 9), 4)])
 def test_steps_over_all_slots_give_the_same_text(
-    kind: str, lengths: tuple[int, ...], batch_size: int, all_slots: list[int], tiny_policy: TinyPolicy
+    kind: str,
+    model: dict[str, Any],
+    lengths: tuple[int, ...],
+    batch_size: int,
+    all_slots: list[int],
+    tiny_policy: TinyPolicy,
 ) -> None:
-    policy = tiny_policy(kind)
+    """Rows of 29 tokens fit the windows, while slots, as rows take the places of others, are more."""
+    policy = tiny_policy(kind, model=model)
     policy.end_ids = ENDS
     prompts = prompts_of(lengths * 3)
     fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)

@@ -294,7 +294,7 @@ class PeerConfig(_Section):
                 f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
             )
         if self.frozen_dtype != "float32" and self.train != "lora":
-            raise ValueError(f'peer {self.name!r}: frozen_dtype = "{self.frozen_dtype}" goes with train = "lora" alone')
+            raise ValueError(f'peer {self.name!r}: frozen_dtype wants train = "lora", not "{self.train}": leave it out')
         return self
 
 

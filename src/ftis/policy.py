@@ -131,7 +131,7 @@ class Policy:
         found: Forward | None = look_up("lines", "engine", ENGINES)(self.model, self.device)
         self.forward: Forward = found or PaddedRows(self.model, self.device)
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
-        self.n_parameters = sum(p.numel() for p in self.model.parameters())
+        self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]

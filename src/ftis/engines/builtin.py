@@ -1,7 +1,8 @@
 """The built-in sampler, for decoders with full attention, or within a sliding window, in every layer.
 
 It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch,
-refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`).
+refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`). Where a
+model's steps cannot be taken so, rows that reach beyond a window are drawn by transformers' ``generate``.
 """
 
 from __future__ import annotations
@@ -258,13 +259,17 @@ def _inverse_cdf(p_NV: Tensor, u_N1: Tensor) -> Tensor:
     p_of_blocks = p_NV[:, : whole * BLOCK].view(n, whole, BLOCK).sum(-1)
     p_NB = torch.cat([p_of_blocks, p_NV[:, whole * BLOCK :].sum(-1, keepdim=True)], 1)
     cdf_NB = p_NB.cumsum(-1, dtype=torch.float64)
-    at_N1 = u_N1 * cdf_NB[:, -1:]
+    at_N1 = (u_N1 * cdf_NB[:, -1:]).minimum(_just_below(cdf_NB[:, -1:]))
     block_N1 = torch.searchsorted(cdf_NB, at_N1, right=True).clamp(max=whole)
     before_N1 = cdf_NB.gather(1, block_N1) - p_NB.gather(1, block_N1)
     token_NK = block_N1 * BLOCK + torch.arange(BLOCK)
     p_NK = p_NV.gather(1, token_NK.clamp(max=vocab_size - 1)).masked_fill(token_NK >= vocab_size, 0.0)
     cdf_NK = p_NK.cumsum(-1, dtype=torch.float64)
     # A block's sum is rounded differently from its cumulative one, which must not be passed.
-    within_N1 = (at_N1 - before_N1).clamp(min=0.0).minimum(cdf_NK[:, -1:] * (1 - 2**-53))
+    within_N1 = (at_N1 - before_N1).clamp(min=0.0).minimum(_just_below(cdf_NK[:, -1:]))
     place_N1 = torch.searchsorted(cdf_NK, within_N1, right=True).clamp(max=BLOCK - 1)
     return block_N1 * BLOCK + place_N1
+
+
+def _just_below(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.zeros_like(x))

@@ -27,7 +27,7 @@ class Linear:
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None) -> Linear:
         """The layer of a weight as torch keeps it. A copy is made where the weight is packed."""
-        if weight_OI.device.type != "cpu" or weight_OI.numel() < PACKED_FROM or not _packs():
+        if weight_OI.device.type != "cpu" or weight_OI.numel() < PACKED_FROM or not _packs(weight_OI.dtype):
             return Linear(weight_OI.t(), bias_O, packed=False)
         return Linear(torch.ops.mkldnn._reorder_linear_weight(weight_OI), bias_O, packed=True)
 
@@ -44,7 +44,11 @@ class Linear:
         return base_NO + self(x_NI)
 
 
-def _packs() -> bool:
+def _packs(dtype: torch.dtype) -> bool:
     """Whether this build of torch has oneDNN, and the operations that torch's own compiler packs weights with."""
-    wanted = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in wanted)
+    wanted = ["_reorder_linear_weight", "_linear_pointwise"]
+    if dtype == torch.bfloat16:
+        wanted.append("_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in wanted):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -168,7 +168,9 @@ def _attention(
         seen = None
         if window is not None and window < length:
             seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        causal, grouped = seen is None, heads != kv_heads
+            # With a mask and grouped heads, a GPU would store all weights.
+            k, v = (part.repeat_interleave(heads // kv_heads, 1) for part in (k, v))
+        causal, grouped = seen is None, q.shape[1] != k.shape[1]
         out = scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scaling, enable_gqa=grouped)
         out = out.transpose(1, 2)
     of_tokens = out.reshape(n * length, -1).index_select(0, line.place_S)  # no place occurs twice

@@ -43,8 +43,9 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
 
             model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
         layer: Any
-        for layer in model.modules() if quantised else ():
-            layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack them for inference alone
+        for layer in model.modules():
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack it for inference alone
         return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {first_line(error)}") from None
@@ -100,7 +101,9 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
     trainable = _chosen(model, config, adapter)
-    if config.frozen_dtype == "bfloat16":
+    if config.frozen_dtype == "nf4":
+        bitsandbytes(config, "frozen_dtype")
+    elif config.frozen_dtype == "bfloat16":
         _keep_frozen_in_bfloat16(trainable, config)
     trainable = trainable.to(resolve_device(config.device))
     if config.train == "lora":

@@ -42,9 +42,10 @@ def bitsandbytes(config: PeerConfig, key: str) -> Any:
     """The library, for the peer's setting ``key``.
 
     Raises:
-        ModelError: it is not installed.
+        ModelError: it, or accelerate, with which transformers loads 4 bits, is not installed.
     """
     try:
+        import accelerate  # noqa: F401
         import bitsandbytes as library
     except ImportError:
         raise ModelError(

@@ -107,9 +107,10 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
 def _in_one_process(swarm: Recipe) -> int:
     """Bytes of a process with all peers of a swarm, of which one works at a time; 0 if none can be examined."""
     lasting, working, program = 0, 0, 0
-    bases: dict[str, int] = {}  # LoRA peers of one model share it
+    bases: dict[tuple[str, ...], int] = {}  # LoRA peers of one model share it, unless it is in 4 bits
     for peer, _, memory in _examined(swarm, []):
-        bases[peer.model if peer.train == "lora" else f"{peer.model} of {peer.name}"] = memory.weights
+        shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
+        bases[peer.model, peer.frozen_dtype, "" if shared else peer.name] = memory.weights
         lasting += memory.moments + memory.gradients
         working, program = max(working, memory.update + memory.sampling), memory.program
     if not bases:

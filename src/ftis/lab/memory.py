@@ -93,13 +93,15 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     at_once = min(at_once, max(1, cache_bytes(device) // a_row))
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
+    if peer.frozen_dtype == "nf4":  # whose steps are the model's own
+        copied = 0
 
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=_weights(shape, peer, embedding),
+        weights=_weights(shape, peer, embedding * (1 if text.tie_word_embeddings else 2)),
         moments=shape.trained * MOMENT_BYTES[peer.optim],
         gradients=shape.trained * FLOAT,
         update=one + (layers - 1) * (two - one) + head + head_gradient,
@@ -108,9 +110,10 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     )
 
 
-def _weights(shape: Shape, peer: PeerConfig, embedding: int) -> int:
-    frozen, linear = shape.parameters - shape.trained, shape.parameters - shape.trained - embedding
-    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * embedding + linear * 9 // 16}
+def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
+    """Bytes of the weights, of which ``ends`` numbers are the embeddings' and the output layer's."""
+    frozen, linear = shape.parameters - shape.trained, shape.parameters - shape.trained - ends
+    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + linear * 9 // 16}
     return FLOAT * shape.trained + sizes[peer.frozen_dtype]  # a block of 64 numbers in 4 bits has a float32 scale
 
 

@@ -40,7 +40,9 @@ FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """What the numbers of a run started now depend on besides the recipe."""
-    packages = ("ftis", "torch", "transformers", "peft", "numpy")
+    packages = ["ftis", "torch", "transformers", "peft", "numpy"]
+    if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in recipe.peers):
+        packages.append("bitsandbytes")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seed": recipe.seed,
