@@ -32,12 +32,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from timing import median_seconds
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 import ftis
 import ftis.engines.builtin
+import ftis.engines.linear
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
@@ -188,17 +190,18 @@ def parts(shape: str, length: int, repeats: int) -> list[dict[str, object]]:
     }
     if 288 * policy.vocab_size > ftis.engines.builtin.RACE_UP_TO:
         cases["one random number a row"] = (whole, whole, {"RACE_UP_TO": 2**62})
+    if max(p.numel() for p in policy.model.parameters()) >= ftis.engines.linear.PACKED_FROM:
+        cases["packed weights"] = (whole, whole, {"linear.PACKED_FROM": 2**62})
     results: list[dict[str, object]] = []
     for name, (with_it, without_it, replaced) in cases.items():
         ratios = []
         for seed in range(repeats + 1):
             fast = median_seconds(partial(with_it, seed), 1, warm=0)
-            kept = {key: getattr(ftis.engines.builtin, key) for key in replaced}
-            for key, value in replaced.items():
-                setattr(ftis.engines.builtin, key, value)
-            ratios.append(median_seconds(partial(without_it, seed), 1, warm=0) / fast)
-            for key, value in kept.items():
-                setattr(ftis.engines.builtin, key, value)
+            with pytest.MonkeyPatch.context() as patch:
+                for key, value in replaced.items():
+                    module, _, attribute = f"builtin.{key}".rpartition(".")
+                    patch.setattr(f"ftis.engines.{module.rpartition('.')[2]}.{attribute}", value)
+                ratios.append(median_seconds(partial(without_it, seed), 1, warm=0) / fast)
         results.append({"model": shape, "part": name, "gain": round(statistics.median(ratios[1:]), 2)})
         print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
     return results

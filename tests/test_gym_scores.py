@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,3 +240,16 @@ def test_without_reasoning_gym_it_says_what_to_install(monkeypatch: pytest.Monke
     gym.score.cache_clear()
     with pytest.raises(RewardError, match=r"install 'ftis\[reasoning-gym\]'"):
         score("1+1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program does not begin with its parent's peak")
+def test_a_helper_of_a_large_program_is_not_taken_for_large() -> None:
+    """Linux hands a parent's peak on in ``ru_maxrss``: beside a model, a helper was started again for each answer."""
+    told = "import resource; from ftis.rewards.helper import peak_bytes; print(peak_bytes(resource) >> 20)"
+    parent = f"""
+import subprocess, sys
+filled = b"x" * (400 << 20)
+print(subprocess.run([sys.executable, "-c", {told!r}], capture_output=True, text=True, check=True).stdout)
+"""
+    ran = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 0 < int(ran.stdout) < 300

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import re
 import sys
 import warnings
@@ -119,6 +120,8 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         return model
     if config.train == "lora":
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
+        # peft imports bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:

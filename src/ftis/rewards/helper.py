@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ftis.rewards.scoring import RewardError
@@ -221,7 +222,18 @@ def serve(load: Callable[[], Judge]) -> None:
         replies.write(json.dumps({"verdict": verdict, "retire": resource is not None and _is_large(resource)}) + "\n")
 
 
+def peak_bytes(resource: Any) -> int:
+    """The most memory that this program has used.
+
+    Linux counts in ``ru_maxrss`` what its parent took when it started this program, which is gigabytes beside a model.
+    """
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
 def _is_large(resource: Any) -> bool:
     """Whether peak memory is so near its limit that harmless requests may begin to fail."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return bool(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > MEMORY_BYTES // 2)
+    return peak_bytes(resource) > MEMORY_BYTES // 2
