@@ -25,11 +25,12 @@ from rich.console import Console
 from torch.nn import ModuleList
 from torch.nn.functional import cosine_similarity
 
+import ftis
 from ftis import PeerConfig, Policy, supervised_step
-from ftis.config import TaskConfig
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import load_task
 
+RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_gsm8k.toml"
 MONEY = re.compile(r"\$|\b(?:dollars?|cents?|costs?|pays?|paid|price|prices|buys?|bought|sells?|sold|earns?|earned)\b")
 KEPT = 2 / 3
 """Of the layers, in the pruned model."""
@@ -98,7 +99,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     settings, console = parser.parse_args(), Console(soft_wrap=True)
-    task = load_task(TaskConfig(name="gsm8k", path=settings.path))
+    whole = {"path": settings.path, "validation_size": None}
+    task = load_task(ftis.load(RECIPE).task.model_copy(update=whole))
     for name, problems in parts_of(task.train).items():
         target = settings.out / name
         if (target / "config.json").exists():

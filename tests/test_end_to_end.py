@@ -246,7 +246,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
             process.send_signal(signal.SIGINT)
             assert any("once more to stop at once" in line for line in process.stdout)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) != 0
+            assert process.wait(timeout=60) == 130
         finally:
             process.kill()
 

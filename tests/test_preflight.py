@@ -51,8 +51,8 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
         (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
         (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
-        (sounding(NONE, formats=16), TAGS, ["hardly any completion earns the reward: give easier problems"]),
-        (sounding(NONE), TAGS, ["hardly any completion earns the reward"]),
+        (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task.options)"]),
+        (sounding(NONE), TAGS, ["docs/recipes.md, [reward], has such recipes"]),
         (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
         (
             sounding([[1.0] * 4, [0.0] * 4]),
@@ -64,9 +64,15 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
     ],
 )
 def test_advice(looked: Sounding, reward: RewardConfig, said: list[str]) -> None:
-    found = advice(looked, reward)
+    found = advice(looked, reward, ())
     assert len(found) == len(said)
     assert all(part in line for part, line in zip(said, found, strict=True))
+
+
+def test_what_does_not_end_although_it_could() -> None:
+    (said,) = advice(sounding(SOME, unfinished=9), TAGS, ("\n",))
+    assert "9 of 16 completions do not end: show in prompt.examples how they end" in said
+    assert "sampling.stop" not in said
 
 
 def test_shares() -> None:
@@ -107,7 +113,8 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert len(looked.samples) == 3
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
-    adapter = sound(recipe, "b", str(model), 1, tmp_path / "b")
+    adapter = sound(recipe, "b", str(model), 3, tmp_path / "b")
+    assert [question for question, *_ in adapter.samples] == [question for question, *_ in looked.samples]
     assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
     assert not list((tmp_path / "a").glob("checkpoint-*"))
 

@@ -184,4 +184,4 @@ def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("models", "get", "smolm2-135m") == 1
     assert "did you mean 'smollm2-135m'?; any other is named by its Hub id" in capsys.readouterr().err
     assert ftis("models", "list") == 0
-    assert "smollm2-135m: HuggingFaceTB/SmolLM2-135M-Instruct (licence Apache-2.0)" in capsys.readouterr().out
+    assert "smollm2-135m: HuggingFaceTB/SmolLM2-135M-Instruct (instruct; licence Apache-2.0)" in capsys.readouterr().out

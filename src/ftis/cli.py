@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,6 +115,7 @@ def preflight(
 
     loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
+    console.print(f"{groups} groups of each peer, one peer after the other; loading a model may take a minute")
     with display.live():
         soundings = look(loaded, arm, groups, display)
     tables.print_soundings(soundings, loaded, console)
@@ -424,3 +426,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (FtisError, OSError) as error:
         errors.print(f"error: {error}", highlight=False, markup=False)
         sys.exit(1)
+    finally:
+        if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():
+            # After a second Ctrl-C. Python would end under threads that compute, which torch answers with an abort.
+            errors.print("stopped at once: the same command with --resume goes on from the last checkpoint")
+            os._exit(130)

@@ -91,7 +91,7 @@ def list_models() -> None:
     from ftis.lab import pretrained
 
     for name, model in pretrained.MODELS.items():
-        console.print(f"{name}: {model.hub} (licence {model.licence})", highlight=False)
+        console.print(f"{name}: {model.hub} ({model.kind}; licence {model.licence})", highlight=False)
 
 
 def evaluate_model(

@@ -26,6 +26,9 @@ from ftis.config import PeerConfig
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
 
+# transformers and peft import bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
     """A causal language model from a directory or the Hub. A LoRA directory is merged into its base.
@@ -56,7 +59,7 @@ def _four_bits(config: PeerConfig) -> dict[str, Any]:
     """What loads linear layers in the NF4 type of QLoRA (arXiv 2305.14314), on the peer's device."""
     from transformers import BitsAndBytesConfig
 
-    bitsandbytes(config, "frozen_dtype")
+    require_precision(config)
     device = resolve_device(config.device)
     compute = resolve_dtype(config.dtype, device)
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
@@ -101,11 +104,10 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     Raises:
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
+    require_precision(config)
     trainable = _chosen(model, config, adapter)
-    if config.frozen_dtype == "nf4":
-        bitsandbytes(config, "frozen_dtype")
-    elif config.frozen_dtype == "bfloat16":
-        _keep_frozen_in_bfloat16(trainable, config)
+    if config.frozen_dtype == "bfloat16":
+        _keep_frozen_in_bfloat16(trainable)
     trainable = trainable.to(resolve_device(config.device))
     if config.train == "lora":
         share_frozen(trainable)
@@ -120,8 +122,6 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         return model
     if config.train == "lora":
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
-        # peft imports bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:
@@ -148,13 +148,26 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
     return model
 
 
-def _keep_frozen_in_bfloat16(model: Any, config: PeerConfig) -> None:
-    """Cast frozen matrices. Norms and the residual stream stay in float32, as under autocast."""
-    if resolve_dtype(config.dtype, resolve_device(config.device)) != torch.bfloat16:
+def require_precision(config: PeerConfig) -> None:
+    """Refuse what this machine cannot keep as the peer's settings say. Loads no model.
+
+    Raises:
+        ModelError: bitsandbytes is missing, or a base in bfloat16 is to be used in float32.
+    """
+    if config.optim != "adamw":
+        bitsandbytes(config, "optim")
+    if config.frozen_dtype == "nf4":
+        bitsandbytes(config, "frozen_dtype")
+    arithmetic = resolve_dtype(config.dtype, resolve_device(config.device))
+    if config.frozen_dtype == "bfloat16" and arithmetic != torch.bfloat16:
         raise ModelError(
             f'peer {config.name!r}: frozen_dtype = "bfloat16" needs arithmetic in bfloat16, and dtype = '
             f'"{config.dtype}" means float32 here: set dtype = "bfloat16", or leave frozen_dtype out'
         )
+
+
+def _keep_frozen_in_bfloat16(model: Any) -> None:
+    """Cast frozen matrices. Norms and the residual stream stay in float32, as under autocast."""
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.dim() > 1:
             parameter.data = parameter.data.to(torch.bfloat16)

@@ -52,6 +52,8 @@ def diagnose() -> list[tuple[str, str, str, str]]:
     )
     optional = {
         "reasoning_gym": ("reasoning-gym", "procedural tasks"),
+        "bitsandbytes": ("bitsandbytes", "peers.*.optim, frozen_dtype"),
+        "gguf": ("gguf", "ftis models get"),
         "tensorboard": ("tensorboard", "report_to"),
         "wandb": ("wandb", "report_to"),
         "trackio": ("trackio", "report_to"),

@@ -83,32 +83,46 @@ class Sounding:
         return float(np.mean([len(set(group)) > 1 for group in self.rewards]))
 
 
-def advice(sounding: Sounding, reward: RewardConfig) -> list[str]:
-    """What to change where a peer would hardly learn; empty where it would."""
+def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> list[str]:
+    """What to change where a peer would hardly learn; empty where it would.
+
+    Args:
+        stop: the recipe's ``sampling.stop``.
+    """
     said = []
     n = sounding.completions
     if sounding.signal < ENOUGH:
         if sounding.formats is not None and sounding.formats < n / 10:
             other = "say in prompt.system_prompt what it is"
             if reward.extract == "tags":
-                other = 'read the answer another way (reward.extract = "last_number" or "boxed")'
+                other = (
+                    'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
+                    '(prompt.system_prompt = "")'
+                )
             said.append(
                 f"the format is right in {sounding.formats} of {n} completions: show it in prompt.examples, begin it "
-                f"in prompt.prefill, or {other}"
+                f"in prompt.prefill, or {other}; docs/recipes.md, [reward], has a recipe for instruct models and one "
+                f"for base models"
             )
         elif sounding.reward > 0.9:
             said.append("nearly all completions earn the reward already: give harder problems")
         elif sounding.reward < 0.1:
+            earned = sum(reward > 0 for group in sounding.rewards for reward in group)
             said.append(
-                "hardly any completion earns the reward: give easier problems or prompt.examples, or raise "
-                "sampling.num_generations"
+                f"{earned} of {n} completions earn a reward: give easier problems (task.options), show worked ones in "
+                f'prompt.examples, in plain text (prompt.chat_template = "never", prompt.system_prompt = ""), or raise '
+                f"sampling.num_generations; docs/recipes.md, [reward], has such recipes"
             )
         else:
             said.append("most groups agree on their rewards: raise sampling.num_generations")
     if sounding.unfinished > n / 2:
+        end = (
+            "show in prompt.examples how they end"
+            if stop
+            else "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line"
+        )
         said.append(
-            f"{sounding.unfinished} of {n} completions do not end: end them by sampling.stop, or raise "
-            f"sampling.max_completion_length"
+            f"{sounding.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
         )
     return said
 
@@ -159,7 +173,8 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sou
     """
     trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
     peer = trainer.peer
-    items = sorted(assigned(swarm, len(peer.task.train), name, 0))[:groups]
+    of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
+    items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
     timed(peer, items[:1])  # the first calls of a process take longer
     few = timed(peer, items[: max(1, len(items) // 2)])
     many = timed(peer, items)

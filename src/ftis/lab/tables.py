@@ -126,6 +126,10 @@ def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
     return table
 
 
+FEW = 8
+"""Groups below which a sounding says that they are few."""
+
+
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
     """A row for each peer, some of its completions, and what to change."""
     table = Table(title=f"{recipe.name}: before the first round", title_justify="left", box=SIMPLE_HEAD)
@@ -155,8 +159,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         )
     table.caption = (
         "peak memory is that of these groups; a round needs more where sampling.batch_size lets it sample more at a "
-        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
+        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them; in one process "
+        "(inline) peers' add up"
     )
+    if soundings and len(soundings[0].rewards) < FEW:
+        table.caption += f". {len(soundings[0].rewards)} groups say little: --groups {2 * FEW} narrows it"
     table.caption_justify = "left"
     console.print(table)
     kept, rounds = recipe.training.save_total_limit, recipe.training.rounds
@@ -171,7 +178,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
     for one in soundings:
-        said = advice(one, recipe.reward)
+        said = advice(one, recipe.reward, recipe.sampling.stop)
         learns = f"{one.peer}: {one.signal:.0%} of groups carry signal"
         for line in said or [f"{learns}, so it learns from the first round"]:
             console.print(f"{one.peer}: {line}" if said else line, highlight=False, markup=False)
