@@ -9,7 +9,7 @@ four optimiser steps, on a quarter of the rollouts; "micro-batches cut to their 
 rows, which is how models run that cannot run in one line; "own log-probabilities kept" compares scoring all of a
 round's rollouts with scoring the few that are checked; "in chunks" takes log-probabilities and gradients of 470 tokens.
 --real takes a pretrained model: old log-probabilities and the update of 8 word problems x 8 completions of 16 tokens,
-in processor seconds, with the rows of a prompt in one micro-batch and with rows split by their lengths alone; and the
+in processor seconds, with rows split by what prompts and gradients cost, and by their lengths alone; and the
 memory by which loading LoRA peers of the model raises a process's, the second of one base, and bases in other types.
 """
 
@@ -34,7 +34,7 @@ from sampling import random_policy
 
 import ftis
 from ftis.config import PeerConfig
-from ftis.engines.microbatches import cheapest, fit
+from ftis.engines.microbatches import FIXED_COST, cheapest, fit
 from ftis.lab.memory import resident_bytes
 from ftis.lab.starters import make
 from ftis.learning import CHECKED_ROLLOUTS
@@ -150,7 +150,8 @@ def real(directory: str, repeats: int) -> dict[str, object]:
     def by_length(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
         length_N = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
         nothing_again = np.zeros(len(length_N))
-        return cheapest(length_N, np.arange(len(length_N)), nothing_again, budget, grouped.overhead)
+        overhead = FIXED_COST["cpu"] / policy.n_parameters / policy.forward.padding_cost
+        return cheapest(length_N, np.arange(len(length_N)), nothing_again, budget, overhead)
 
     def update(split: Split) -> float:
         policy.split = split

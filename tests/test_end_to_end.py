@@ -787,7 +787,10 @@ def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Pa
         overrides += ["task.validation_size=2", "ood.0.validation_size=2"]
         if scale == "qwen":
             overrides += [f"task.path={DATA / 'gsm8k'}", f"ood.0.path={DATA / 'math500'}"]
-        assert ftis("train", str(recipe), *(f"--set={o}" for o in overrides)) == 0
+        settings = [f"--set={o}" for o in overrides]
+        if scale == "qwen" and figure.partition("_")[0] in ("fig04", "fig06", "fig08"):  # size, expertise, LoRA
+            assert ftis("preflight", str(recipe), "--groups=1", *settings) == 0
+        assert ftis("train", str(recipe), *settings) == 0
         summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
         assert [len(peers) for peers in summary["arms"].values()] == [len(loaded.peers)] * len(loaded.arms)
 
