@@ -191,12 +191,13 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     for step in range(1, 5):
         clock.now += 30
         row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
-        display(RoundEnded(row, place))
+        spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 0.0}
+        display(RoundEnded({**row, **spent}, place))
     assert out.getvalue().splitlines()[1:] == [
-        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s",
-        "F-TIS/a: round 2 of 4  reward 0.25  50% of groups with signal  12.3 s  60 s left",
-        "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  12.3 s  30 s left",
-        "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s",
+        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s  150 tokens/s",
+        "F-TIS/a: round 2 of 4  reward 0.25  50% of groups with signal  12.3 s  75 tokens/s  60 s left",
+        "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  8.34 s and 4 s waiting  50 tokens/s  30 s left",
+        "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s  38 tokens/s",
     ]
 
 

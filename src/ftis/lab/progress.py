@@ -48,6 +48,7 @@ class Display:
         self._rounds: dict[str, int] = {}
         self._notes: dict[str, dict[str, str]] = {}
         self._first: dict[str, tuple[int, float]] = {}
+        self._tokens: dict[str, int] = {}
         self._unrewarded: dict[str, int] = {}
         self._jobs, self._left = (0, 0), ""
 
@@ -131,7 +132,12 @@ class Display:
         if metrics.get("resample/replaced"):
             parts.append(f"{metrics['resample/replaced']} of {metrics['resample/groups']} own groups replaced")
         if "step_time" in metrics:
-            parts.append(f"{metrics['step_time']:.3g} s")
+            waited = metrics.get("time/wait") or 0.0
+            parts.append(f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited else ""))
+        before = self._tokens.get(name, 0 if step == 1 else None)
+        self._tokens[name] = metrics.get("tokens_sampled", 0)
+        if before is not None and metrics.get("time/sample"):
+            parts.append(f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f} tokens/s")
         if first < step < total:
             parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
         return "  ".join(parts)
