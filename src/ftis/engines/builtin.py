@@ -131,8 +131,9 @@ class _Rows:
         self.positions = max(len(p) for p in prompt_ids) + steps
         fused = fuses(policy.model)
         self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
-        fit = rows_fit(attention_windows(policy.model), self.positions)  # a captured step attends to all slots
-        self.captures = fused and fit and policy.config.cuda_graphs and policy.device.type == "cuda"
+        self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
+        if self.captures:  # a captured step attends to all slots
+            self.captures = rows_fit(attention_windows(policy.model), self.positions)
         self.graph: StepGraph | None = None
         self.waiting = list(range(len(prompt_ids)))
         none = torch.zeros(0, dtype=torch.int64, device=policy.device)

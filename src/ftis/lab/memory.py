@@ -112,9 +112,10 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
 
 def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
     """Bytes of the weights, of which ``ends`` numbers are the embeddings' and the output layer's."""
-    frozen, linear = shape.parameters - shape.trained, shape.parameters - shape.trained - ends
-    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + linear * 9 // 16}
-    return FLOAT * shape.trained + sizes[peer.frozen_dtype]  # a block of 64 numbers in 4 bits has a float32 scale
+    frozen = shape.parameters - shape.trained
+    in_four_bits = (frozen - ends) * 9 // 16  # a block of 64 numbers has a float32 scale
+    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + in_four_bits}
+    return FLOAT * shape.trained + sizes[peer.frozen_dtype]
 
 
 def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:

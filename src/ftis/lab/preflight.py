@@ -8,7 +8,6 @@ that a step is measured where no group carries signal too. Nothing of that is ke
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from ftis.loop.events import Say
 from ftis.loop.files import write_json
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.rewards import graded
+from ftis.rewards import graded, helper
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
@@ -269,5 +268,4 @@ def peak_bytes() -> int:
         import resource
     except ImportError:  # Windows
         return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return helper.peak_bytes(resource)
