@@ -191,7 +191,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     for step in range(1, 5):
         clock.now += 30
         row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
-        spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 0.0}
+        spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
         display(RoundEnded({**row, **spent}, place))
     assert out.getvalue().splitlines()[1:] == [
         "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s  150 tokens/s",

@@ -133,7 +133,9 @@ class Display:
             parts.append(f"{metrics['resample/replaced']} of {metrics['resample/groups']} own groups replaced")
         if "step_time" in metrics:
             waited = metrics.get("time/wait") or 0.0
-            parts.append(f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited else ""))
+            parts.append(
+                f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited >= 0.01 else "")
+            )
         before = self._tokens.get(name, 0 if step == 1 else None)
         self._tokens[name] = metrics.get("tokens_sampled", 0)
         if before is not None and metrics.get("time/sample"):
