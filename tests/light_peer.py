@@ -114,12 +114,21 @@ def resident_megabytes() -> float:
 
 
 def play(
-    recipe: Recipe, name: str, key: Path, roster: Path | None, out: Path, pause: float, say: Any, beat: float = 0.0
+    recipe: Recipe,
+    name: str,
+    key: Path,
+    roster: Path | None,
+    out: Path,
+    pause: float,
+    say: Any,
+    beat: float = 0.0,
+    hold: int = -1,
 ) -> bool:
     """Rounds from the last recorded one on; False if stopped before the end.
 
     Args:
         beat: publish at the next multiple of so many seconds of the machine's clock, at the same time as the others.
+        hold: do not sample this round before there is a file ``go`` beside ``out``.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
@@ -155,6 +164,8 @@ def play(
                 round = exchange.catch_up(round)
                 if round >= recipe.training.rounds:
                     break
+                while round == hold and not (out.parent / "go").exists() and not stop.is_set():
+                    time.sleep(0.05)
                 time.sleep(pause)  # sampling
                 say({"kind": "sampled", "round": round})
                 groups = made_up_groups(recipe, name, round)
@@ -213,6 +224,7 @@ def main() -> None:
     parser.add_argument("--max-foreign", type=int, default=0, help="training.max_foreign_rollouts")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that sampling is to take")
     parser.add_argument("--beat", type=float, default=0.0, help="publish at multiples of so many seconds")
+    parser.add_argument("--hold", type=int, default=-1, help="a round that waits for a file 'go' beside --out")
     parser.add_argument("--network", default="{}", help="the recipe's [network] as JSON")
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--roster", type=Path)
@@ -234,7 +246,15 @@ def main() -> None:
         print(json.dumps(line) + "\n", end="", flush=True)  # in one piece: the network speaks from other threads
 
     finished = play(
-        recipe, arguments.name, arguments.key, arguments.roster, arguments.out, arguments.pause, say, arguments.beat
+        recipe,
+        arguments.name,
+        arguments.key,
+        arguments.roster,
+        arguments.out,
+        arguments.pause,
+        say,
+        arguments.beat,
+        arguments.hold,
     )
     sys.exit(0 if finished else 130)
 

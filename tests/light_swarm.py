@@ -40,6 +40,8 @@ class Swarm:
     network: dict[str, Any] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     pauses: dict[str, float] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
+    """The round that a peer does not begin before :meth:`release`."""
     prefix: dict[str, list[str]] = field(default_factory=dict)
     """A command in front of a peer's own, as ``ip netns exec``."""
     own_network: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Swarm:
             command += ["--pause", str(self.pauses.get(name, 0.1)), "--key", str(self.place / f"{name}.key")]
             command += ["--roster", str(self.place / "roster.toml"), "--out", str(self.out(name))]
             command += ["--network", json.dumps({**self.network, **self.own_network.get(name, {})})]
+            command += ["--hold", str(self.holds.get(name, -1))]
             if name in self.processes:
                 self._earlier[name] += self.processes[name].lines
             log, quiet = self.place / f"{name}.log", {"RUST_LOG": "error"}
@@ -115,6 +118,9 @@ class Swarm:
 
     def until_round(self, name: str, round: int) -> None:
         self.until(lambda: any(r["round"] >= round for r in self.records(name)))
+
+    def release(self) -> None:
+        (self.place / "go").touch()
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()

@@ -21,6 +21,7 @@ from ftis.loop.events import (
     PeerStopped,
     Place,
     RoundEnded,
+    Sounded,
     Stopping,
     TimeLeft,
     WarmUp,
@@ -29,6 +30,10 @@ from ftis.loop.events import (
 
 LINES: dict[str, tuple[Event, str]] = {
     "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),
+    "preflight": (
+        Sounded(1, 10, Place(peer="a")),
+        '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}',
+    ),
     "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
     "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),
     "job": (JobEnded(Place(job="seed 0 alone")), '{"kind": "job", "job": "seed 0 alone"}'),

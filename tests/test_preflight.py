@@ -16,7 +16,7 @@ from ftis.lab.preflight import Sounding, advice, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import shortened
-from ftis.loop.events import ArmBegun, Place, RoundEnded
+from ftis.loop.events import ArmBegun, Event, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 
 TAGS = RewardConfig()
@@ -99,7 +99,9 @@ def document(model: Path, **sections: Any) -> dict[str, Any]:
 def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     model = tiny_model_dir()
     recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
-    looked = sound(recipe, "a", str(model), 3, tmp_path / "a")
+    heard: list[Event] = []
+    looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
+    assert heard == [Sounded(done, 5, Place(peer="a")) for done in (0, 1, 2, 5)]
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     assert looked.completions == 12
     assert looked.formats is not None
@@ -150,6 +152,7 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
     assert ftis("preflight", str(tmp_path / "recipe.toml"), "--groups", "2") == 0
     said = capsys.readouterr().out
     for peer in "ab":
+        assert f"{peer}: loaded\n{peer}: 1 of 4 groups\n{peer}: 2 of 4 groups\n{peer}: 4 of 4 groups\n" in said
         assert f"{peer}: the format is right in 0 of 8 completions" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 2

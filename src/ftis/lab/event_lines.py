@@ -19,6 +19,7 @@ from ftis.loop.events import (
     PeerStopped,
     Place,
     RoundEnded,
+    Sounded,
     Stopping,
     TimeLeft,
     WarmUp,
@@ -26,6 +27,7 @@ from ftis.loop.events import (
 
 KINDS: Mapping[str, type[Event]] = {
     "warm-up": WarmUp,
+    "preflight": Sounded,
     "experiment": JobsKnown,
     "job": JobEnded,
     "left": TimeLeft,

@@ -25,7 +25,7 @@ from ftis.lab.assembly import assemble
 from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.workers import Job, Stop, cores, run_jobs
-from ftis.loop.events import Say
+from ftis.loop.events import Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
@@ -159,24 +159,31 @@ def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path
     """Sound one peer and write what it tells to ``place``."""
     place.mkdir(parents=True)
     torch.set_num_threads(swarm.threads or max(1, cores() // len(swarm.peers)))
-    write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place)))
+    write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say)))
 
 
-def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path) -> Sounding:
-    """Sample, score, and take one round's steps.
+def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard) -> Sounding:
+    """Sample, score, and take one round's steps: on one group, on half of them, and on all.
 
     Args:
         swarm: with exactly the peers of the swarm.
         model: the model's place.
         place: for what assembling a peer writes.
+        say: hears what has been done so far.
     """
     trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
     peer = trainer.peer
     of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
     items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
-    timed(peer, items[:1])  # the first calls of a process take longer
-    few = timed(peer, items[: max(1, len(items) // 2)])
-    many = timed(peer, items)
+    parts = [items[:1], items[: max(1, len(items) // 2)], items]
+    done, most = 0, sum(map(len, parts))
+    say(Sounded(done, most, Place(peer=name)))
+    measured = []
+    for part in parts:  # the first serves to warm up: the first calls of a process take longer
+        measured.append(timed(peer, part))
+        done += len(part)
+        say(Sounded(done, most, Place(peer=name)))
+    _, few, many = measured
     own, scored = many.own, many.scored
     message = encode(Message(peer.header, tuple(own)), swarm.wire.format, swarm.wire.logp)
     rollouts = [rollout for group in own for rollout in group.rollouts]

@@ -25,6 +25,7 @@ from ftis.loop.events import (
     NetworkEvent,
     PeerStarted,
     RoundEnded,
+    Sounded,
     Stopping,
     TimeLeft,
     WarmUp,
@@ -66,6 +67,10 @@ class Display:
                 self._advance(f"warm-up {event.starter}", event.step, event.most, "")
                 if event.step % 250 == 0:
                     self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
+            case Sounded():
+                self._advance(event.place.peer, event.groups, event.most, "")
+                done = f"{event.groups} of {counted(event.most, 'group')}" if event.groups else "loaded"
+                self._line(f"{event.place.peer}: {done}")
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")

@@ -19,6 +19,7 @@ from ftis.lab.outlook import in_time
 from ftis.lab.preflight import Sounding, advice
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
+from ftis.lab.runs import runs_in_parallel
 
 TABLE_WIDTH = 100
 
@@ -159,8 +160,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         )
     table.caption = (
         "peak memory is that of these groups; a round needs more where sampling.batch_size lets it sample more at a "
-        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them; in one process "
-        "(inline) peers' add up"
+        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
     )
     if soundings and len(soundings[0].rewards) < FEW:
         table.caption += f". {len(soundings[0].rewards)} groups say little: --groups {2 * FEW} narrows it"
@@ -173,6 +173,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting",
             highlight=False,
         )
+    if len(soundings) > 1:
+        in_parallel = runs_in_parallel(recipe)
+        seconds = rounds * (max if in_parallel else sum)(one.seconds_per_round for one in soundings)
+        how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
+        console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)
     for one in soundings:
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")

@@ -38,6 +38,15 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class Sounded:
+    """Pre-flight has sampled and learned from ``groups`` of a peer's groups, out of ``most``; 0 once it is loaded."""
+
+    groups: int
+    most: int
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
 class JobsKnown:
     """An experiment has ``jobs`` jobs; ``done`` of them were finished before."""
 
@@ -157,6 +166,7 @@ class Failed:
 
 Event = (
     WarmUp
+    | Sounded
     | JobsKnown
     | JobEnded
     | TimeLeft
