@@ -50,7 +50,7 @@ def judged_batch() -> Judged:
 
     gen = padded([batch.rollouts[r].gen_logp for r in rows.tolist()])
     _, diagnostics = policy_loss(OBJECTIVES["F-TIS"], padded(old), padded(old), gen, advantage[rows], mask)
-    return Judged(batch, advantage, rows, old, diagnostics, np.array([0.0, 2e-4], np.float32), False)
+    return Judged(batch, advantage, rows, old, diagnostics, np.array([0.0, 2e-4], np.float32))
 
 
 CHOSEN = Chosen(torch.tensor([1.0, 1.0, 0.5, 0.0]), (None, None, "mine", "kl"))
@@ -79,6 +79,7 @@ def test_own_metrics_by_hand() -> None:
         "clip_ratio/high_mean": 0.0,
         "clip_ratio/region_mean": 0.0,
         "sampling/logp_recomputed": False,
+        "sampling/logp_in_step": False,
         "sampling/sampling_logp_difference/mean": pytest.approx(1e-4),
         "sampling/sampling_logp_difference/max": pytest.approx(2e-4),
     }
@@ -89,7 +90,7 @@ def test_a_group_of_equal_fractions_has_no_signal() -> None:
     groups = [scored("ada", item, (0.01,) * 12, (1,) * 12) for item in range(2)]
     batch = collate(groups, {item: np.array([1], np.int32) for item in range(2)}, "ada")
     assert batch.reward_N[:12].std() > 0
-    judged = Judged(batch, torch.zeros(24), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32), False)
+    judged = Judged(batch, torch.zeros(24), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32))
     assert own_metrics(judged, Update((), (), np.zeros(0, np.int64), None), {END})["frac_reward_zero_std"] == 1.0
 
 
@@ -149,7 +150,7 @@ def test_a_round_without_foreign_work_says_so(shares: tuple[float, ...], used: i
 
 def test_a_round_in_which_nobody_had_anything_to_teach_is_not_one_without_foreign_work() -> None:
     judged = judged_batch()
-    nothing = Judged(judged.batch, torch.zeros(6), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32), False)
+    nothing = Judged(judged.batch, torch.zeros(6), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32))
     update = Update((), (), np.zeros(0, np.int64), None)
     heard = Heard(Collected({"bob": b""}), 0, ())
     found = participation(nothing, Chosen(torch.zeros(0), ()), update, heard, recipe_of("ada", "bob"), "ada")

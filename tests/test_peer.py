@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import TinyModelDir
 from rich.console import Console
 
@@ -17,12 +18,12 @@ from ftis.exchange import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
-from ftis.learning import CHECKED_ROLLOUTS, judge
+from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge
 from ftis.loop.events import ArmBegun, RoundEnded, placed
 from ftis.peer import Peer, Sampled, train_round
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.schedule import assigned
-from ftis.selection import Judged
+from ftis.selection import Judged, OwnOld, select
 
 MakePeer = Callable[..., Peer]
 
@@ -36,7 +37,9 @@ def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any
 def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePeer:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def make(resample: str = "off", resample_budget: int = 1, **sampling: Any) -> Peer:
+    def make(
+        resample: str = "off", resample_budget: int = 1, objective: str = "F-TIS", steps: int = 2, **sampling: Any
+    ) -> Peer:
         peer = {"name": "a", "model": str(tiny_model_dir()), "device": "cpu", "learning_rate": 1e-2}
         document = {
             "name": "tiny",
@@ -46,10 +49,11 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "sampling": {"num_generations": 4, "max_completion_length": 8, **sampling},
             "training": {
                 "prompts_per_round": 4,
-                "steps_per_generation": 2,
+                "steps_per_generation": steps,
                 "resample": resample,
                 "resample_budget": resample_budget,
             },
+            "objective": {"name": objective},
             "peers": [peer],
         }
         return assemble(parse(document, where="test"), "a", tmp_path, AloneExchange()).peer
@@ -61,8 +65,8 @@ def batch_of(peer: Peer) -> Batch:
     return collate(peer.sample(0).kept, peer.prompt_ids, peer.name)
 
 
-def judged(peer: Peer, batch: Batch) -> Judged:
-    return judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective)
+def judged(peer: Peer, batch: Batch, steps: int = 2) -> Judged:
+    return judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective, steps)
 
 
 def forwarded(peer: Peer) -> list[int]:
@@ -87,7 +91,7 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
     start = judged(peer, batch)
     assert len(start.rows) > CHECKED_ROLLOUTS
     assert sum(calls) == CHECKED_ROLLOUTS
-    assert not start.recomputed
+    assert start.own_old == OwnOld.SAMPLED
     assert 0 < start.gap.max() < 1e-4
     for row, old in zip(start.rows, start.old_logp, strict=True):
         assert old is batch.rollouts[row].gen_logp
@@ -104,7 +108,7 @@ def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: Make
     off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(0.01)) for r in batch.rollouts)
     calls = forwarded(peer)
     start = judged(peer, replace(batch, rollouts=off))
-    assert start.recomputed
+    assert start.own_old == OwnOld.RECOMPUTED
     assert sum(calls) == len(start.rows)  # none of them twice
     assert len(start.gap) == sum(len(batch.rollouts[row]) for row in start.rows)
     np.testing.assert_allclose(start.gap, 0.01, atol=1e-4)
@@ -112,13 +116,53 @@ def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: Make
         np.testing.assert_allclose(old, expected[row], atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["NoIS", "F-TIS", "F-VIS"])
+def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(objective: str, make_peer: MakePeer) -> None:
+    """Its gradient is that with log π_old computed before; every second rollout is another peer's."""
+    peer = make_peer(objective=objective)
+    batch = batch_of(peer)
+    source_N = np.arange(len(batch)) % 2
+    noise = np.random.default_rng(0).normal(scale=0.05, size=(len(batch), peer.decoding.max_completion_length))
+    off = [
+        Rollout(r.completion_ids, np.minimum(r.gen_logp + noise[i, : len(r)], 0).astype(np.float32))
+        for i, r in enumerate(batch.rollouts)
+    ]
+    batch = replace(batch, rollouts=tuple(off), source_N=source_N, own_N=source_N == 0, sources=("a", "b"))
+
+    def gradient(start: Judged) -> torch.Tensor:
+        loss = StepLoss(start, select(start, peer.selections), peer.objective, start.rows, len(batch))
+        peer.policy.backward(batch.prompts(start.rows), batch.completion_ids(start.rows), 1.0, loss)
+        return torch.cat([p.grad.flatten() for p in peer.policy.trainable if p.grad is not None])
+
+    before = judged(peer, batch, steps=2)
+    assert before.own_old == OwnOld.RECOMPUTED
+    expected = gradient(before)
+    calls = forwarded(peer)
+    start = judged(peer, batch, steps=1)
+    assert start.own_old == OwnOld.IN_STEP
+    foreign = int((source_N[start.rows] == 1).sum())
+    assert sum(calls) == foreign + min(CHECKED_ROLLOUTS, len(start.rows) - foreign)
+    assert len(start.gap)
+    torch.testing.assert_close(gradient(start), expected, rtol=1e-4, atol=1e-7)
+    # Where nothing is clipped, ρ = π_θ / π_gen corrects as w · ρ does; without a weight it would be another gradient.
+    as_sampled = gradient(replace(start, own_old=OwnOld.SAMPLED))
+    assert torch.allclose(as_sampled, expected, rtol=1e-4, atol=1e-7) == (objective != "NoIS")
+
+
+def test_a_sampler_of_another_policy_is_no_rounding(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    batch = batch_of(peer)
+    off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(0.2)) for r in batch.rollouts)
+    assert judged(peer, replace(batch, rollouts=off), steps=1).own_old == OwnOld.RECOMPUTED
+
+
 @pytest.mark.parametrize("truncation", [{"top_k": 5}, {"top_p": 0.8}])
 def test_with_a_truncated_distribution_all_are_computed_again(truncation: Any, make_peer: MakePeer) -> None:
     peer = make_peer(**truncation)
     batch = batch_of(peer)
     calls = forwarded(peer)
-    start = judged(peer, batch)
-    assert start.recomputed
+    start = judged(peer, batch, steps=1)
+    assert start.own_old == OwnOld.RECOMPUTED
     assert not len(start.gap)
     assert sum(calls) == len(start.rows)
 
@@ -141,7 +185,8 @@ def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None
     [
         ({}, 1e-3, ""),
         ({"top_k": 5}, 1e-3, "arm/a: top-k or top-p is on: log-probabilities of own rollouts are computed again"),
-        ({}, 1e-9, "arm/a: sampler and learner differ by up to "),
+        ({}, 1e-9, "nats: log-probabilities of own rollouts are computed again"),
+        ({"steps": 1}, 1e-9, "nats: own rollouts are weighted for it too"),
     ],
 )
 def test_a_round_says_whether_they_were_computed_again(
@@ -155,10 +200,11 @@ def test_a_round_says_whether_they_were_computed_again(
     say(ArmBegun(("a",), 2))
     for round in range(2):
         metrics = train_round(peer, round).metrics
-        assert metrics["sampling/logp_recomputed"] is bool(said)
+        assert metrics["sampling/logp_recomputed"] is ("computed again" in said)
         assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
         say(RoundEnded(metrics))
-    assert out.getvalue().count("computed again") == bool(said)  # once, not every round
+    told = [line for line in out.getvalue().splitlines() if "own rollouts" in line]
+    assert len(told) == bool(said)  # once, not every round
     assert said in out.getvalue()
 
 

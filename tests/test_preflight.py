@@ -29,6 +29,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "formats": None,
         "answers": None,
         "unfinished": 0,
+        "groups_a_round": 16,
         "tokens_per_second": 100.0,
         "seconds_per_round": 2.0,
         "peak_bytes": 10**9,
@@ -57,8 +58,11 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (
             sounding([[1.0] * 4, [0.0] * 4]),
             TAGS,
-            ["most groups agree on their rewards: raise sampling.num_gen"],
+            ["about 0 of a round's 16 groups carry signal, in the others all rewards are equal: raise training."],
         ),
+        (sounding([[0.0, 1.0]] * 4, groups_a_round=4), TAGS, []),
+        (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, ["about 3 of a round's 3 groups carry signal"]),
+        (sounding(SOME, groups_a_round=12), TAGS, ["1 of 16 completions earn a reward: give easier problems"]),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ],
@@ -113,6 +117,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.seconds_per_round > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
+    assert looked.groups_a_round == 8
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
     adapter = sound(recipe, "b", str(model), 3, tmp_path / "b")

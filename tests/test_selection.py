@@ -54,7 +54,7 @@ def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence
     )
     old = [np.array([-1.0], np.float32)] * n
     return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, old[0][:0] if n else
-                  np.zeros(0, np.float32), False)  # fmt: skip
+                  np.zeros(0, np.float32))  # fmt: skip
 
 
 # --- the filter -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics
 from ftis.rollouts import Batch, Prompt, Rollout, ScoredGroup
-from ftis.selection import Chosen, Judged
+from ftis.selection import Chosen, Judged, OwnOld
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
@@ -106,7 +106,8 @@ def own_metrics(
         "completions/max_length": int(lengths.max()),
         "completions/clipped_ratio": float(np.mean(np.logical_not(ended))),
         **_clip_ratios(update.diagnostics, num_iterations * sum(len(r) for r in batch.rollouts)),
-        "sampling/logp_recomputed": judged.recomputed,
+        "sampling/logp_recomputed": judged.own_old == OwnOld.RECOMPUTED,
+        "sampling/logp_in_step": judged.own_old == OwnOld.IN_STEP,
     }
     if len(judged.gap):  # sampler and learner must see one policy
         metrics["sampling/sampling_logp_difference/mean"] = float(judged.gap.mean())

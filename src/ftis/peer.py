@@ -58,12 +58,12 @@ def learn_from(
 
     ``replaced`` are own groups without signal whose place others took.
     """
-    judged = judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective)
+    steps = minibatches(peer.recipe, peer.name, round, len(batch))
+    judged = judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective, len(steps))
     clock.lap("logp")
 
     chosen = select(judged, peer.selections)
     peer.policy.set_learning_rate(peer.learning_rate(round))
-    steps = minibatches(peer.recipe, peer.name, round, len(batch))
     update = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
     peer.sampler.weights_moved(peer.policy)
     clock.lap("update")

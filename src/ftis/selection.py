@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -29,6 +30,13 @@ from ftis.seams import SELECTIONS, look_up
 Value = TypeVar("Value")
 
 
+class OwnOld(StrEnum):
+    """Where log π_old of own rollouts comes from: it is their log π_gen; the learner ran on them before the first step;
+    it is log π_θ of the round's only step, and their log π_gen stands for it until then."""
+
+    SAMPLED, RECOMPUTED, IN_STEP = "sampled", "recomputed", "in_step"
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A batch and all that is fixed about it before the round's first optimiser step.
@@ -39,7 +47,7 @@ class Judged:
         old_logp: log π_old of each of ``rows``, float32 [T] each.
         diagnostics: weights and KLs of ``rows``; None where R is 0.
         gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
-        recomputed: whether the learner computed log π_old of own rollouts itself or took their sampler's log π_gen.
+        own_old: where log π_old of own rollouts comes from.
     """
 
     batch: Batch
@@ -48,7 +56,7 @@ class Judged:
     old_logp: list[Floats]
     diagnostics: Diagnostics | None
     gap: Floats
-    recomputed: bool
+    own_old: OwnOld = OwnOld.SAMPLED
 
     @property
     def advantage_R(self) -> Tensor:

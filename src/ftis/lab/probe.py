@@ -294,7 +294,7 @@ def as_learning_by(peer: Peer, objective: str) -> Peer:
 
 def direction(peer: Peer, batch: Batch, advantage_N: Tensor, divisor: int) -> tuple[Tensor, Judged, Chosen]:
     """The gradient of the peer's objective over the batch's rollouts with Â ≠ 0: flat, float32, on the CPU."""
-    judged = judge(batch, advantage_N, peer.policy, peer.decoding, peer.objective)
+    judged = judge(batch, advantage_N, peer.policy, peer.decoding, peer.objective, steps=1)
     chosen = select(judged, peer.selections)
     rows = judged.rows[chosen.kept_R]
     if len(rows):

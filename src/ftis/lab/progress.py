@@ -111,12 +111,7 @@ class Display:
                 notes["reward"] = f"{metrics['reward']:.2f}"
                 self._line(self._round_line(name, metrics))
                 self._count_unrewarded(name, metrics)
-                gap = metrics.get("sampling/sampling_logp_difference/max")
-                if metrics.get("sampling/logp_recomputed") and "log-probs" not in notes:
-                    notes["log-probs"] = "computed again"
-                    differ = f"sampler and learner differ by up to {gap:.1g} nats" if gap is not None else ""
-                    why = differ or "top-k or top-p is on"
-                    self._line(f"{name}: {why}: log-probabilities of own rollouts are computed again")
+                self._of_sampler(name, metrics, notes)
                 if metrics.get("without_foreign"):
                     why = _why(event.place.peer, metrics)
                     self.console.print(f"{name}: no foreign rollout was used in round {event.step}{why}")
@@ -125,6 +120,17 @@ class Display:
                 accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
                 self._line(f"{name}: round {event.step}  {accuracies}")
         self._advance(name, event.step, self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
+
+    def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
+        """Say once that log-probabilities are not the learner's, and what is done about it."""
+        recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
+        if "log-probs" in notes or not (recomputed or in_step):
+            return
+        notes["log-probs"] = "computed again" if recomputed else "weighted"
+        gap = metrics.get("sampling/sampling_logp_difference/max")
+        why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
+        again, weighted = "log-probabilities of own rollouts are computed again", "own rollouts are weighted for it too"
+        self._line(f"{name}: {why}: {again if recomputed else weighted}")
 
     def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
         """A round in a line, with the time left by the rounds since the first that was seen."""
