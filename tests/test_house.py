@@ -37,7 +37,8 @@ WINGS = {
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
-    "engines": "optimizers models windows lines head microbatches slots linear decoder stops samplers generate builtin",
+    "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "
+    "builtin",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "identity manifest facts limit penalties session chunks offers others outbox rounds link",
     "lab": "recipes starters pretrained rivals local assembly arms workers event_lines trackers prepare provenance "

@@ -103,6 +103,28 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
         assert memory.available_bytes() > 0
 
 
+def test_patterns_of_layers_that_the_small_copy_lacks(
+    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = AutoConfig.from_pretrained(tiny_model_dir()).num_hidden_layers
+    pattern = {"train": "subset", "trainable_parameters": [rf"layers\.{layers - 1}\."]}
+    lines: list[str] = []
+    recipe = recipe_of(tiny_model_dir(), **pattern)
+    assert len(list(estimate._examined(recipe, lines))) == 2
+    assert not lines
+    monkeypatch.setattr(estimate, "SMALL", 0)
+    (_, _, first), *_ = estimate._examined(recipe, [])
+    assert fitting_jobs(recipe, 8, free=first.peak // 2) == 1
+
+
+def test_one_job_at_a_time_where_a_peer_cannot_be_examined(
+    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "SMALL", 0)
+    monkeypatch.setattr(estimate, "_examined", lambda swarm, lines: iter(()))
+    assert fitting_jobs(recipe_of(tiny_model_dir()), 8, free=10**12) == 1
+
+
 def test_the_largest_job_counts(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of peers that train alone, the second is larger here."""
     document = json.loads(recipe_of(tiny_model_dir()).model_dump_json())
@@ -132,7 +154,7 @@ from ftis.exchange import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import _shape
 from ftis.lab.memory import peak_memory, resident_bytes
-from ftis.lab.preflight import timed
+from ftis.lab.preflight import sample, seconds_to_learn
 from ftis.lab.recipes import load
 
 torch.set_num_threads(1)
@@ -146,7 +168,8 @@ program = resident_bytes()
 trainer = assemble(swarm, name, Path(place), AloneExchange())
 shape = _shape(peer.model, peer)
 for _ in range(2):
-    many = timed(trainer.peer, list(range(6)))
+    many = sample(trainer.peer, list(range(6)))
+    seconds_to_learn(trainer.peer, many.scored)
 lengths = [len(trainer.peer.prompt_ids[item]) for item in range(6)]
 longest = max(len(r) for group in many.own for r in group.rollouts)
 peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

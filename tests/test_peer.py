@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from ftis.exchange import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
-from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge
+from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn
 from ftis.loop.events import ArmBegun, RoundEnded, placed
 from ftis.peer import Peer, Sampled, train_round
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
@@ -117,9 +118,11 @@ def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: Make
 
 
 @pytest.mark.parametrize("objective", ["NoIS", "F-TIS", "F-VIS"])
-def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(objective: str, make_peer: MakePeer) -> None:
+def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
+    objective: str, make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its gradient is that with log π_old computed before; every second rollout is another peer's."""
-    peer = make_peer(objective=objective)
+    peer = in_bfloat16(make_peer(objective=objective), monkeypatch)
     batch = batch_of(peer)
     source_N = np.arange(len(batch)) % 2
     noise = np.random.default_rng(0).normal(scale=0.05, size=(len(batch), peer.decoding.max_completion_length))
@@ -148,11 +151,30 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(objective: str, m
     as_sampled = gradient(replace(start, own_old=OwnOld.SAMPLED))
     assert torch.allclose(as_sampled, expected, rtol=1e-4, atol=1e-7) == (objective != "NoIS")
 
+    chosen = select(start, peer.selections)
+    _, known = learn(peer.policy, start, chosen, peer.objective, 1.0, [np.arange(len(batch))])  # what is recorded
+    for now, then in zip(known.old_logp, before.old_logp, strict=True):
+        np.testing.assert_allclose(now, then, atol=1e-5)
+    assert known.diagnostics is not None
+    assert before.diagnostics is not None
+    torch.testing.assert_close(known.diagnostics.raw_weight, before.diagnostics.raw_weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(known.diagnostics.k1_N, before.diagnostics.k1_N, rtol=1e-3, atol=1e-4)
 
-def test_a_sampler_of_another_policy_is_no_rounding(make_peer: MakePeer) -> None:
-    peer = make_peer()
+
+def in_bfloat16(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """A peer that takes its arithmetic for bfloat16, while its numbers are as exact as before."""
+    peer.policy.compute_dtype, peer.policy.head = torch.bfloat16, None
+    monkeypatch.setattr(peer.policy, "precision", contextlib.nullcontext)
+    return peer
+
+
+@pytest.mark.parametrize(("off_by", "bfloat16"), [(0.2, True), (0.05, False)])
+def test_a_sampler_of_another_policy_is_no_rounding(
+    off_by: float, bfloat16: bool, make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = in_bfloat16(make_peer(), monkeypatch) if bfloat16 else make_peer()
     batch = batch_of(peer)
-    off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(0.2)) for r in batch.rollouts)
+    off = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(off_by)) for r in batch.rollouts)
     assert judged(peer, replace(batch, rollouts=off), steps=1).own_old == OwnOld.RECOMPUTED
 
 
@@ -186,7 +208,7 @@ def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None
         ({}, 1e-3, ""),
         ({"top_k": 5}, 1e-3, "arm/a: top-k or top-p is on: log-probabilities of own rollouts are computed again"),
         ({}, 1e-9, "nats: log-probabilities of own rollouts are computed again"),
-        ({"steps": 1}, 1e-9, "nats: own rollouts are weighted for it too"),
+        ({"steps": 1}, 1e-9, "nats: log π_old of own rollouts is taken from the optimiser step"),
     ],
 )
 def test_a_round_says_whether_they_were_computed_again(
@@ -194,6 +216,8 @@ def test_a_round_says_whether_they_were_computed_again(
 ) -> None:
     monkeypatch.setattr("ftis.learning.LOGP_TOLERANCE", tolerance)
     peer = make_peer(**settings)
+    if "steps" in settings:
+        peer = in_bfloat16(peer, monkeypatch)
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
     say = placed(display, arm="arm", peer="a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.config import RewardConfig
+from ftis.exchange import AloneExchange, Stopped
+from ftis.lab.assembly import assemble
 from ftis.lab.preflight import Sounding, advice, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import shortened
 from ftis.loop.events import ArmBegun, Event, Place, RoundEnded, Sounded
 from ftis.policy import Policy
+from ftis.schedule import assigned
 
 TAGS = RewardConfig()
 
@@ -30,6 +34,8 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "answers": None,
         "unfinished": 0,
         "groups_a_round": 16,
+        "with_signal": 8.0,
+        "fills": False,
         "tokens_per_second": 100.0,
         "seconds_per_round": 2.0,
         "peak_bytes": 10**9,
@@ -58,11 +64,13 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (
             sounding([[1.0] * 4, [0.0] * 4]),
             TAGS,
-            ["about 0 of a round's 16 groups carry signal, in the others all rewards are equal: raise training."],
+            ["about 8 of a round's 16 groups carry signal, in the others all rewards are equal: raise training."],
         ),
-        (sounding([[0.0, 1.0]] * 4, groups_a_round=4), TAGS, []),
-        (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, ["about 3 of a round's 3 groups carry signal"]),
-        (sounding(SOME, groups_a_round=12), TAGS, ["1 of 16 completions earn a reward: give easier problems"]),
+        (sounding([[0.0, 1.0]] * 4, with_signal=4.0), TAGS, []),
+        (sounding([[0.0, 1.0]] * 4, with_signal=3.0), TAGS, ['or set training.resample = "fill"']),
+        (sounding([[0.0, 1.0]] * 4, with_signal=3.0, fills=True), TAGS, ["or raise training.resample_budget"]),
+        (sounding(SOME, with_signal=3.0), TAGS, ["about 3 of a round's 16 groups carry signal"]),
+        (sounding([[1.0] * 9 + [0.0]] * 4, with_signal=3.0), TAGS, ["about 3 of a round's 16 groups carry signal"]),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ],
@@ -105,7 +113,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
-    assert heard == [Sounded(done, 5, Place(peer="a")) for done in (0, 1, 2, 5)]
+    assert heard == [Sounded(done, 10, Place(peer="a")) for done in (0, 1, 2, 5, 6, 7, 10)]
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     assert looked.completions == 12
     assert looked.formats is not None
@@ -117,13 +125,61 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.seconds_per_round > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
-    assert looked.groups_a_round == 8
+    assert (looked.groups_a_round, looked.fills) == (8, False)
+    assert looked.with_signal == looked.signal * 8
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
     adapter = sound(recipe, "b", str(model), 3, tmp_path / "b")
     assert [question for question, *_ in adapter.samples] == [question for question, *_ in looked.samples]
     assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
     assert not list((tmp_path / "a").glob("checkpoint-*"))
+
+
+def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    """The steps that are measured leave no trace in it."""
+    recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
+    looked = sound(recipe, "a", str(tiny_model_dir()), 4, tmp_path / "a")
+    peer = assemble(recipe, "a", tmp_path / "again", AloneExchange()).peer
+    items = sorted({item for name in "ab" for item in assigned(recipe, len(peer.task.train), name, 0)})[:4]
+    groups = peer.sample_items(items, 4, 0, "preflight")
+    assert looked.rewards == tuple(peer.admitter.score_group(group).rewards for group in groups)
+
+
+def test_in_horizontal_mode_groups_are_looked_at_whole(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    training = {"rounds": 5, "prompts_per_round": 4, "mode": "horizontal"}
+    recipe = parse(
+        document(tiny_model_dir(), training=training, sampling={"num_generations": 2, "max_completion_length": 8}),
+        where="test",
+    )
+    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    assert [len(group) for group in looked.rewards] == [2, 2]
+    assert looked.groups_a_round == 4
+
+
+def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    """Of four own prompts and as many in reserve; a reward by content differs within each group."""
+    training = {"rounds": 5, "prompts_per_round": 8, "resample": "fill"}
+    recipe = parse(
+        document(tiny_model_dir(), training=training, reward={"function": "test_preflight.by_content"}), where="test"
+    )
+    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    assert (looked.signal, looked.with_signal, looked.fills) == (1.0, 8.0, True)
+    none = parse(
+        document(tiny_model_dir(), training=training, reward={"function": "test_preflight.same"}), where="test"
+    )
+    assert sound(none, "a", str(tiny_model_dir()), 2, tmp_path / "b").with_signal == 0
+
+
+def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    recipe, stop, heard = parse(document(tiny_model_dir()), where="test"), threading.Event(), list[Event]()
+    stop.set()
+    with pytest.raises(Stopped):
+        sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append, stop)
+    assert heard == [Sounded(0, 8, Place(peer="a"))]
+
+
+def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    return [0.0] * len(completion_ids)
 
 
 def test_what_a_reward_of_ones_own_means_is_not_guessed(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
@@ -157,7 +213,9 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
     assert ftis("preflight", str(tmp_path / "recipe.toml"), "--groups", "2") == 0
     said = capsys.readouterr().out
     for peer in "ab":
-        assert f"{peer}: loaded\n{peer}: 1 of 4 groups\n{peer}: 2 of 4 groups\n{peer}: 4 of 4 groups\n" in said
+        assert (
+            f"{peer}: loaded\n{peer}: 1 of 8 groups\n{peer}: 2 of 8 groups\n{peer}: 4 of 8 groups\n{peer}: 5 of" in said
+        )
         assert f"{peer}: the format is right in 0 of 8 completions" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 2

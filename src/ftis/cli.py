@@ -109,6 +109,7 @@ def preflight(
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
     """Sample a few groups per peer and say whether they would learn, what a round costs, and what to change."""
+    from ftis.exchange import Stopped
     from ftis.lab import tables
     from ftis.lab.preflight import preflight as look
     from ftis.lab.progress import Display
@@ -116,8 +117,11 @@ def preflight(
     loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
     console.print(f"{groups} groups of each peer, one peer after the other; loading a model may take a minute")
-    with display.live():
-        soundings = look(loaded, arm, groups, display)
+    try:
+        with display.live():
+            soundings = look(loaded, arm, groups, display)
+    except Stopped:
+        raise typer.Exit(130) from None
     tables.print_soundings(soundings, loaded, console)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ CHECKED_ROLLOUTS = 8
 LOGP_TOLERANCE = 1e-3
 """The sampler's log-probabilities of own rollouts serve as log π_old where those of ``CHECKED_ROLLOUTS`` of them differ
 from the learner's by at most this, in nats. The first ratios are then off by at most 0.1%."""
-ROUNDING = 0.1
-"""Up to this mean difference, in nats, sampler and learner are taken for one policy in two arithmetics: in bfloat16
-it is .03 to .04 on SmolLM2. Selections then see own rollouts without it, at most about .005 nats of KL a token."""
+ROUNDING = 0.01
+"""Up to this KL a token, the mean of d²/2 with d the difference in nats, bfloat16's sampler and learner are taken for
+one policy in two arithmetics. Selections then see own rollouts as if d were 0."""
 
 
 def judge(
@@ -37,9 +37,14 @@ def judge(
     if not len(rows):
         return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
     old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps)
-    known = known_tensors(batch, rows, old_logp)
-    _, diagnostics = policy_loss(objective, known["old_logp_NT"], advantage_N=advantage_N[rows], **known)
-    return Judged(batch, advantage_N, rows, old_logp, diagnostics, gap, own_old)
+    return weighed(Judged(batch, advantage_N, rows, old_logp, None, gap, own_old), objective)
+
+
+def weighed(judged: Judged, objective: Objective) -> Judged:
+    """``judged`` with the weights and KLs that follow from its log π_old."""
+    known = known_tensors(judged.batch, judged.rows, judged.old_logp)
+    _, diagnostics = policy_loss(objective, known["old_logp_NT"], advantage_N=judged.advantage_R, **known)
+    return replace(judged, diagnostics=diagnostics)
 
 
 def old_logps(
@@ -67,7 +72,7 @@ def old_logps(
         gap = gap_of(checked)
         if gap.max() <= LOGP_TOLERANCE:
             own_old = OwnOld.SAMPLED
-        elif steps == 1 and gap.mean() <= ROUNDING:
+        elif steps == 1 and policy.compute_dtype != torch.float32 and (gap**2).mean() / 2 <= ROUNDING:
             own_old = OwnOld.IN_STEP
     if own_old != OwnOld.RECOMPUTED:
         known.update((r, batch.rollouts[r].gen_logp) for r in own.tolist())
@@ -100,11 +105,11 @@ def learn(
     objective: Objective,
     temperature: float,
     minibatches: Sequence[Rows],
-) -> Update:
+) -> tuple[Update, Judged]:
     """Take one optimiser step for each of ``minibatches``, which hold indices into the batch.
 
     A step's divisor counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
-    skipped.
+    skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step.
     """
     carries_gradient = set(judged.rows[chosen.kept_R].tolist())
     losses: list[float] = []
@@ -115,16 +120,19 @@ def learn(
         if not len(rows):
             continue
         loss = StepLoss(judged, chosen, objective, rows, divisor=len(minibatch))
-        batch = judged.batch
-        grad_norms.append(policy.step(batch.prompts(rows), batch.completion_ids(rows), temperature, loss))
+        prompts = judged.batch.prompts(rows)
+        grad_norms.append(policy.step(prompts, judged.batch.completion_ids(rows), temperature, loss))
         losses.append(loss.value)
         seen += loss.seen
-    return Update(
+        if judged.own_old == OwnOld.IN_STEP:
+            judged = weighed(replace(judged, old_logp=[loss.old_logp_N[r] for r in judged.rows.tolist()]), objective)
+    update = Update(
         losses=tuple(losses),
         grad_norms=tuple(grad_norms),
         rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
         diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
     )
+    return update, judged
 
 
 class StepLoss:
@@ -138,13 +146,13 @@ class StepLoss:
         self.seen: list[tuple[Rows, Diagnostics]] = []
 
     def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: Rows) -> Tensor:
-        rows, device = self.rows[micro], logp_nT.device
-        known = known_tensors(self.judged.batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
-        known |= {"advantage_N": self.judged.advantage_N[rows], "share_N": self.share_N[rows]}
-        on_device = {name: tensor.to(device) for name, tensor in known.items()}
+        rows, batch = self.rows[micro], self.judged.batch
         if self.judged.own_old == OwnOld.IN_STEP:
-            own_n1 = on_device["own_N"].unsqueeze(-1)
-            on_device["old_logp_NT"] = torch.where(own_n1, logp_nT.detach(), on_device["old_logp_NT"])
+            for i in np.flatnonzero(batch.own_N[rows]):
+                self.old_logp_N[rows[i]] = logp_nT[i, : len(batch.rollouts[rows[i]])].detach().cpu().numpy()
+        known = known_tensors(batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
+        known |= {"advantage_N": self.judged.advantage_N[rows], "share_N": self.share_N[rows]}
+        on_device = {name: tensor.to(logp_nT.device) for name, tensor in known.items()}
         loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, divisor=self.divisor)
         self.value += float(loss.detach())
         self.seen.append((rows, diagnostics))

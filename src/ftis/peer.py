@@ -64,7 +64,7 @@ def learn_from(
 
     chosen = select(judged, peer.selections)
     peer.policy.set_learning_rate(peer.learning_rate(round))
-    update = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
+    update, judged = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
     peer.sampler.weights_moved(peer.policy)
     clock.lap("update")
 

@@ -279,11 +279,6 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def device_kind(device: torch.device) -> str:
-    """``cpu`` or ``cuda``: the key of costs that depend on the device."""
-    return "cpu" if device.type == "cpu" else "cuda"
-
-
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32

@@ -31,8 +31,7 @@ Value = TypeVar("Value")
 
 
 class OwnOld(StrEnum):
-    """Where log π_old of own rollouts comes from: it is their log π_gen; the learner ran on them before the first step;
-    it is log π_θ of the round's only step, and their log π_gen stands for it until then."""
+    """Where log π_old of own rollouts comes from: log π_gen; a pass before the first step; log π_θ of the only step."""
 
     SAMPLED, RECOMPUTED, IN_STEP = "sampled", "recomputed", "in_step"
 

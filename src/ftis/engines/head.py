@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftis.engines.devices import device_kind
 from ftis.engines.models import callable_as_kept
-from ftis.policy import Head, device_kind, selected_logp
+from ftis.policy import Head, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
 LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}

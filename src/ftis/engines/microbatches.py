@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ftis.policy import Split, device_kind
+from ftis.engines.devices import device_kind
+from ftis.policy import Split
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 2.5e12}

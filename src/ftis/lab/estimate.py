@@ -88,6 +88,8 @@ def estimate(recipe: Recipe) -> list[str]:
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
 
+    It is 1 where a peer of a large model cannot be examined.
+
     Args:
         free: by default what this machine has available. Where that is not known, or a peer has a GPU, all fit.
     """
@@ -100,21 +102,22 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
         swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
     if not free or any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
         return jobs
-    job = max(map(_in_one_process, swarms.values()))
+    job = max(_in_one_process(swarm, free) for swarm in swarms.values())
     return max(1, min(jobs, free // job)) if job else jobs
 
 
-def _in_one_process(swarm: Recipe) -> int:
-    """Bytes of a process with all peers of a swarm, of which one works at a time; 0 if none can be examined."""
+def _in_one_process(swarm: Recipe, free: int) -> int:
+    """Bytes of a process with all peers of a swarm, of which one works at a time; ``free`` where one cannot be told."""
     lasting, working, program = 0, 0, 0
     bases: dict[tuple[str, ...], int] = {}  # LoRA peers of one model share it, unless it is in 4 bits
-    for peer, _, memory in _examined(swarm, []):
+    examined = list(_examined(swarm, []))
+    if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
+        return free
+    for peer, _, memory in examined:
         shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
         bases[peer.model, peer.frozen_dtype, "" if shared else peer.name] = memory.weights
         lasting += memory.moments + memory.gradients
         working, program = max(working, memory.update + memory.sampling), memory.program
-    if not bases:
-        return 0
     return program + sum(bases.values()) + lasting + working
 
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ftis.config import PeerConfig, Recipe
+from ftis.engines.devices import device_kind
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import cache_bytes, row_bytes
 from ftis.loop.evaluate import EVAL_BATCH
-from ftis.policy import Policy, device_kind, resolve_device, resolve_dtype
+from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 
 FLOAT = 4
@@ -136,7 +137,10 @@ def _kept_by_autograd(
         setattr(text, key, None)
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
-    policy = Policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32), shape.tokenizer, peer)
+    small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if peer.train == "subset":  # patterns may name layers that the small model lacks: the most that it can keep
+        peer = peer.model_copy(update={"train": "full", "trainable_parameters": ()})
+    policy = Policy(small, shape.tokenizer, peer)
     policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device)
     prompts, completions = _step(swarm, prompt_lengths)
     parts = policy.split(prompts, completions, peer.tokens_per_microbatch)

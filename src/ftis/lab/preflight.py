@@ -1,8 +1,8 @@
 """A few groups per peer before a run: whether it would learn, what a round costs, and what to change.
 
 Each peer is looked at in a process of its own, so that its peak memory is its own. It samples groups of training
-problems as in its first round, scores them, and takes a round's optimiser steps on them with rewards that alternate, so
-that a step is measured where no group carries signal too. Nothing of that is kept.
+problems as in its first round, and scores them. Only then it takes a round's optimiser steps on them, with rewards that
+alternate, so that a step is measured where no group carries signal too. Nothing of that is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import torch
 
 from ftis.codec import Message, encode
 from ftis.config import Recipe, RewardConfig
-from ftis.exchange import AloneExchange, Collected
+from ftis.exchange import AloneExchange, Collected, Stopped
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.memory import checkpoint_bytes
@@ -37,7 +38,7 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 ENOUGH = 0.25
-"""The share of groups with signal from which on nothing is said about it, if they are also ``ENOUGH_A_ROUND``."""
+"""The share of groups with signal from which on only their number matters."""
 ENOUGH_A_ROUND = 4
 """Groups with signal a round. Adam's step is as long for the gradient of two groups as for that of twenty: Gemma 3 270M
 with 2.4 a round on the mean fell from .26 to .14, with 8 it rose (docs/recipes.md)."""
@@ -52,6 +53,8 @@ class Sounding:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
+        with_signal: those of them that would carry signal, if the other peers' do as often.
+        fills: whether ``training.resample`` fills up groups without signal.
         tokens_per_second: sampled, one group after the other counted together.
         seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart, by a line through half
             of the groups and all of them.
@@ -66,6 +69,8 @@ class Sounding:
     answers: int | None
     unfinished: int
     groups_a_round: int
+    with_signal: float
+    fills: bool
     tokens_per_second: float
     seconds_per_round: float
     peak_bytes: int
@@ -95,8 +100,12 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
     """
     said = []
     n = sounding.completions
-    with_signal = sounding.signal * sounding.groups_a_round
-    if sounding.signal < ENOUGH or with_signal < ENOUGH_A_ROUND:
+    filled = "raise training.resample_budget" if sounding.fills else 'set training.resample = "fill"'
+    few = (
+        f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the others "
+        f"all rewards are equal: raise training.prompts_per_round or sampling.num_generations, or {filled}"
+    )
+    if sounding.signal < ENOUGH:
         if sounding.formats is not None and sounding.formats < n / 10:
             other = "say in prompt.system_prompt what it is"
             if reward.extract == "tags":
@@ -119,11 +128,9 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
                 f"sampling.num_generations; docs/recipes.md, [reward], has such recipes"
             )
         else:
-            of_all = f"about {with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal"
-            said.append(
-                f"{of_all}, in the others all rewards are equal: raise training.prompts_per_round or "
-                f'sampling.num_generations, or set training.resample = "fill"'
-            )
+            said.append(few)
+    elif sounding.with_signal < ENOUGH_A_ROUND:
+        said.append(few + (", or give easier problems (task.options)" if sounding.reward < 0.1 else ""))
     if sounding.unfinished > n / 2:
         end = (
             "show in prompt.examples how they end"
@@ -140,6 +147,7 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
     """Look at each peer of an arm (by default the first), one after the other.
 
     Raises:
+        Stopped: asked to stop before all peers were looked at.
         FtisError: the recipe cannot run, or a peer's process failed.
     """
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
@@ -154,6 +162,8 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
                 arguments = (swarm, peer.name, model, groups, Path(place) / peer.name)
                 jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
         run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
+        if stop.is_set():
+            raise Stopped
         found = [Path(place) / name / "sounding.json" for name in chosen.peers]
         return [_read(file) for file in found if file.exists()]
 
@@ -169,10 +179,13 @@ def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path
     """Sound one peer and write what it tells to ``place``."""
     place.mkdir(parents=True)
     torch.set_num_threads(swarm.threads or max(1, cores() // len(swarm.peers)))
-    write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say)))
+    with suppress(Stopped):
+        write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say, stop)))
 
 
-def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard) -> Sounding:
+def sound(
+    swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None
+) -> Sounding:
     """Sample, score, and take one round's steps: on one group, on half of them, and on all.
 
     Args:
@@ -180,20 +193,33 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: S
         model: the model's place.
         place: for what assembling a peer writes.
         say: hears what has been done so far.
+
+    Raises:
+        Stopped: ``stop`` was set.
     """
     trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
     peer = trainer.peer
     of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
     items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
     parts = [items[:1], items[: max(1, len(items) // 2)], items]
-    done, most = 0, sum(map(len, parts))
-    say(Sounded(done, most, Place(peer=name)))
-    measured = []
-    for part in parts:  # the first serves to warm up: the first calls of a process take longer
-        measured.append(timed(peer, part))
-        done += len(part)
+    done, most = 0, 2 * sum(map(len, parts))
+
+    def advance(groups: int) -> None:
+        nonlocal done
+        done += groups
         say(Sounded(done, most, Place(peer=name)))
-    _, few, many = measured
+        if stop is not None and stop.is_set():
+            raise Stopped
+
+    advance(0)
+    tried, learning = [], []
+    for part in parts:  # the first is for the start: the first calls of a process take longer
+        tried.append(sample(peer, part))
+        advance(len(part))
+    for one in tried:  # last, as each takes steps
+        learning.append(seconds_to_learn(peer, one.scored))
+        advance(len(one.scored))
+    _, few, many = tried
     own, scored = many.own, many.scored
     message = encode(Message(peer.header, tuple(own)), swarm.wire.format, swarm.wire.logp)
     rollouts = [rollout for group in own for rollout in group.rollouts]
@@ -202,17 +228,26 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: S
     ended = [has_ended(rollout, text, ends, stops) for rollout, text in zip(rollouts, texts, strict=True)]
     formats, answers = _right(swarm, peer, scored)
     sampled, trained = rollouts_per_round(swarm)
+    signal = float(np.mean([group.has_signal for group in scored]))
+    # With training.resample, groups without signal give way until the reserve is used up.
+    n = swarm.prompts_per_peer
+    tries = min(n + swarm.reserve_per_peer, n / max(signal, 1e-9)) if swarm.reserve_per_peer else n
+    groups_a_round = trained // swarm.sampling.num_generations
     sounding = Sounding(
         peer=name,
         rewards=tuple(group.rewards for group in scored),
         formats=formats,
         answers=answers,
         unfinished=ended.count(False),
-        groups_a_round=trained // swarm.sampling.num_generations,
-        tokens_per_second=sum(map(len, rollouts)) / many.sampling,
-        seconds_per_round=extrapolated(few.rollouts, few.sampling, many.rollouts, many.sampling, sampled)
-        + extrapolated(few.rollouts, few.learning, many.rollouts, many.learning, trained),
-        peak_bytes=peak_bytes(),
+        groups_a_round=groups_a_round,
+        with_signal=min(1.0, signal * tries / n) * groups_a_round,
+        fills=bool(swarm.reserve_per_peer),
+        tokens_per_second=sum(map(len, rollouts)) / many.seconds,
+        seconds_per_round=extrapolated(
+            few.rollouts, few.seconds, many.rollouts, many.seconds, round(sampled * tries / n)
+        )
+        + extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained),
+        peak_bytes=peak_bytes(peer.policy.device),
         checkpoint_bytes=checkpoint_bytes(
             peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
         ),
@@ -227,30 +262,33 @@ def sound(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: S
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Some groups, sampled and learned from, with the seconds of both."""
+class Tried:
+    """Some groups, sampled and scored, and the seconds of sampling them."""
 
     own: Sequence[Group]
     scored: Sequence[ScoredGroup]
-    sampling: float
-    learning: float
+    seconds: float
 
     @property
     def rollouts(self) -> int:
         return sum(len(group.rollouts) for group in self.own)
 
 
-def timed(peer: Peer, items: Sequence[int]) -> Timed:
-    """Sample a group for each item and take a round's steps on them, with rewards that alternate."""
+def sample(peer: Peer, items: Sequence[int]) -> Tried:
+    """A whole group for each item: in horizontal mode its rewards differ or agree over all peers' rollouts."""
     watch = Stopwatch()
-    own = peer.sample_items(items, peer.recipe.rollouts_per_group, 0, "preflight")
+    own = peer.sample_items(items, peer.recipe.sampling.num_generations, 0, "preflight")
     watch.lap("sample")
-    scored = [peer.admitter.score_group(group) for group in own]
+    return Tried(own, [peer.admitter.score_group(group) for group in own], watch.total)
+
+
+def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
+    """Take a round's steps on groups, with rewards that alternate from one rollout to the next."""
     alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
+    watch = Stopwatch()
     batch = collate(alternating, peer.prompt_ids, peer.name)
-    watch.lap("score")
     learn_from(peer, 0, batch, Heard(Collected({}), 0, ()), watch)
-    return Timed(own, scored, watch.laps["sample"], watch.laps["logp"] + watch.laps["update"])
+    return watch.laps["logp"] + watch.laps["update"]
 
 
 def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted: int) -> float:
@@ -278,10 +316,10 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
     return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has used: a GPU's where there is one, else its resident size; 0 if unknown."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return int(torch.cuda.max_memory_allocated())
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has used: on its GPU, else its resident size; 0 if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
     try:
         import resource
     except ImportError:  # Windows

@@ -126,11 +126,13 @@ class Display:
         recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
         if "log-probs" in notes or not (recomputed or in_step):
             return
-        notes["log-probs"] = "computed again" if recomputed else "weighted"
+        notes["log-probs"] = "computed again" if recomputed else "from the step"
         gap = metrics.get("sampling/sampling_logp_difference/max")
         why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
-        again, weighted = "log-probabilities of own rollouts are computed again", "own rollouts are weighted for it too"
-        self._line(f"{name}: {why}: {again if recomputed else weighted}")
+        done = "log-probabilities of own rollouts are computed again"
+        if in_step:
+            done = "log π_old of own rollouts is taken from the optimiser step"
+        self._line(f"{name}: {why}: {done}")
 
     def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
         """A round in a line, with the time left by the rounds since the first that was seen."""

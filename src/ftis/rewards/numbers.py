@@ -25,8 +25,8 @@ _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 
 _GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
 _IN_TEXT = re.compile(
-    rf"(?<![\w.])(?<![0-9],)[-\N{{MINUS SIGN}}]?\\?\$?"
-    rf"(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+))(?![0-9]|(?:st|nd|rd|th)\b)"
+    rf"(?<![\w.])(?<!,[0-9]{{3}},)[-\N{{MINUS SIGN}}]?\\?\$?"
+    rf"(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
 )
 
 
