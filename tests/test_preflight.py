@@ -64,13 +64,10 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (
             sounding([[1.0] * 4, [0.0] * 4]),
             TAGS,
-            ["about 8 of a round's 16 groups carry signal, in the others all rewards are equal: raise training."],
+            ["about 8 of a round's 16 groups carry signal, in the others all rewards are equal: raise sampling."],
         ),
-        (sounding([[0.0, 1.0]] * 4, with_signal=4.0), TAGS, []),
-        (sounding([[0.0, 1.0]] * 4, with_signal=3.0), TAGS, ['or set training.resample = "fill"']),
-        (sounding([[0.0, 1.0]] * 4, with_signal=3.0, fills=True), TAGS, ["or raise training.resample_budget"]),
-        (sounding(SOME, with_signal=3.0), TAGS, ["about 3 of a round's 16 groups carry signal"]),
-        (sounding([[1.0] * 9 + [0.0]] * 4, with_signal=3.0), TAGS, ["about 3 of a round's 16 groups carry signal"]),
+        (sounding([[1.0] * 4, [0.0] * 4], fills=True), TAGS, ["or raise training.resample_budget"]),
+        (sounding([[0.0, 1.0]] * 4, with_signal=3.0), TAGS, []),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ],
@@ -265,6 +262,18 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
         "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  8.34 s and 4 s waiting  50 tokens/s  30 s left",
         "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s  38 tokens/s",
     ]
+
+
+def test_a_reward_that_falls_is_told_once() -> None:
+    out = io.StringIO()
+    display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
+    display(ArmBegun(("a",), 9, Place(arm="F-TIS")))
+    for step, reward in enumerate([0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0], 1):
+        display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": 0.5}, place))
+    told = [line for line in out.getvalue().splitlines() if "fell" in line or "round 6" in line]
+    assert told[0].startswith("F-TIS/a: round 6 of 9")
+    assert told[1].startswith("F-TIS/a: the reward fell from 0.30 to 0.10, means of 3 rounds: lower learning_rate")
+    assert len(told) == 2
 
 
 def test_rounds_without_any_reward_are_told_while_they_happen() -> None:

@@ -38,10 +38,7 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 ENOUGH = 0.25
-"""The share of groups with signal from which on only their number matters."""
-ENOUGH_A_ROUND = 4
-"""Groups with signal a round. Adam's step is as long for the gradient of two groups as for that of twenty: Gemma 3 270M
-with 2.4 a round on the mean fell from .26 to .14, with 8 it rose (docs/recipes.md)."""
+"""The share of groups with signal from which on nothing is said about it."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,6 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
     """
     said = []
     n = sounding.completions
-    filled = "raise training.resample_budget" if sounding.fills else 'set training.resample = "fill"'
-    few = (
-        f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the others "
-        f"all rewards are equal: raise training.prompts_per_round or sampling.num_generations, or {filled}"
-    )
     if sounding.signal < ENOUGH:
         if sounding.formats is not None and sounding.formats < n / 10:
             other = "say in prompt.system_prompt what it is"
@@ -128,9 +120,11 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
                 f"sampling.num_generations; docs/recipes.md, [reward], has such recipes"
             )
         else:
-            said.append(few)
-    elif sounding.with_signal < ENOUGH_A_ROUND:
-        said.append(few + (", or give easier problems (task.options)" if sounding.reward < 0.1 else ""))
+            filled = "raise training.resample_budget" if sounding.fills else 'set training.resample = "fill"'
+            said.append(
+                f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the "
+                f"others all rewards are equal: raise sampling.num_generations, or {filled}"
+            )
     if sounding.unfinished > n / 2:
         end = (
             "show in prompt.examples how they end"

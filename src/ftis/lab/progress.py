@@ -31,6 +31,9 @@ from ftis.loop.events import (
     WarmUp,
 )
 
+FALLEN_OVER, WORTH_FALLING = 3, 0.1
+"""Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
+
 
 class Display:
     """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
@@ -51,6 +54,8 @@ class Display:
         self._first: dict[str, tuple[int, float]] = {}
         self._tokens: dict[str, int] = {}
         self._unrewarded: dict[str, int] = {}
+        self._rewards: dict[str, list[float]] = {}
+        self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
 
     @contextmanager
@@ -111,6 +116,7 @@ class Display:
                 notes["reward"] = f"{metrics['reward']:.2f}"
                 self._line(self._round_line(name, metrics))
                 self._count_unrewarded(name, metrics)
+                self._compare_rewards(name, metrics["reward"])
                 self._of_sampler(name, metrics, notes)
                 if metrics.get("without_foreign"):
                     why = _why(event.place.peer, metrics)
@@ -167,6 +173,22 @@ class Display:
                 f"preflight says why",
                 highlight=False,
             )
+
+    def _compare_rewards(self, name: str, reward: float) -> None:
+        """Say that a peer's rewards have fallen to less than half of the best so far, over three rounds each."""
+        rewards = self._rewards.setdefault(name, [])
+        rewards.append(reward)
+        if len(rewards) < FALLEN_OVER:
+            return
+        now, best = sum(rewards[-FALLEN_OVER:]) / FALLEN_OVER, self._best.get(name, 0.0)
+        if best >= WORTH_FALLING and now < best / 2:
+            self.console.print(
+                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {FALLEN_OVER} rounds: lower "
+                f"learning_rate or, where objective.name has no filter, take F-TIS",
+                highlight=False,
+            )
+            best = 0.0  # say it once for each fall
+        self._best[name] = max(best, now)
 
     def _advance(self, name: str, step: int, total: int, note: str) -> None:
         if not self.console.is_terminal:

@@ -185,7 +185,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     for one in soundings:
         said = advice(one, recipe.reward, recipe.sampling.stop)
         learns = f"{one.peer}: {one.signal:.0%} of groups carry signal"
-        for line in said or [f"{learns}, so it learns from the first round"]:
+        for line in said or [f"{learns}, so it has something to learn from"]:
             console.print(f"{one.peer}: {line}" if said else line, highlight=False, markup=False)
 
 
