@@ -110,8 +110,8 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("optimizers", "models", "windows", "lines", "head", "linear", "decoder")),
-    *(f"engines/{name}.py" for name in ("slots", "stops", "generate", "builtin")),
+    *(f"engines/{name}.py" for name in ("devices", "optimizers", "models", "windows", "lines", "head", "linear")),
+    *(f"engines/{name}.py" for name in ("decoder", "slots", "stops", "generate", "builtin")),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 
