@@ -116,11 +116,16 @@ def preflight(
 
     loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
-    console.print(f"{groups} groups of each peer, one peer after the other; loading a model may take a minute")
+    console.print(
+        f"{groups} groups of each peer, one peer after the other: one of them, half and all are sampled, then learned "
+        f"from; loading a model may take a minute",
+        highlight=False,
+    )
     try:
         with display.live():
             soundings = look(loaded, arm, groups, display)
     except Stopped:
+        console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, loaded, console)
 

@@ -90,7 +90,7 @@ class Display:
             case JobEnded():
                 self._job_ended(event.place.job)
             case Stopping():
-                self.console.print("stopping after this round; once more to stop at once")
+                self.console.print("stopping after what is under way, such as a round; once more to stop at once")
             case _ if event.place.job:
                 return  # the peers of an experiment's jobs: their bars would drown the one that counts
             case ArmBegun():
