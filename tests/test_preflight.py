@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "answers": None,
         "unfinished": 0,
         "groups_a_round": 16,
-        "with_signal": 8.0,
-        "fills": False,
+        "reserve": 0.0,
         "tokens_per_second": 100.0,
         "seconds_per_round": 2.0,
         "peak_bytes": 10**9,
@@ -64,10 +64,10 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (
             sounding([[1.0] * 4, [0.0] * 4]),
             TAGS,
-            ["about 8 of a round's 16 groups carry signal, in the others all rewards are equal: raise sampling."],
+            ["about 0 of a round's 16 groups carry signal, in the others all rewards are equal: raise sampling."],
         ),
-        (sounding([[1.0] * 4, [0.0] * 4], fills=True), TAGS, ["or raise training.resample_budget"]),
-        (sounding([[0.0, 1.0]] * 4, with_signal=3.0), TAGS, []),
+        (sounding([[1.0] * 4, [0.0] * 4], reserve=1.0), TAGS, ["or raise training.resample_budget"]),
+        (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ],
@@ -87,6 +87,9 @@ def test_what_does_not_end_although_it_could() -> None:
 def test_shares() -> None:
     looked = sounding([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.5, 0.5]])
     assert (looked.completions, looked.reward, looked.signal) == (8, 0.5, 0.25)
+    assert looked.with_signal == 4
+    assert replace(looked, reserve=1.0).with_signal == 8
+    assert replace(looked, reserve=5.0).with_signal == 16
 
 
 def document(model: Path, **sections: Any) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.seconds_per_round > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
-    assert (looked.groups_a_round, looked.fills) == (8, False)
+    assert (looked.groups_a_round, looked.reserve) == (8, 0)
     assert looked.with_signal == looked.signal * 8
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
@@ -160,7 +163,7 @@ def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> N
         document(tiny_model_dir(), training=training, reward={"function": "test_preflight.by_content"}), where="test"
     )
     looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
-    assert (looked.signal, looked.with_signal, looked.fills) == (1.0, 8.0, True)
+    assert (looked.signal, looked.with_signal, looked.reserve) == (1.0, 8.0, 1.0)
     none = parse(
         document(tiny_model_dir(), training=training, reward={"function": "test_preflight.same"}), where="test"
     )

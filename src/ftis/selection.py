@@ -38,7 +38,7 @@ class OwnOld(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch and all that is fixed about it before the round's first optimiser step.
+    """A batch and all that is fixed about it before the round's first optimiser step, ``own_old`` "in_step" apart.
 
     Attributes:
         advantage_N: float32 [N].

@@ -50,8 +50,7 @@ class Sounding:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
-        with_signal: those of them that would carry signal, if the other peers' do as often.
-        fills: whether ``training.resample`` fills up groups without signal.
+        reserve: prompts in reserve for each of a round's, see ``training.resample``.
         tokens_per_second: sampled, one group after the other counted together.
         seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart, by a line through half
             of the groups and all of them.
@@ -66,8 +65,7 @@ class Sounding:
     answers: int | None
     unfinished: int
     groups_a_round: int
-    with_signal: float
-    fills: bool
+    reserve: float
     tokens_per_second: float
     seconds_per_round: float
     peak_bytes: int
@@ -87,6 +85,11 @@ class Sounding:
     def signal(self) -> float:
         """The share of groups whose rewards differ, so that they carry a gradient."""
         return float(np.mean([len(set(group)) > 1 for group in self.rewards]))
+
+    @property
+    def with_signal(self) -> float:
+        """The groups of a round that would carry signal, if the other peers' do as often."""
+        return min(1.0, self.signal * (1 + self.reserve)) * self.groups_a_round
 
 
 def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> list[str]:
@@ -120,7 +123,7 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
                 f"sampling.num_generations; docs/recipes.md, [reward], has such recipes"
             )
         else:
-            filled = "raise training.resample_budget" if sounding.fills else 'set training.resample = "fill"'
+            filled = "raise training.resample_budget" if sounding.reserve else 'set training.resample = "fill"'
             said.append(
                 f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the "
                 f"others all rewards are equal: raise sampling.num_generations, or {filled}"
@@ -223,23 +226,18 @@ def sound(
     formats, answers = _right(swarm, peer, scored)
     sampled, trained = rollouts_per_round(swarm)
     signal = float(np.mean([group.has_signal for group in scored]))
-    # With training.resample, groups without signal give way until the reserve is used up.
-    n = swarm.prompts_per_peer
-    tries = min(n + swarm.reserve_per_peer, n / max(signal, 1e-9)) if swarm.reserve_per_peer else n
-    groups_a_round = trained // swarm.sampling.num_generations
+    reserve = swarm.reserve_per_peer / swarm.prompts_per_peer
+    tries = min(1 + reserve, 1 / max(signal, 1e-9))  # groups without signal give way until the reserve is used up
     sounding = Sounding(
         peer=name,
         rewards=tuple(group.rewards for group in scored),
         formats=formats,
         answers=answers,
         unfinished=ended.count(False),
-        groups_a_round=groups_a_round,
-        with_signal=min(1.0, signal * tries / n) * groups_a_round,
-        fills=bool(swarm.reserve_per_peer),
+        groups_a_round=trained // swarm.sampling.num_generations,
+        reserve=reserve,
         tokens_per_second=sum(map(len, rollouts)) / many.seconds,
-        seconds_per_round=extrapolated(
-            few.rollouts, few.seconds, many.rollouts, many.seconds, round(sampled * tries / n)
-        )
+        seconds_per_round=extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, round(sampled * tries))
         + extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained),
         peak_bytes=peak_bytes(peer.policy.device),
         checkpoint_bytes=checkpoint_bytes(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -54,7 +56,7 @@ class Display:
         self._first: dict[str, tuple[int, float]] = {}
         self._tokens: dict[str, int] = {}
         self._unrewarded: dict[str, int] = {}
-        self._rewards: dict[str, list[float]] = {}
+        self._rewards: dict[str, deque[float]] = {}
         self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
 
@@ -176,11 +178,11 @@ class Display:
 
     def _compare_rewards(self, name: str, reward: float) -> None:
         """Say that a peer's rewards have fallen to less than half of the best so far, over three rounds each."""
-        rewards = self._rewards.setdefault(name, [])
+        rewards = self._rewards.setdefault(name, deque(maxlen=FALLEN_OVER))
         rewards.append(reward)
         if len(rewards) < FALLEN_OVER:
             return
-        now, best = sum(rewards[-FALLEN_OVER:]) / FALLEN_OVER, self._best.get(name, 0.0)
+        now, best = fmean(rewards), self._best.get(name, 0.0)
         if best >= WORTH_FALLING and now < best / 2:
             self.console.print(
                 f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {FALLEN_OVER} rounds: lower "
