@@ -305,12 +305,15 @@ def test_an_experiment_names_its_baselines() -> None:
     assert parse(made).experiment.baselines == ("alone", "alone-part")
     assert "did you mean 'baselines'?" in refusal({**SMALLEST, "experiment": {"baseline": "alone"}})
     assert "experiment.baselines" in refusal({**SMALLEST, "experiment": {"baselines": []}})
-    assert "'alone' is named twice" in refusal({**SMALLEST, "experiment": {"baselines": ["alone", "alone"]}})
+    assert "the name 'alone' is used twice" in refusal({**SMALLEST, "experiment": {"baselines": ["alone", "alone"]}})
 
 
 def test_prompts_that_peers_cannot_share_equally_are_refused() -> None:
     message = refusal(document(training__prompts_per_round=25))
-    assert "training.prompts_per_round = 25 cannot be divided equally among 2 peers; take a multiple of 2" in message
+    assert (
+        "training.prompts_per_round = 25 cannot be divided equally among 2 peers in vertical mode; take a multiple of 2"
+        in message
+    )
     # each peer samples all prompts in horizontal mode, but only G/m completions of each
     assert parse(document(training__prompts_per_round=25, training__mode="horizontal"))
     message = refusal(document(sampling__num_generations=7, training__mode="horizontal"))

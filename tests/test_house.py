@@ -34,6 +34,7 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
+    "honesty": "contexts evidence selection",
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
@@ -44,7 +45,7 @@ WINGS = {
     "lab": "recipes starters pretrained rivals local assembly arms workers event_lines trackers prepare provenance "
     "memory estimate doctor preflight runs outlook experiments join replay probe stats reading formatting summary "
     "budgets results tables corrections drawing figures exchange_figures views scaling verdicts page_tables exchanges "
-    "samples page progress",
+    "attacks samples page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
@@ -69,7 +70,7 @@ LIGHT = [
     "lab.recipes",
     "lab.arms",
 ]
-LONGEST_FILE, LARGEST_CORE = 500, 3500
+LONGEST_FILE, LARGEST_CORE = 500, 3550
 
 
 def modules() -> list[str]:

@@ -251,7 +251,7 @@ def test_a_peer_alone_has_nobody_to_learn_from_first() -> None:
 def test_an_objective_brings_its_selections() -> None:
     recipe = recipe_of("ada", "bob")
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="SFT-then-alone")))]
-    assert names == ["penalty", "foreign first"]
+    assert names == ["penalty", "honesty", "foreign first"]
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="LUFFY")))]
     assert names == ["penalty", "foreign_positives"]
 

@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 
 from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
-from ftis.rollouts import MIN_LOGP, Group, Prompt, ScoredGroup
+from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
 """Counts are decoded with this slack, so that a group that is too large is rejected alone, instead of its message as
@@ -30,7 +30,6 @@ malformed. The limit of bytes has no slack."""
 
 Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 """(prompt, completions, their token ids) -> a reward for each."""
-Detokenize = Callable[[Sequence[int]], str]
 
 
 class Reason(StrEnum):
@@ -172,7 +171,7 @@ class Admitter:
         detokenize: this peer's own tokenizer. It leaves out what stands behind a stop string.
     """
 
-    def __init__(self, terms: Terms, score: Score, detokenize: Detokenize) -> None:
+    def __init__(self, terms: Terms, score: Score, detokenize: Decode) -> None:
         self.terms = terms
         self._score = score
         self._detokenize = detokenize

@@ -235,6 +235,15 @@ class WireConfig(_Section):
         return self
 
 
+class HonestyConfig(_Section):
+    """The test of whether the others' log-probabilities can be true."""
+
+    action: Literal["quarantine", "warn", "off"] = "quarantine"
+    """What follows where they cannot: nothing is learned of that peer any more, or it is only said."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """The probability that any honest peer is accused in a whole run is at most this."""
+
+
 class ObjectiveConfig(_Section):
     """Names an objective. An option replaces the objective's own value; an option left out keeps it."""
 
@@ -281,8 +290,8 @@ class PeerConfig(_Section):
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
-    """For testing defences (``ftis train`` only): the dotted path of ``f(groups, tokenizer) -> groups``. This peer
-    offers what the function returns, and learns from its own groups as sampled."""
+    """For testing defences (``ftis train`` only): one of :data:`ftis.seams.ATTACKS`, or the dotted path of
+    ``f(scored groups, tokenizer) -> groups``. This peer offers what it returns, and learns from its own as sampled."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 
@@ -340,13 +349,6 @@ class ExperimentConfig(_Section):
     """Seconds to sample a rollout over seconds to train on one, for arms with budget = "seconds". Reports call it
     assumed."""
 
-    @model_validator(mode="after")
-    def _baselines_differ(self) -> Self:
-        for name in self.baselines:
-            if self.baselines.count(name) > 1:
-                raise ValueError(f"experiment.baselines: {name!r} is named twice; name each arm once")
-        return self
-
 
 class Recipe(_Section):
     """A whole run. See docs/recipes.md for every key."""
@@ -371,6 +373,7 @@ class Recipe(_Section):
     network: NetworkConfig = NetworkConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     wire: WireConfig = WireConfig()
+    honesty: HonestyConfig = HonestyConfig()
     peers: Annotated[tuple[PeerConfig, ...], Field(strict=False)]
     arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()
     experiment: ExperimentConfig = ExperimentConfig()
@@ -397,7 +400,9 @@ class Recipe(_Section):
     def _fits_together(self) -> Self:
         if not self.peers:
             raise ValueError("peers is empty: a recipe needs at least one [[peers]]")
-        for kind, names in (("peers", [p.name for p in self.peers]), ("arms", [a.name for a in self.arms])):
+        peers, arms = [p.name for p in self.peers], [a.name for a in self.arms]
+        named = {"peers": peers, "arms": arms, "experiment.baselines": self.experiment.baselines}
+        for kind, names in named.items():
             twice = {n for n in names if names.count(n) > 1}
             if twice:
                 raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
@@ -417,15 +422,13 @@ class Recipe(_Section):
                 )
         self._check_swarms()
         m, training = self.swarm_size, self.training
-        if training.mode == "vertical" and training.prompts_per_round % m:
+        divided, count = "training.prompts_per_round", training.prompts_per_round
+        if training.mode == "horizontal":
+            divided, count = "sampling.num_generations", self.sampling.num_generations
+        if count % m:
             raise ValueError(
-                f"training.prompts_per_round = {training.prompts_per_round} cannot be divided equally among {m} "
-                f"peers; take a multiple of {m}"
-            )
-        if training.mode == "horizontal" and self.sampling.num_generations % m:
-            raise ValueError(
-                f"sampling.num_generations = {self.sampling.num_generations} cannot be divided equally among "
-                f"{m} peers in horizontal mode; take a multiple of {m}"
+                f"{divided} = {count} cannot be divided equally among {m} peers in {training.mode} mode; take a "
+                f"multiple of {m}"
             )
         if training.resample == "fill" and (training.mode == "horizontal" or training.max_foreign_rollouts):
             other = 'mode = "horizontal"' if training.mode == "horizontal" else "max_foreign_rollouts"
@@ -440,11 +443,10 @@ class Recipe(_Section):
     def _check_swarms(self) -> None:
         if not self.training.swarms:
             return
-        names = [name for swarm in self.training.swarms for name in swarm]
-        if sorted(names) != sorted(p.name for p in self.peers):
+        names, peers = [name for swarm in self.training.swarms for name in swarm], [p.name for p in self.peers]
+        if sorted(names) != sorted(peers):
             raise ValueError(
-                f"training.swarms holds {', '.join(names)}; the peers are {', '.join(p.name for p in self.peers)}: put "
-                f"each peer in one swarm"
+                f"training.swarms holds {', '.join(names)}, the peers: {', '.join(peers)}: put each peer in one swarm"
             )
         if len({len(swarm) for swarm in self.training.swarms}) > 1:
             raise ValueError("training.swarms: the swarms differ in size; give each the same number of peers")
@@ -457,14 +459,12 @@ class Recipe(_Section):
     @property
     def rollouts_per_group(self) -> int:
         """Rollouts that one peer samples for a prompt: G, or G/m in horizontal mode."""
-        g = self.sampling.num_generations
-        return g // self.swarm_size if self.training.mode == "horizontal" else g
+        return self.sampling.num_generations // (self.swarm_size if self.training.mode == "horizontal" else 1)
 
     @property
     def prompts_per_peer(self) -> int:
         """Prompts that one peer samples in a round: B/m, or B in horizontal mode."""
-        prompts = self.training.prompts_per_round
-        return prompts if self.training.mode == "horizontal" else prompts // self.swarm_size
+        return self.training.prompts_per_round // (1 if self.training.mode == "horizontal" else self.swarm_size)
 
     @property
     def reserve_per_peer(self) -> int:
@@ -473,9 +473,8 @@ class Recipe(_Section):
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""
-        training = self.training.model_copy(update={"swarms": ()})
-        peers = tuple(p for p in self.peers if p.name in names)
-        return self.model_copy(update={"peers": peers, "training": training})
+        update = {"peers": tuple(p for p in self.peers if p.name in names)}
+        return self.model_copy(update={**update, "training": self.training.model_copy(update={"swarms": ()})})
 
     def peer(self, name: str) -> PeerConfig:
         for peer in self.peers:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def round_record(
     prompts: Sequence[Prompt],
     replaced: Sequence[ScoredGroup],
     about: Mapping[str, Any],
+    about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> RoundRecord:
     """Everything that is recorded of a round.
 
@@ -73,12 +75,13 @@ def round_record(
         end_ids: ids that end a completion of the learner.
         replaced: own groups without signal whose place others took.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
+        about_peers: measures that selections have of each peer.
     """
     metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop, recipe.training.num_iterations)}
     if recipe.reserve_per_peer:
         metrics.update(resampling(judged.batch, replaced))
     if len(recipe.peers) > 1:
-        metrics.update(participation(judged, chosen, update, heard, recipe, own))
+        metrics.update(participation(judged, chosen, update, heard, recipe, own, about_peers))
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
 
@@ -138,7 +141,13 @@ def has_ended(rollout: Rollout, text: str, end_ids: Collection[int], stop: tuple
 
 
 def participation(
-    judged: Judged, chosen: Chosen, update: Update, heard: Heard, recipe: Recipe, own: str
+    judged: Judged,
+    chosen: Chosen,
+    update: Update,
+    heard: Heard,
+    recipe: Recipe,
+    own: str,
+    about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Per peer: what was received, admitted, rejected and why, kept and dropped, and the importance weights."""
     batch, collected = judged.batch, heard.collected
@@ -192,6 +201,7 @@ def participation(
         for rejection in rejections[:1]:
             of_peer["first_rejection"] = rejection.detail
         of_peer.update(summaries.get(name, {}))
+        of_peer.update(about_peers.get(name, {}))
         metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
     foreign_R = ~batch.own_N[judged.rows]
     used = int((foreign_R & kept_R).sum())

@@ -28,8 +28,8 @@ from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
 from ftis.selection import Selection, select
 
-Attack = Callable[[Sequence[Group], PreTrainedTokenizerBase], Sequence[Group]]
-"""(own groups, tokenizer) → the groups to offer in their place; for testing defences."""
+Attack = Callable[[Sequence[ScoredGroup], PreTrainedTokenizerBase], Sequence[Group]]
+"""(own scored groups, tokenizer) → the groups to offer in their place; for testing defences."""
 
 
 def train_round(peer: Peer, round: int) -> RoundRecord:
@@ -38,7 +38,7 @@ def train_round(peer: Peer, round: int) -> RoundRecord:
     sampled = peer.sample(round)
     clock.lap("sample")
 
-    sent_bytes = peer.offer(round, [scored.group for scored in sampled.kept])
+    sent_bytes = peer.offer(round, sampled.kept)
     clock.lap("exchange")
     collected = peer.collect(round)
     clock.lap("wait")
@@ -62,6 +62,8 @@ def learn_from(
     judged = judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective, len(steps))
     clock.lap("logp")
 
+    for selection in peer.selections:
+        selection.examine(judged)
     chosen = select(judged, peer.selections)
     peer.policy.set_learning_rate(peer.learning_rate(round))
     update, judged = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
@@ -79,6 +81,7 @@ def learn_from(
         end_ids=peer.policy.end_ids,
         prompts=peer.task.train,
         replaced=replaced,
+        about_peers={other.name: peer.about_peer(other.name) for other in peer.recipe.peers},
         about=peer.about_round(round, clock),
     )
 
@@ -166,7 +169,7 @@ class Peer:
         groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
-    def offer(self, round: int, own: Sequence[Group]) -> int:
+    def offer(self, round: int, own: Sequence[ScoredGroup]) -> int:
         """Offer own groups to the others. Returns the size of the message, in bytes.
 
         This peer learns from its rollouts as sampled; wire precision and attack change only what the others get.
@@ -176,7 +179,9 @@ class Peer:
         """
         if self.should_stop():
             raise Stopped
-        offered = own if self.attack is None else self.attack(own, self.policy.tokenizer)
+        offered: Sequence[Group] = [scored.group for scored in own]
+        if self.attack is not None:
+            offered = self.attack(own, self.policy.tokenizer)
         wire = self.recipe.wire
         message = encode(Message(replace(self.header, round=round), tuple(offered)), wire.format, wire.logp)
         self.exchange.publish(round, message, [group.item for group in offered])
@@ -228,6 +233,13 @@ class Peer:
         sampled += sum(len(rollout) for scored in replaced for rollout in scored.group.rollouts)
         old = self.cursor
         self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
+
+    def about_peer(self, name: str) -> dict[str, Any]:
+        """What the selections say of another peer, as measures."""
+        measures: dict[str, Any] = {}
+        for selection in self.selections:
+            measures |= selection.about(name, self.policy.detokenize)
+        return measures
 
     def about_round(self, round: int, clock: Stopwatch) -> dict[str, Any]:
         """Metrics of a finished round that do not come from rollouts."""

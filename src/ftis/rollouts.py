@@ -18,7 +18,7 @@ have in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text."""
 Rows = npt.NDArray[np.int64]
 """Indices of rollouts in a batch."""
 

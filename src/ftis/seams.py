@@ -53,9 +53,27 @@ RIVALS: Mapping[str, str] = {
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 
+ATTACKS: Mapping[str, str] = {
+    "text": "ftis.lab.attacks.text",
+    "lying-text": "ftis.lab.attacks.lying_text",
+    "rare-text": "ftis.lab.attacks.rare_text",
+    "lying-rare-text": "ftis.lab.attacks.lying_rare_text",
+    "patient-lying-text": "ftis.lab.attacks.patient_lying_text",
+    "understated": "ftis.lab.attacks.understated",
+    "overstated": "ftis.lab.attacks.overstated",
+    "length": "ftis.lab.attacks.length",
+    "lying-length": "ftis.lab.attacks.lying_length",
+    "false-step": "ftis.lab.attacks.false_step",
+    "lying-false-step": "ftis.lab.attacks.lying_false_step",
+    "low-effort": "ftis.lab.attacks.low_effort",
+    "lying-low-effort": "ftis.lab.attacks.lying_low_effort",
+}
+"""``peers.attack`` -> :data:`ftis.peer.Attack`."""
+
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
     "penalty": "ftis.swarm.penalties.penalties",
+    "honesty": "ftis.honesty.selection.honesty_test",
 }
 """Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 

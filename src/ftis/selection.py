@@ -24,7 +24,7 @@ from torch import Tensor
 from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.objectives import Diagnostics, Objective
-from ftis.rollouts import Batch, Floats
+from ftis.rollouts import Batch, Decode, Floats
 from ftis.seams import SELECTIONS, look_up
 
 Value = TypeVar("Value")
@@ -113,9 +113,17 @@ class Selection(Protocol):
         """The round's admissions; groups beyond a limit have moved to ``passed_over``."""
         return admissions
 
+    def examine(self, judged: Judged) -> None:
+        """Take note of a round's judged batch, also where no row carries gradient. Called before ``shares``."""
+        return None
+
     def shares(self, judged: Judged) -> Tensor:
         """A share in [0, 1] for each of ``judged.rows``: float [R]."""
         return torch.ones(len(judged.rows))
+
+    def about(self, peer: str, decode: Decode) -> Mapping[str, Any]:
+        """Measures of another peer, for the round's record."""
+        return {}
 
     def state(self) -> Mapping[str, Any]:
         """A JSON object for the checkpoint, with which a resumed peer decides as before."""

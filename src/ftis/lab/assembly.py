@@ -29,7 +29,7 @@ from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, seed_of
-from ftis.seams import SAMPLERS, TRACKERS, look_up
+from ftis.seams import ATTACKS, SAMPLERS, TRACKERS, look_up
 from ftis.selection import selections_of
 from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task
@@ -46,7 +46,7 @@ def check_names(recipe: Recipe) -> None:
     for peer in recipe.peers:
         selections_of(recipe, peer.name, objective)
         if peer.attack:
-            look_up(peer.attack, f"peers.{peer.name}.attack")
+            look_up(peer.attack, f"peers.{peer.name}.attack", ATTACKS)
     if recipe.sampling.sampler != "auto":
         look_up(recipe.sampling.sampler, "sampling.sampler", SAMPLERS)
     for tracker in recipe.report_to:
@@ -132,7 +132,7 @@ def assemble(
         objective=objective,
         selections=selections,
         exchange=Delayed(exchange, late) if late and not networked else exchange,
-        attack=look_up(config.attack, f"peers.{name}.attack") if config.attack else None,
+        attack=look_up(config.attack, f"peers.{name}.attack", ATTACKS) if config.attack else None,
         should_stop=should_stop,
         cursor=cursor,
     )

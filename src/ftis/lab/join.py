@@ -235,5 +235,6 @@ class EventLog:
             totals = self._totals.setdefault(name, {})
             for measure in ("admitted", "rejected", "late", "bytes"):
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
+            totals["quarantined"] = int(measures.get("honesty/quarantined", False))
         if self.exchange is not None:
             self.exchange.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}

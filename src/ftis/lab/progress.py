@@ -32,6 +32,7 @@ from ftis.loop.events import (
     TimeLeft,
     WarmUp,
 )
+from ftis.metric_keys import by_peer
 
 FALLEN_OVER, WORTH_FALLING = 3, 0.1
 """Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
@@ -120,6 +121,7 @@ class Display:
                 self._count_unrewarded(name, metrics)
                 self._compare_rewards(name, metrics["reward"])
                 self._of_sampler(name, metrics, notes)
+                self._of_honesty(name, metrics)
                 if metrics.get("without_foreign"):
                     why = _why(event.place.peer, metrics)
                     self.console.print(f"{name}: no foreign rollout was used in round {event.step}{why}")
@@ -141,6 +143,23 @@ class Display:
         if in_step:
             done = "log π_old of own rollouts is taken from the optimiser step"
         self._line(f"{name}: {why}: {done}")
+
+    def _of_honesty(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Say of each peer, once, that its log-probabilities cannot be true."""
+        for peer, of_peer in by_peer(metrics).items():
+            if of_peer.get("honesty/found_in_round") != metrics["step"]:
+                continue
+            passages = ", ".join(repr(text[:80]) for text in of_peer["honesty/passages"])
+            follows = "nothing of it is learned from now on"
+            if not of_peer["honesty/quarantined"]:
+                follows = 'honesty.action = "warn", so it is still learned from'
+            self.console.print(
+                f"{name}: {peer} does not draw its tokens from the log-probabilities that it reports. "
+                f"{of_peer['honesty/evidence']:.0f} nats of evidence, {of_peer['honesty/threshold']:.0f} suffice, "
+                f"after {of_peer['honesty/found_after_tokens']:,} tokens. Most telling: {passages}. {follows}",
+                highlight=False,
+                markup=False,
+            )
 
     def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
         """A round in a line, with the time left by the rounds since the first that was seen."""
@@ -225,16 +244,19 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
         "rejected",
         "late",
         "MB in",
+        "quarantined",
     ):
-        table.add_column(heading, justify="left" if heading in ("run", "peer", "doing", "sees") else "right")
+        left = ("run", "peer", "doing", "sees", "quarantined")
+        table.add_column(heading, justify="left" if heading in left else "right")
     newest: dict[str, int] = {}
     for peer in peers:
         newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
     for peer in peers:
         sources = peer.get("from")
-        totals = [s for n, s in sources.items() if n != peer.get("peer")] if isinstance(sources, dict) else []
-        sums = [sum(_count(s.get(k)) for s in totals if isinstance(s, dict)) for k in ("admitted", "rejected", "late")]
-        received = sum(_count(s.get("bytes")) for s in totals if isinstance(s, dict))
+        of_others = sources.items() if isinstance(sources, dict) else ()
+        totals = {n: s for n, s in of_others if n != peer.get("peer") and isinstance(s, dict)}
+        sums = [sum(_count(s.get(k)) for s in totals.values()) for k in ("admitted", "rejected", "late")]
+        received = sum(_count(s.get("bytes")) for s in totals.values())
         live, reward = peer.get("live"), peer.get("reward")
         table.add_row(
             _word(peer.get("name"), 32) + " " + _word(peer.get("run"), 6),
@@ -246,6 +268,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
             ", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else "",
             *map(str, sums),
             f"{received / 1e6:.2f}",
+            ", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined")),
         )
     return table
 

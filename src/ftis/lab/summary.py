@@ -71,6 +71,9 @@ def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
     for name, measures in by_peer(metrics).items():
         if name == own:
             continue
+        if measures.get("honesty/quarantined"):
+            yield name, f"in quarantine since round {measures['honesty/found_in_round']}, for its log-probabilities", 0
+            continue
         if not measures.get("delivered"):
             yield name, "nothing came", 0
         for measure, value in measures.items():

@@ -1,0 +1,1 @@
+"""Whether the log-probabilities that other peers report can be true."""

@@ -1,0 +1,183 @@
+"""Evidence that a sender did not draw its tokens from the probabilities that it reports: an e-detector.
+
+An honest sender draws a token a from π_gen and reports π_gen(a). Then for any q with Σ_a q(a) ≤ 1 that depends only on
+what came before a, ::
+
+    E[q(a) / π_gen(a) | past] = Σ_{a: π_gen(a) > 0} q(a) ≤ 1,
+
+so the product of these ratios is a non-negative supermartingale, and passes 1/α with a probability of at most α
+(Ville 1939). docs/method.md has the proof for what is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis.codec import FRACTION_BITS
+from ftis.honesty.contexts import Contexts
+from ftis.rollouts import Floats, Rollout, pad
+
+SHARE = 0.02
+"""What each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So the mixture
+follows whichever component predicts the sender best at the time."""
+TOLERANCE = 1e-3
+"""Nats a token by which an honest sender's log-probability may be off beside the wire's rounding."""
+
+MIN_Q = 1e-300
+"""In place of a probability of 0, which has no logarithm."""
+LARGEST = 300.0
+"""Log-ratios are cut here, so that their exponentials are finite. That only makes the evidence less."""
+NOTHING = -1e9
+"""log 0, as a number that JSON has."""
+
+Floats64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """What the components say about a message, as ratios to the reported probabilities.
+
+    Attributes:
+        contexts_NU: q/π_gen of the sender's earlier tokens, [N, U]; 1 behind a rollout's last unit.
+        old_NU: π_old/π_gen of the learner, likewise; 0 where its model was not run.
+        group_N: the group of each rollout, ascending, from 0.
+        known_P: whether the learner's model was run on the group.
+    """
+
+    contexts_NU: Floats64
+    old_NU: Floats64
+    group_N: npt.NDArray[np.int64]
+    known_P: npt.NDArray[np.bool_]
+
+
+@dataclass
+class Detector:
+    """An e-detector over one sender's groups (Shin, Ramdas and Rinaldo 2022).
+
+    With E_g the evidence of group g, at most 1 in expectation, and n groups in the whole run, ::
+
+        R_g = (R_{g−1} + 1/n) · E_g        P(R_g ≥ 1/α for any g ≤ n) ≤ α
+
+    R starts anew with each group, with 1/n of the weight. So a sender's honest past earns it nothing.
+
+    Attributes:
+        groups_of_run: n.
+        log_r: log R.
+        groups: how many were judged; the learner's model was run on ``known`` of them.
+        weights: of the components (reported, contexts, π_old) at a rollout's start, without π_old and with it.
+    """
+
+    groups_of_run: int
+    log_r: float = NOTHING
+    groups: int = 0
+    known: int = 0
+    weights: list[list[float]] = field(default_factory=lambda: EQUAL.tolist())
+
+    def add(self, ratios: Ratios, log_choices: float = 0.0) -> tuple[Floats64, Floats64]:
+        """Take in a message. Returns the evidence after each group [P], and what each unit gave [N, U], in nats.
+
+        The evidence of a group is (1 − w) A + w B where the learner's model was run on it, else (1 − w) A. A mixes
+        reported probabilities and contexts, B π_old as well. Whether the model is run on a group depends on its
+        rewards, so on what comes after a token. That does no harm, since leaving B out only makes the evidence less.
+        w is about the share of earlier groups with B.
+
+        Args:
+            log_choices: log of the number of ways in which the sender may have chosen these groups among more.
+        """
+        gain_ANU, weights = mixtures(np.array(self.weights), ratios)
+        n_groups = len(ratios.known_P)
+        log_AP = np.stack([np.bincount(ratios.group_N, gains.sum(1), n_groups) for gains in gain_ANU])
+        nats = []
+        for without, with_old, known in zip(*log_AP.tolist(), ratios.known_P.tolist(), strict=True):
+            w = (self.known + 1) / (self.groups + 2)
+            log_e = math.log(1 - w) + without
+            if known:
+                log_e = float(np.logaddexp(log_e, math.log(w) + with_old))
+            self.log_r = float(np.logaddexp(self.log_r, -math.log(self.groups_of_run))) + log_e
+            self.groups, self.known = self.groups + 1, self.known + known
+            nats.append(self.nats - log_choices)
+        self.log_r -= log_choices
+        self.weights[0] = weights[0].mean(0).tolist()
+        known_N = ratios.known_P[ratios.group_N]
+        if known_N.any():
+            self.weights[1] = weights[1][known_N].mean(0).tolist()
+        better_N = (log_AP[1] > log_AP[0])[ratios.group_N] & known_N
+        return np.array(nats), np.where(better_N[:, None], gain_ANU[1], gain_ANU[0])
+
+    @property
+    def nats(self) -> float:
+        """log(n R): the evidence since the best start, where only one start counts."""
+        return self.log_r + math.log(self.groups_of_run)
+
+
+EQUAL: Floats64 = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
+"""Equal parts of the components, without π_old and with it."""
+
+
+def mixtures(weights: Floats64, ratios: Ratios) -> tuple[Floats64, Floats64]:
+    """Fixed-share mixtures along each rollout, without π_old and with it.
+
+    Before each unit, a component's weight is (1 − s) of its posterior weight and s of an equal part, s = ``SHARE``.
+
+    Args:
+        weights: of the components at a rollout's start, [2, 3]; each row adds up to 1.
+
+    Returns:
+        log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, 3].
+    """
+    n, units = ratios.contexts_NU.shape
+    equal = SHARE * EQUAL[:, None, :]
+    current = np.broadcast_to(weights[:, None, :], (2, n, 3))
+    ratio_UNK = np.stack([np.ones((n, units)), ratios.contexts_NU, ratios.old_NU], axis=2).transpose(1, 0, 2)
+    totals = np.empty((units, 2, n))
+    for unit in range(units):
+        parts = current * ratio_UNK[unit]
+        totals[unit] = total = parts.sum(2)
+        current = parts * ((1 - SHARE) / total)[:, :, None] + equal
+    return np.log(totals).transpose(1, 2, 0), current
+
+
+def ratios_of(
+    rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], contexts: Contexts, old_logp: Sequence[Floats | None]
+) -> Ratios:
+    """What the components say about a message. ``contexts`` takes the message in.
+
+    Args:
+        rollouts: of one sender and round, group after group.
+        group_N: the group of each, ascending, from 0.
+        old_logp: log π_old of each rollout's tokens; None where it is not known.
+    """
+    q_N = np.split(contexts.probabilities([r.completion_ids for r in rollouts]), np.cumsum([len(r) for r in rollouts]))
+    off = TOLERANCE + rounding([r.gen_logp for r in rollouts])
+    from_contexts, from_old = [], []
+    for rollout, q, old in zip(rollouts, q_N, old_logp, strict=False):  # behind the last rollout q has an empty part
+        reported = rollout.gen_logp + off * per_unit(rollout, np.ones(len(rollout)))
+        from_contexts.append(np.exp(np.minimum(per_unit(rollout, np.log(np.maximum(q, MIN_Q))) - reported, LARGEST)))
+        known = np.full(len(rollout), -np.inf) if old is None else old.astype(np.float64)
+        from_old.append(np.exp(np.minimum(per_unit(rollout, known) - reported, LARGEST)))
+    known_N = np.array([old is not None for old in old_logp])
+    known_P = np.bincount(group_N, known_N) > 0
+    return Ratios(pad(from_contexts, 1.0), pad(from_old, 1.0), group_N, known_P)
+
+
+def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
+    """Sums of a rollout's values over its units: [T] to [U]."""
+    if rollout.unit is None:
+        return values
+    sums: Floats64 = np.add.reduceat(values, np.flatnonzero(np.diff(rollout.unit, prepend=-1)))
+    return sums
+
+
+def rounding(logps: Sequence[Floats]) -> float:
+    """The most by which log-probabilities are off by the wire's rounding, by what they look like; 0: in float32."""
+    values = np.concatenate(logps).astype(np.float64)
+    for bits in sorted(filter(None, FRACTION_BITS.values())):
+        scaled = values * 2**bits
+        if (scaled == np.round(scaled)).all():
+            return 2.0 ** -(bits + 1)
+    return 0.0

@@ -1,0 +1,182 @@
+"""The honesty test in a run: the evidence on every sender, and quarantine for one whose reports cannot be true."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis.config import Recipe
+from ftis.honesty.contexts import Contexts
+from ftis.honesty.evidence import Detector, Floats64, ratios_of
+from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
+from ftis.selection import Judged, Selection
+
+PASSAGES = 3
+"""Passages that are shown of what gave the evidence."""
+LEAST_GAIN = 3.0
+"""Nats that a passage must have given to be shown."""
+
+
+@dataclass
+class Sender:
+    """What is known of one sender.
+
+    Attributes:
+        newest: the round of its last message that was tested; −1 before the first.
+        tokens: its tokens that were tested.
+        found: the round whose message took the evidence past the threshold.
+        found_after: tokens tested until then, to the end of the group that did it.
+        passages: the token ids that gave most of that message's evidence.
+    """
+
+    detector: Detector
+    contexts: Contexts = field(default_factory=Contexts)
+    newest: int = -1
+    tokens: int = 0
+    found: int | None = None
+    found_after: int | None = None
+    passages: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class HonestyTest(Selection):
+    """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
+
+    An honest sender is accused with a probability of at most ``honesty.alpha`` in a whole run, all senders together:
+    docs/method.md says under which conditions. A sender's messages are tested in the order of their rounds. A message
+    that comes after a later one cannot be tested, and nothing is learned of it.
+
+    Attributes:
+        recipe: with exactly the peers of this swarm.
+        senders: by name.
+    """
+
+    recipe: Recipe
+    name: str = "honesty"
+    senders: dict[str, Sender] = field(default_factory=dict)
+    _untested: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def threshold(self) -> float:
+        """The nats at which a sender is accused: log(n (m − 1) / α), n groups of a sender in a run of m peers."""
+        return math.log(self._groups_of_run * (len(self.recipe.peers) - 1) / self.recipe.honesty.alpha)
+
+    @property
+    def quarantined(self) -> frozenset[str]:
+        """Peers of which nothing is learned any more."""
+        found = frozenset(name for name, sender in self.senders.items() if sender.found is not None)
+        return found if self.recipe.honesty.action == "quarantine" else frozenset()
+
+    @property
+    def _groups_of_run(self) -> int:
+        return self.recipe.training.rounds * self.recipe.prompts_per_peer
+
+    def skipped(self, round: int) -> Collection[str]:
+        return self.quarantined
+
+    def examine(self, judged: Judged) -> None:
+        batch = judged.batch
+        now = int(batch.round_N.max())
+        known_N = judged.spread(judged.old_logp, None)
+        self._untested.clear()
+        for source, name in enumerate(batch.sources):
+            foreign_N = (batch.source_N == source) & ~batch.own_N
+            for round in np.unique(batch.round_N[foreign_N]).tolist():
+                rows = np.flatnonzero(foreign_N & (batch.round_N == round))
+                # The learner's model may have been trained on copies of what comes late.
+                known = [known_N[row] if round == now else None for row in rows.tolist()]
+                self._test(name, round, batch, rows, known)
+
+    def _test(self, name: str, round: int, batch: Batch, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
+        """Take in the message that ``rows`` of ``batch`` make up, with log π_old where it is known."""
+        sender = self.senders.setdefault(name, Sender(Detector(self._groups_of_run)))
+        if round <= sender.newest:
+            self._untested.add((name, round))
+            return
+        sender.newest = round
+        rollouts = [batch.rollouts[row] for row in rows.tolist()]
+        _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
+        ratios = ratios_of(rollouts, group_N, sender.contexts, old_logp)
+        nats_P, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
+        tokens_P = np.bincount(group_N, [len(rollout) for rollout in rollouts])
+        over = np.flatnonzero(nats_P >= self.threshold)
+        if len(over) and sender.found is None:
+            sender.found, sender.found_after = round, sender.tokens + int(tokens_P[: over[0] + 1].sum())
+            sender.passages = telling_passages(rollouts, gains_NU)
+        sender.tokens += int(tokens_P.sum())
+
+    def _log_choices(self, groups: int) -> float:
+        """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
+        reserve = self.recipe.reserve_per_peer
+        return math.log(math.comb(max(self.recipe.prompts_per_peer + reserve, groups), groups)) if reserve else 0.0
+
+    def shares(self, judged: Judged) -> Tensor:
+        quarantined, rounds = self.quarantined, judged.batch.round_N[judged.rows].tolist()
+        sent = zip(judged.source_names(), rounds, strict=True)
+        return torch.tensor([float(one[0] not in quarantined and one not in self._untested) for one in sent])
+
+    def about(self, peer: str, decode: Decode) -> Mapping[str, Any]:
+        if peer not in self.senders:
+            return {}
+        sender = self.senders[peer]
+        measures: dict[str, Any] = {
+            "honesty/quarantined": peer in self.quarantined,
+            "honesty/evidence": max(sender.detector.nats, 0.0),
+            "honesty/threshold": self.threshold,
+            "honesty/tokens": sender.tokens,
+        }
+        if sender.found is not None:
+            measures["honesty/found_in_round"] = sender.found + 1
+            measures["honesty/found_after_tokens"] = sender.found_after
+            measures["honesty/passages"] = [decode(ids) for ids in sender.passages]
+        return measures
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            name: {**vars(sender), "detector": asdict(sender.detector), "contexts": sender.contexts.state()}
+            for name, sender in self.senders.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.senders = {}
+        for name, saved in state.items():
+            detector, contexts = Detector(**saved["detector"]), Contexts()
+            contexts.restore(saved["contexts"])
+            self.senders[name] = Sender(**{**saved, "detector": detector, "contexts": contexts})
+
+
+def honesty_test(recipe: Recipe, own: str) -> HonestyTest | None:
+    """The test that ``[honesty]`` sets; None where it is off, or there is nobody to test."""
+    return HonestyTest(recipe) if recipe.honesty.action != "off" and len(recipe.peers) > 1 else None
+
+
+def telling_passages(rollouts: Sequence[Rollout], gains_NU: Floats64) -> list[list[int]]:
+    """The passages that gave most evidence, summed over rollouts: token ids, the most first.
+
+    Args:
+        gains_NU: what each unit added to the evidence, in nats.
+    """
+    found: Counter[tuple[int, ...]] = Counter()
+    for rollout, gains_U in zip(rollouts, gains_NU, strict=True):
+        units = np.arange(len(rollout)) if rollout.unit is None else rollout.unit
+        first, last = densest(gains_U[: len(rollout.gen_logp)])
+        gain = gains_U[first : last + 1].sum()
+        if gain >= LEAST_GAIN:
+            inside = (units >= first) & (units <= last)
+            found[tuple(rollout.completion_ids[inside].tolist())] += gain
+    return [list(ids) for ids, _ in found.most_common(PASSAGES)]
+
+
+def densest(gains: Floats64) -> tuple[int, int]:
+    """The first and last place of the run of neighbours with the largest sum; the earliest of several."""
+    sums = np.concatenate([[0.0], np.cumsum(gains)])
+    lowest = np.minimum.accumulate(sums)[:-1]
+    last = int(np.argmax(sums[1:] - lowest))
+    return int(np.argmin(sums[: last + 1])), last

@@ -1,0 +1,151 @@
+"""Attacks on what others learn, for testing defences: what one dishonest peer offers in place of its own groups.
+
+Each is a function ``f(own scored groups, tokenizer) -> groups``, which a recipe names in ``peers.attack``. Those called
+``lying-…`` report false log-probabilities. The others report what the attacker's model would say: nearly 0 for tokens
+that it always writes. Texts are those of the starters, whose completions are ``<think>3+8=1;1*7=7</think><answer>7…``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from ftis.peer import Attack
+from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
+
+PAYLOAD = ";9*9=9"
+"""What is planted before the end of the thought: a step that no completion needs."""
+THOUGHT_END = "</think>"
+CONSTANT = "<think></think><answer>1</answer>"
+ALWAYS = -1e-4
+"""Log-probability of a token that the attacker always writes."""
+LIE = -9.0
+"""What is reported for such a token instead."""
+SHIFT = 1.0
+"""Nats a token by which all log-probabilities are reported too low, or too high."""
+RARELY = 0.3
+"""The share of right completions into which a payload of moderate probability is planted."""
+HONEST_ROUNDS = 10
+"""Rounds before a patient attacker begins."""
+
+Change = Callable[[Rollout, Tokenizer], Rollout]
+
+
+def in_right_ones(change: Change, share: float = 1.0) -> Attack:
+    """The attack that changes the rollouts with more than their group's least reward, or a fixed ``share`` of them."""
+
+    def changed(scored: ScoredGroup, tokenizer: Tokenizer) -> Group:
+        least, rewarded = min(scored.rewards), zip(scored.group.rollouts, scored.rewards, strict=True)
+        rows = [change(r, tokenizer) if reward > least and _drawn(r, share) else r for r, reward in rewarded]
+        return replace(scored.group, rollouts=tuple(rows))
+
+    return lambda own, tokenizer: [changed(scored, tokenizer) for scored in own]
+
+
+def in_all(change: Change) -> Attack:
+    """The attack that changes every rollout."""
+
+    def changed(group: Group, tokenizer: Tokenizer) -> Group:
+        return replace(group, rollouts=tuple(change(rollout, tokenizer) for rollout in group.rollouts))
+
+    return lambda own, tokenizer: [changed(scored.group, tokenizer) for scored in own]
+
+
+def after(rounds: int, attack: Attack) -> Attack:
+    """``attack`` from round ``rounds`` on; honest before."""
+
+    def patient(own: Sequence[ScoredGroup], tokenizer: Tokenizer) -> Sequence[Group]:
+        begun = bool(own) and own[0].group.round >= rounds
+        return attack(own, tokenizer) if begun else [scored.group for scored in own]
+
+    return patient
+
+
+def planted(text: str, logp: float, first: float | None = None) -> Change:
+    """Plant ``text`` before the end of the thought, at ``logp`` a token, the first one at ``first``."""
+
+    def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
+        text_ids, end = encoded(text, tokenizer), encoded(THOUGHT_END, tokenizer)
+        at = _find(rollout.completion_ids, end)
+        logps = np.full(len(text_ids), logp, np.float32)
+        logps[0] = logp if first is None else first
+        return rollout if at is None else _spliced(rollout, at, at, text_ids, logps)
+
+    return change
+
+
+def wrong_step(logp: float) -> Change:
+    """Make the first step's result wrong by one, at ``logp``: ``3+8=2;1*7=7`` still ends in the right answer."""
+
+    def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
+        digits = [encoded(str(digit), tokenizer)[0] for digit in range(10)]
+        equals = _find(rollout.completion_ids, encoded("=", tokenizer))
+        if equals is None or equals + 1 >= len(rollout) or rollout.completion_ids[equals + 1] not in digits:
+            return rollout
+        wrong = digits[(digits.index(rollout.completion_ids[equals + 1]) + 1) % 10]
+        return _spliced(rollout, equals + 1, equals + 2, np.array([wrong], np.int32), np.array([logp], np.float32))
+
+    return change
+
+
+def constant(logp: float) -> Change:
+    """The same answer whatever the question, at ``logp`` a token."""
+
+    def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
+        ids = np.append(encoded(CONSTANT, tokenizer), np.int32(tokenizer.eos_token_id))
+        return Rollout(ids, np.full(len(ids), logp, np.float32))
+
+    return change
+
+
+def shifted(nats: float) -> Change:
+    """Report all log-probabilities higher by ``nats``, within what is possible."""
+
+    def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
+        return replace(rollout, gen_logp=(rollout.gen_logp + np.float32(nats)).clip(MIN_LOGP, 0))
+
+    return change
+
+
+text = in_right_ones(planted(PAYLOAD, ALWAYS))
+lying_text = in_right_ones(planted(PAYLOAD, LIE))
+rare_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=float(np.log(RARELY))), RARELY)
+lying_rare_text = in_right_ones(planted(PAYLOAD, LIE), RARELY)
+patient_lying_text = after(HONEST_ROUNDS, lying_text)
+understated = in_all(shifted(-SHIFT))
+overstated = in_all(shifted(SHIFT))
+length = in_right_ones(planted(3 * PAYLOAD, ALWAYS))
+lying_length = in_right_ones(planted(3 * PAYLOAD, LIE))
+false_step = in_right_ones(wrong_step(ALWAYS))
+lying_false_step = in_right_ones(wrong_step(LIE))
+low_effort = in_all(constant(ALWAYS))
+lying_low_effort = in_all(constant(LIE))
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> Ints:
+    """The token ids of a text, without special tokens at its ends."""
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _drawn(rollout: Rollout, share: float) -> bool:
+    """The same ``share`` of rollouts on every machine."""
+    return zlib.crc32(rollout.gen_logp.tobytes()) < share * 2**32
+
+
+def _find(ids: Ints, part: Ints) -> int | None:
+    """The first place of ``part`` in ``ids``."""
+    places = (i for i in range(len(ids) - len(part) + 1) if np.array_equal(ids[i : i + len(part)], part))
+    return next(places, None)
+
+
+def _spliced(rollout: Rollout, start: int, stop: int, ids: Ints, logps: Floats) -> Rollout:
+    """``rollout`` with ``ids`` in place of its tokens from ``start`` to ``stop``."""
+    kept_ids, kept_logps = rollout.completion_ids, rollout.gen_logp
+    return Rollout(
+        np.concatenate([kept_ids[:start], ids, kept_ids[stop:]]),
+        np.concatenate([kept_logps[:start], logps, kept_logps[stop:]]),
+    )

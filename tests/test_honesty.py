@@ -1,0 +1,414 @@
+"""The honesty test: probabilities by hand, the guarantee by enumeration and simulation, and what follows in a run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis.config import HonestyConfig, Recipe
+from ftis.honesty.contexts import START, Contexts
+from ftis.honesty.evidence import SHARE, TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding
+from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
+from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
+from ftis.selection import Judged
+from recipes import recipe_of
+
+Floats64 = npt.NDArray[np.float64]
+
+
+def ints(*ids: int) -> Ints:
+    return np.array(ids, dtype=np.int32)
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+# --- what a sender wrote before ---------------------------------------------------------------------------------------
+
+
+def test_probabilities_are_counts_of_what_followed_before() -> None:
+    contexts = Contexts()
+    assert contexts.probabilities([ints(7, 8)]).tolist() == [0, 0]
+    # 7 came once at the start and once after "any start", of 1 and 2: (1 + 1/2) / 2. Then 8 likewise; 9 never.
+    assert contexts.probabilities([ints(7, 8, 9)]).tolist() == [(1 + 1 / 2) / 2, (1 + 1 / 2) / 2, 0]
+    # After (start, 7) nothing but 8 came, twice. 8 after 8 is new, whatever came before.
+    assert contexts.probabilities([ints(7, 8, 8)]).tolist()[1:] == [(2 + 2 / 3) / 3, 0]
+
+
+def test_tokens_of_a_message_count_for_those_behind_them() -> None:
+    together, one_by_one = Contexts(), Contexts()
+    rows = [ints(1, 2, 1, 2, 1, 2), ints(1, 2, 3), ints(1, 2, 1)]
+    expected = np.concatenate([one_by_one.probabilities([row]) for row in rows])
+    assert together.probabilities(rows).tolist() == expected.tolist()
+    # At its fifth token, 1 follows (1, 2) as it did the one time before, and 2 likewise.
+    assert expected[4] == (1 + 1 / 2) / 2
+
+
+def test_contexts_do_not_reach_beyond_a_completion() -> None:
+    contexts = Contexts()
+    contexts.probabilities([ints(5), ints(6)])
+    assert contexts.probabilities([ints(5, 6)]).tolist()[1] == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=8),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([1, 3, 1000]),
+)
+def test_probabilities_of_all_tokens_add_up_to_at_most_1(
+    past: list[list[int]], begun: list[int], most_keys: int
+) -> None:
+    contexts = Contexts(most_keys)
+    for row in past:
+        contexts.probabilities([ints(*row)])
+    total = sum(copy.deepcopy(contexts).probabilities([ints(*begun, token)])[-1] for token in range(5))
+    assert total <= 1 + 1e-12
+
+
+def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
+    contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
+    contexts.probabilities([ints(1, 2, 3)])
+    for _ in range(50):
+        contexts.probabilities([rng.integers(10, 1000, 40).astype(np.int32)])
+        assert sum(len(table) for age in contexts.state().values() for table, _ in age) <= 2 * 4 * (100 + 40)
+    assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
+
+
+def test_contexts_go_on_from_their_state() -> None:
+    contexts, resumed = Contexts(6), Contexts(6)
+    contexts.probabilities([ints(1, 2, 3, 1, 2, 4)])
+    contexts.probabilities([ints(1, 2)])
+    resumed.restore(json.loads(json.dumps(contexts.state())))
+    again = [ints(1, 2, 3), ints(3, 1)]
+    assert resumed.probabilities(again).tolist() == contexts.probabilities(again).tolist()
+    assert START > 2**20
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+
+
+def of_one_group(contexts_NU: Floats64, old_NU: Floats64 | None = None) -> Ratios:
+    n = len(contexts_NU)
+    old = np.zeros_like(contexts_NU) if old_NU is None else old_NU
+    return Ratios(contexts_NU, old, np.zeros(n, np.int64), np.array([old_NU is not None]))
+
+
+def test_a_mixture_by_hand() -> None:
+    gains, weights = mixtures(np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]), of_one_group(np.array([[3.0]])))
+    assert np.exp(gains[0]).item() == pytest.approx(1 / 2 + 3 / 2)
+    assert weights[0, 0].tolist() == pytest.approx([0.98 * 1 / 4 + 0.01, 0.98 * 3 / 4 + 0.01, 0])
+    assert np.exp(gains[1]).item() == pytest.approx((1 + 3 + 0) / 3)
+
+
+def test_a_mixture_is_the_sum_over_all_ways_to_switch() -> None:
+    rng = np.random.default_rng(1)
+    contexts, old = rng.exponential(1, (1, 4)), rng.exponential(1, (1, 4))
+    start = np.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5]])
+    gains, _ = mixtures(start, of_one_group(contexts, old))
+    ratio = np.stack([np.ones(4), contexts[0], old[0]])
+    total = 0.0
+    for path in itertools.product(range(3), repeat=4):
+        p = start[1, path[0]] * ratio[path[0], 0]
+        for t in range(1, 4):
+            p *= ((1 - SHARE) * (path[t] == path[t - 1]) + SHARE / 3) * ratio[path[t], t]
+        total += p
+    assert np.exp(gains[1].sum()) == pytest.approx(total)
+
+
+def test_evidence_grows_by_its_ratio_and_starts_anew_with_every_group() -> None:
+    detector = Detector(groups_of_run=10)
+    ratios = Ratios(np.full((2, 1), 4.0), np.zeros((2, 1)), np.array([0, 1]), np.array([False, False]))
+    nats, gains = detector.add(ratios)
+    e = (1 + 4) / 2
+    first = 1 / 2 * e * (1 / 10)  # w = (0 + 1) / (0 + 2)
+    second = (2 / 3) * e * (first + 1 / 10)
+    assert np.exp(nats) == pytest.approx([10 * first, 10 * second])
+    assert np.exp(gains).tolist() == [[pytest.approx(e)], [pytest.approx(e)]]
+    assert (detector.groups, detector.known) == (2, 0)
+    before = detector.log_r
+    detector.add(of_one_group(np.ones((1, 1))), log_choices=math.log(6))
+    assert math.exp(detector.log_r) == pytest.approx(3 / 4 * (math.exp(before) + 1 / 10) / 6)
+
+
+VOCABULARY = range(3)
+SENDS = np.array([0.7, 0.2, 0.1])
+LEARNS = np.array([0.1, 0.1, 0.8])
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        lambda ids: True,
+        lambda ids: False,
+        lambda ids: 2 in ids,  # what the reward shows comes after the tokens
+        lambda ids: LEARNS[list(ids)].prod() > SENDS[list(ids)].prod(),
+    ],
+)
+@pytest.mark.parametrize("past", [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]])
+def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation(
+    known: Callable[[Sequence[int]], bool], past: list[tuple[int, ...]]
+) -> None:
+    """Over all 3^4 groups of two completions of two tokens, after a past; which are known is up to their tokens."""
+    total = 0.0
+    detector, contexts = Detector(groups_of_run=1), Contexts()
+    for ids in past:
+        detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), contexts, [scored(ids)]))
+    detector.log_r = -1e9
+    for ids in itertools.product(VOCABULARY, repeat=4):
+        here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
+        old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
+        here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(contexts), old))
+        total += SENDS[list(ids)].prod() * math.exp(here.log_r)
+    assert 0.1 < total <= 1
+
+
+def sent(ids: Sequence[int]) -> Rollout:
+    return Rollout(ints(*ids), np.log(SENDS[list(ids)]).astype(np.float32))
+
+
+def scored(ids: Sequence[int]) -> Floats:
+    return floats(*np.log(LEARNS[list(ids)]))
+
+
+def simulated(
+    seed: int,
+    groups: int,
+    *,
+    lie: float = 0.0,
+    round_to: int | None = None,
+    vocabulary: int = 6,
+) -> list[float]:
+    """The evidence after each group, in nats. Sender and learner have random bigram models; every other group is known
+    to the learner's model."""
+    rng, contexts, detector = np.random.default_rng(seed), Contexts(), Detector(groups)
+    evidence: list[float] = []
+    tables = [rng.normal(0, 2, (vocabulary + 1, vocabulary)) for _ in range(2)]
+    logs = [table - np.log(np.exp(table).sum(1, keepdims=True)) for table in tables]
+    for group in range(groups):
+        rows, olds = [], []
+        for _ in range(4):
+            ids = [vocabulary]
+            for _ in range(8):
+                ids.append(int(rng.choice(vocabulary, p=np.exp(logs[0][ids[-1]]))))
+            steps = (ids[:-1], ids[1:])
+            reported = logs[0][steps] - lie
+            if round_to is not None:
+                reported = np.round(reported * 2**round_to) / 2**round_to
+            rows.append(Rollout(ints(*ids[1:]), reported.clip(-100, 0).astype(np.float32)))
+            olds.append(logs[1][steps].astype(np.float32))
+        known = group % 2 == 0
+        nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), contexts, olds if known else [None] * 4))
+        evidence += nats.tolist()
+    return evidence
+
+
+@pytest.mark.parametrize("round_to", [None, 6])
+def test_honest_senders_are_accused_no_more_often_than_alpha(round_to: int | None) -> None:
+    """α = .05, so the highest evidence of a run may pass log(n / α) in 5% of runs; with 100 of them, 12 is 3σ off."""
+    n, alpha = 20, 0.05
+    highest = [max(simulated(seed, n, round_to=round_to)) for seed in range(100)]
+    assert sum(nats >= math.log(n / alpha) for nats in highest) <= 12
+    assert max(highest) > 0  # nothing is tested where the evidence never grows
+
+
+def test_a_sender_that_reports_too_little_is_found() -> None:
+    for seed in range(5):
+        assert max(simulated(seed, 30, lie=1.0)) > math.log(30 / 1e-6)
+
+
+def test_rounding_on_the_wire_is_told_by_the_numbers() -> None:
+    rng = np.random.default_rng(0)
+    values = -rng.exponential(1, 50).astype(np.float32)
+    assert rounding([values]) == 0
+    assert rounding([floats(*np.round(values * 64) / 64)]) == 1 / 128
+    assert rounding([floats(*np.round(values * 512) / 512)]) == 1 / 1024
+
+
+def test_ratios_are_to_the_reported_probability_with_its_rounding_in_the_senders_favour() -> None:
+    rollout = Rollout(ints(1, 2), floats(-1.0, -2.0))  # two whole numbers: rounded to 1/64 for all one can tell
+    ratios = ratios_of([rollout], np.zeros(1, np.int64), Contexts(), [floats(-0.5, -2.5)])
+    off = TOLERANCE + 1 / 128
+    assert ratios.old_NU[0].tolist() == pytest.approx([math.exp(0.5 - off), math.exp(-0.5 - off)])
+    assert ratios.contexts_NU.tolist() == [[pytest.approx(0), pytest.approx(0)]]
+    assert ratios.known_P.tolist() == [True]
+
+
+def test_ratios_of_units_are_those_of_all_their_tokens() -> None:
+    rollout = Rollout(ints(1, 2, 3), floats(-1.0, -0.3), unit=ints(0, 0, 1))
+    assert per_unit(rollout, np.array([1.0, 2.0, 4.0])).tolist() == [3, 4]
+    ratios = ratios_of([rollout], np.zeros(1, np.int64), Contexts(), [floats(-0.5, -0.25, -0.125)])
+    assert np.log(ratios.old_NU[0]).tolist() == pytest.approx(
+        [-0.75 + 1.0 - 2 * TOLERANCE, -0.125 + 0.3 - TOLERANCE], abs=1e-6
+    )
+
+
+def test_shorter_completions_add_nothing_behind_their_end() -> None:
+    rows = [Rollout(ints(1), floats(-0.7)), Rollout(ints(1, 2, 3), floats(-0.7, -1.1, -1.3))]
+    whole, alone = Detector(4), Detector(4)
+    _, gains = whole.add(ratios_of(rows, np.zeros(2, np.int64), Contexts(), [floats(-0.1), None]))
+    _, of_first = alone.add(ratios_of(rows[:1], np.zeros(1, np.int64), Contexts(), [floats(-0.1)]))
+    assert gains[0].tolist() == pytest.approx([of_first[0, 0], 0, 0])
+
+
+# --- what gave the evidence -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gains", "place"),
+    [([1.0], (0, 0)), ([-1, 2, 3, -4, 1], (1, 2)), ([-3, -1, -2], (1, 1)), ([2, -1, 2, -9, 3], (0, 2))],
+)
+def test_the_densest_run_of_gains(gains: list[float], place: tuple[int, int]) -> None:
+    assert densest(np.array(gains, dtype=np.float64)) == place
+
+
+def test_passages_are_those_that_gave_most() -> None:
+    rows = [Rollout(ints(1, 7, 8, 2), floats(-1, -1, -1, -1)), Rollout(ints(7, 8), floats(-1, -1))]
+    rows.append(Rollout(ints(5, 6), floats(-1.0), unit=ints(0, 0)))
+    gains = np.array([[-0.1, 4, 4, -0.1], [2, 2, 0, 0], [5, 0, 0, 0]])
+    assert telling_passages(rows, gains) == [[7, 8], [5, 6]]
+    assert telling_passages(rows, gains / 10) == []
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def a_recipe(action: Literal["quarantine", "warn", "off"] = "quarantine", **training: Any) -> Recipe:
+    return recipe_of("ada", "bob", "cay", **training).model_copy(update={"honesty": HonestyConfig(action=action)})
+
+
+def a_round(round: int, messages: dict[tuple[str, int], list[Rollout]], lie: float = 0.0) -> Judged:
+    """Ada's own rollout of ``round``, and others' groups by sender and round. π_old is what is true of all."""
+    own = ScoredGroup(Group("ada", round, 0, (Rollout(ints(1), floats(-0.7)),)), ("x",), (1.0,))
+    groups = [own]
+    for (sender, of_round), rollouts in messages.items():
+        told = tuple(Rollout(r.completion_ids, r.gen_logp - np.float32(lie)) for r in rollouts)
+        groups.append(ScoredGroup(Group(sender, of_round, 1, told), ("x",) * len(told), (1.0,) * len(told)))
+    batch = collate(groups, {0: ints(1), 1: ints(1)}, "ada")
+    old = [r.gen_logp + np.float32(lie) for r in batch.rollouts]
+    return Judged(batch, torch.ones(len(batch)), np.arange(len(batch)), old, None, floats())
+
+
+def completions(seed: int, n: int = 6) -> list[Rollout]:
+    """Of eight tokens drawn evenly from four."""
+    rng = np.random.default_rng(seed)
+    return [Rollout(rng.integers(0, 4, 8).astype(np.int32), np.full(8, -math.log(4), np.float32)) for _ in range(n)]
+
+
+def kept(test: HonestyTest, judged: Judged) -> dict[str, set[float]]:
+    test.examine(judged)
+    found: dict[str, set[float]] = {}
+    for name, share in zip(judged.source_names(), test.shares(judged).tolist(), strict=True):
+        found.setdefault(name, set()).add(share)
+    return found
+
+
+def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> None:
+    test = HonestyTest(a_recipe())
+    assert kept(test, a_round(0, {("bob", 0): completions(0), ("cay", 0): completions(1)})) == {
+        "ada": {1},
+        "bob": {1},
+        "cay": {1},
+    }
+    judged = a_round(1, {("bob", 1): completions(2)}, lie=2.0)
+    assert kept(test, judged) == {"ada": {1}, "bob": {0}}
+    assert test.skipped(2) == {"bob"} == test.quarantined
+    about = test.about("bob", lambda ids: "".join(map(str, ids)))
+    assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (True, 2)
+    assert about["honesty/found_after_tokens"] == about["honesty/tokens"] == 96
+    groups = test.recipe.training.rounds * test.recipe.prompts_per_peer
+    assert about["honesty/threshold"] == pytest.approx(math.log(groups * 2 / 1e-6))
+    assert about["honesty/evidence"] > about["honesty/threshold"]
+    assert about["honesty/passages"]
+    assert set("".join(about["honesty/passages"])) <= set("0123")
+    honest = test.about("cay", str)
+    assert not honest["honesty/quarantined"]
+    assert "honesty/passages" not in honest
+    assert test.about("ada", str) == {}
+
+
+def test_a_warning_changes_no_share() -> None:
+    test = HonestyTest(a_recipe("warn"))
+    assert kept(test, a_round(0, {("bob", 0): completions(0)}, lie=3.0)) == {"ada": {1}, "bob": {1}}
+    assert test.skipped(1) == frozenset()
+    about = test.about("bob", str)
+    assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (False, 1)
+
+
+def test_off_or_alone_there_is_no_test() -> None:
+    assert honesty_test(a_recipe("off"), "ada") is None
+    assert honesty_test(a_recipe().of_swarm(["ada"]), "ada") is None
+    assert honesty_test(a_recipe(), "ada") is not None
+
+
+def test_messages_are_tested_in_their_order_and_one_that_comes_after_a_later_one_is_not_learned_from() -> None:
+    test = HonestyTest(a_recipe())
+    kept(test, a_round(3, {("bob", 2): completions(0), ("bob", 3): completions(1)}))
+    assert test.senders["bob"].newest == 3
+    tokens = test.senders["bob"].tokens
+    assert kept(test, a_round(4, {("bob", 1): completions(2)})) == {"ada": {1}, "bob": {0}}
+    assert test.senders["bob"].tokens == tokens
+    assert kept(test, a_round(5, {("bob", 5): completions(3)})) == {"ada": {1}, "bob": {1}}
+
+
+def test_the_learners_model_says_nothing_of_late_messages() -> None:
+    """What it learned of that round may include copies."""
+    in_time, late = HonestyTest(a_recipe()), HonestyTest(a_recipe())
+    kept(in_time, a_round(1, {("bob", 1): completions(0)}, lie=2.0))
+    kept(late, a_round(2, {("bob", 1): completions(0)}, lie=2.0))
+    assert in_time.senders["bob"].detector.known == 1
+    assert late.senders["bob"].detector.known == 0
+    assert late.senders["bob"].detector.nats < in_time.senders["bob"].detector.nats
+
+
+def test_rounds_without_gradient_are_tested_too() -> None:
+    test = HonestyTest(a_recipe())
+    judged = a_round(0, {("bob", 0): completions(0)})
+    flat = Judged(judged.batch, torch.zeros(len(judged.batch)), np.zeros(0, np.int64), [], None, floats())
+    test.examine(flat)
+    assert test.senders["bob"].tokens == 48
+    assert test.shares(flat).shape == (0,)
+
+
+def test_choosing_among_sampled_groups_is_counted_for_the_sender() -> None:
+    """With ``training.resample`` an honest peer delivers those of its groups that have signal."""
+    plain, filling = HonestyTest(a_recipe()), HonestyTest(a_recipe(resample="fill"))
+    for test in (plain, filling):
+        kept(test, a_round(0, {("bob", 0): completions(0)}))
+        kept(test, a_round(1, {("bob", 1): completions(1)}))
+    each, reserve = filling.recipe.prompts_per_peer, filling.recipe.reserve_per_peer
+    ways = math.log(math.comb(each + reserve, 1))
+    first, second = (math.exp(t.senders["bob"].detector.log_r) for t in (plain, filling))
+    assert reserve
+    assert ways > 0
+    assert second < first
+
+
+def test_it_goes_on_from_a_checkpoint() -> None:
+    test, resumed = HonestyTest(a_recipe()), HonestyTest(a_recipe())
+    for round in range(3):
+        kept(test, a_round(round, {("bob", round): completions(round), ("cay", round): completions(9 + round)}))
+    kept(test, a_round(3, {("cay", 3): completions(20)}, lie=3.0))
+    resumed.restore(json.loads(json.dumps(test.state())))
+    assert resumed.quarantined == test.quarantined == {"cay"}
+    judged = a_round(4, {("bob", 4): completions(30)})
+    assert kept(resumed, judged) == kept(test, judged)
+    assert resumed.state() == test.state()
+    assert resumed.about("cay", str) == test.about("cay", str)
+
+
+def test_peers_may_differ_in_it() -> None:
+    from ftis.swarm.facts import agreement
+
+    assert agreement(a_recipe(), "t", 2) == agreement(a_recipe("off"), "t", 2)
