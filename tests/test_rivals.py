@@ -253,7 +253,7 @@ def test_an_objective_brings_its_selections() -> None:
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="SFT-then-alone")))]
     assert names == ["penalty", "honesty", "foreign first"]
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="LUFFY")))]
-    assert names == ["penalty", "foreign_positives"]
+    assert names == ["penalty", "honesty", "foreign_positives"]
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ftis.codec import Header, Limits, decode
 from ftis.config import WireConfig
 from ftis.exchange import Collected
 from ftis.peer import Peer
-from ftis.rollouts import Group, Rollout
+from ftis.rollouts import Group, Rollout, ScoredGroup
 from ftis.wire.plain import weight_error
 
 EXACT = np.array([-0.3, -0.0123, -2.7], np.float32)
@@ -45,7 +45,7 @@ def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
         attack=None,
         should_stop=lambda: False,
     )
-    sent_bytes = Peer.offer(stub, 4, [OWN])
+    sent_bytes = Peer.offer(stub, 4, [ScoredGroup(OWN, ("",), (0.0,))])
 
     assert len(exchange.data) == sent_bytes
     assert exchange.data[4] == wire.format
