@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -476,6 +477,34 @@ def test_collaborating_with_nobody_is_said_and_is_a_failure(
     row = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")[0]
     assert row["peer/b/rejected/malformed"] == 1
     assert row["peer/b/admitted"] == 0
+
+
+def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resume(
+    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three peers, so that the honest two go on with each other."""
+    trained = {"learning_rate": 1e-3}
+    peers = {"a": {"model": models["a"], **trained}, "b": {"model": models["b"], "attack": "understated", **trained}}
+    peers["c"] = {"model": models["a"], **trained}
+    write_recipe(workplace, peers, top={"threads": 1, "processes": "inline"}, training={"prompts_per_round": 12})
+    assert ftis("train", "recipe.toml") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "F-TIS/a: b does not draw its tokens from the log-probabilities that it reports" in out
+    assert "nothing of it is learned from now on" in out
+    assert "F-TIS/b: a does not" not in out, "honest peers are not accused, by a liar's model either"
+    rows = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
+    found = rows[-1]["peer/b/honesty/found_in_round"]
+    assert [row["peer/b/honesty/quarantined"] for row in rows] == [row["step"] >= found for row in rows]
+    assert {row["peer/b/kept"] for row in rows if row["step"] >= found} == {0}
+    assert not any(row["peer/c/honesty/quarantined"] for row in rows)
+    assert all(row["peer/c/kept"] for row in rows)
+
+    assert found <= 2
+    for peer in peers:
+        shutil.rmtree(run_of(workplace) / "F-TIS" / peer / "checkpoint-4")
+    assert ftis("train", "recipe.toml", "--resume") == 0
+    again = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
+    assert without_times(again) == without_times(rows)
 
 
 def test_without_any_reward_nothing_is_learned_and_that_is_said(
