@@ -106,7 +106,7 @@ CASES = {
         missing="d",
         settings={"quorum": 3},
         skip="d",
-        says="below the quorum without d, set aside for rejections",
+        says="below the quorum without d, set aside",
     ),
     "all set aside": Case(there("b", "c", "d"), closes=0, missing="bcd", skip="bcd"),
     # refused and corrupt

@@ -13,7 +13,7 @@ from ftis.rollouts import Ints
 ID_BITS = 21
 """Bits of a token id in a key. Ids up to 2^21 − 2 are told apart; the last one stands before a completion's start."""
 START = 2**ID_BITS - 1
-MOST_KEYS = 2**15
+MOST_KEYS = 2**14
 """A generation ends with the message in which it comes to hold this many pairs of a context and a token."""
 
 Keys = npt.NDArray[np.int64]

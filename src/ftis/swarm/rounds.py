@@ -384,7 +384,7 @@ class Rounds:
             decisions.append(self._notice("finished", text))
         aside = [name for name in self._others if name not in wanted]
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
-            text = f"round {round}: below the quorum without {', '.join(aside)}, set aside for rejections"
+            text = f"round {round}: below the quorum without {', '.join(aside)}, set aside"
             decisions.append(self._notice("aside", text))
         for name in expected:
             self._others[name].strikes += 1
