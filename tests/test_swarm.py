@@ -245,6 +245,32 @@ def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> Non
     assert {"c is there", "c is gone"} <= {event.get("text") for event in events}
 
 
+@pytest.mark.slow
+def test_a_peer_that_goes_back_trains_those_rounds_again_with_the_others_messages(place: Path) -> None:
+    recipe = (place / "recipe.toml").read_text().replace("rounds = 4", "rounds = 14")
+    (place / "recipe.toml").write_text(recipe.replace("save_every = 2", "save_every = 2\nsave_total_limit = 9"))
+    processes = {name: joined(place, name) for name in "abc"}
+    run = place / "runs" / "three-seed0-c"
+    directory = run / "F-TIS" / "c"
+    lines = directory / "metrics.jsonl"
+    begun = processes["c"].until(lambda: lines.exists() and len(read_jsonl(lines)) >= 5, seconds=120)
+    assert begun, (place / "c.log").read_text()
+    assert ftis("rollback", str(run), "--to", "2") == 1  # it is at work
+    processes["c"].signal(signal.SIGINT)
+    assert processes["c"].wait(60) == 130
+    before = metrics(run, "c")
+    assert ftis("rollback", str(run), "--to", "2") == 0
+    assert [row["step"] for row in metrics(run, "c")] == [1, 2]
+    processes["c"] = joined(place, "c", "--resume")
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    again = metrics(run, "c")
+    assert again[: len(before)] == before
+    assert [row["step"] for row in again] == list(range(1, 15))
+    for name in "abc":
+        for row in metrics(place / "runs" / f"three-seed0-{name}", name):
+            assert all((row[f"peer/{of}/admitted"], row[f"peer/{of}/rejected"]) == (8, 0) for of in "abc"), name
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

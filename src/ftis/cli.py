@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ftis.cli_groups import Overrides, console, evaluate_model, keys, load_recipe, models
+from ftis.cli_groups import Overrides, console, evaluate_model, keys, load_recipe, models, roll_back_run
 from ftis.config import FtisError, NetworkConfig, Recipe, run_directory
 from ftis.lab.recipes import network_settings
 from ftis.loop.events import WarmUp
@@ -33,6 +33,7 @@ errors = Console(stderr=True, soft_wrap=True)
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command("eval")(evaluate_model)
+app.command("rollback")(roll_back_run)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``ftis keys …``, ``ftis models …`` and ``ftis eval``, and what all commands share."""
+"""The commands ``ftis keys …``, ``ftis models …``, ``ftis eval`` and ``ftis rollback``, and what all commands share."""
 
 from __future__ import annotations
 
@@ -162,3 +162,28 @@ def evaluate_model(
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(output, rows)
+
+
+def roll_back_run(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    to: Annotated[
+        int, typer.Option(min=0, help="The checkpoint to go on from; 0 is the beginning.", show_default=False)
+    ],
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="Only this peer; a swarm on one machine goes back whole. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
+) -> None:
+    """Undo rounds: go back to an earlier checkpoint. Peers that were found to lie stay found."""
+    from ftis.lab.rollback import roll_back
+
+    rollback = roll_back(run, to, arm or (), peer or (), dry_run)
+    lines = [line for undone in rollback.peers for line in undone.told()]
+    if dry_run:
+        lines += [f"would delete {removed}" for removed in rollback.removed()]
+    else:
+        lines.append("the same ftis train or ftis join with --resume goes on from there")
+    for line in lines:
+        console.print(line, highlight=False, markup=False)

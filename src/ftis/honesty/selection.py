@@ -78,6 +78,12 @@ class HonestyTest(Selection):
     def _groups_of_run(self) -> int:
         return self.recipe.training.rounds * self.recipe.prompts_per_peer
 
+    def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
+        """Take over an accusation of rounds that were undone; the arguments are :class:`Sender`'s."""
+        sender = self.senders.setdefault(name, Sender(Detector(self._groups_of_run)))
+        if sender.found is None:
+            sender.found, sender.found_after, sender.passages = found, found_after, [list(ids) for ids in passages]
+
     def skipped(self, round: int) -> Collection[str]:
         return self.quarantined
 

@@ -16,7 +16,8 @@ from ftis.engines.models import tokenizer_fingerprint
 from ftis.engines.samplers import check_stop, open_sampler
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
-from ftis.lab import starters
+from ftis.honesty.selection import HonestyTest
+from ftis.lab import accusations, starters
 from ftis.lab.local import Delayed
 from ftis.loop import checkpoint
 from ftis.loop.evaluate import Evaluation, Sampled, evaluate, sample
@@ -92,6 +93,9 @@ def assemble(
     for selection in selections:
         if selection.name in states:
             selection.restore(states[selection.name])
+        if isinstance(selection, HonestyTest):
+            for sender, accusation in accusations.read(directory, resume_step).items():
+                selection.accuse(sender, **accusation)
     policy.end_at(recipe.sampling.end_tokens)
     check_stop(recipe.sampling.stop, policy)
     vocabulary = policy.tokenizer.get_vocab()

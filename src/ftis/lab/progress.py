@@ -149,6 +149,8 @@ class Display:
         for peer, of_peer in by_peer(metrics).items():
             if of_peer.get("honesty/found_in_round") != metrics["step"]:
                 continue
+            if of_peer["honesty/found_after_tokens"] > of_peer["honesty/tokens"]:
+                continue  # found before the run went back, and not heard since
             passages = ", ".join(repr(text[:80]) for text in of_peer["honesty/passages"])
             follows = "nothing of it is learned from now on"
             if not of_peer["honesty/quarantined"]:

@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ LOCK_SECONDS = 30.0
 PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
-FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network")
+FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network", "honesty")
 """Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
 
 
@@ -44,7 +45,7 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in recipe.peers):
         packages.append("bitsandbytes")
     return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": _now(),
         "seed": recipe.seed,
         "commit": _commit(),
         "starters": _starter_names(recipe),
@@ -145,6 +146,22 @@ def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
     with locked(directory / ".lock", LOCK_SECONDS):
         write_json(directory / PROVENANCE, provenance(recipe))
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+
+
+def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
+    """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
+
+    Raises:
+        RunError: the provenance is not there or is damaged.
+    """
+    with locked(directory / ".lock", LOCK_SECONDS):
+        document = read_provenance(directory)
+        rollbacks = [*document.get("rollbacks", []), {"time": _now(), **entry}]
+        write_json(directory / PROVENANCE, {**document, "rollbacks": rollbacks})
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:

@@ -239,8 +239,17 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
     exchange: Exchange = AloneExchange()
     if len(members) > 1:
         exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set)
-    with locked(job.directory.parent / f".{job.peer}.lock", LOCK_SECONDS):
+    with locked(peer_lock(job.directory), LOCK_SECONDS):
         run_peer_job(job, exchange, stop.is_set, say)
+
+
+def peer_lock(directory: Path) -> Path:
+    """The lock that a process of its own holds while it trains one peer.
+
+    Args:
+        directory: of the peer in an arm of a run.
+    """
+    return directory.with_name(f".{directory.name}.lock")
 
 
 def resume_step(directory: Path, swarm: Recipe) -> int:
@@ -257,9 +266,18 @@ def resume_step(directory: Path, swarm: Recipe) -> int:
 def _locked(directory: Path, arm: Arm) -> Iterator[None]:
     """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
     with ExitStack() as held:
-        for swarm in arm.swarms:  # no peer's name holds an @
-            held.enter_context(locked(directory / arm.name / f".lock@{swarm.peers[0].name}", 0))
+        for swarm in arm.swarms:
+            held.enter_context(locked(swarm_lock(directory / arm.name, swarm), 0))
         yield
+
+
+def swarm_lock(directory: Path, swarm: Recipe) -> Path:
+    """The lock that a process holds while it trains the peers of a swarm. No peer's name holds an @.
+
+    Args:
+        directory: of the arm in a run.
+    """
+    return directory / f".lock@{swarm.peers[0].name}"
 
 
 def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:

@@ -13,7 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,19 +99,44 @@ def load(
         CheckpointError: a file is missing or damaged.
     """
     source = directory / f"checkpoint-{step}"
-    try:
+    with _errors_told(source):
         _check_digests(source)
         policy = Policy.load(config, model_path, checkpoint=source)
         state = torch.load(source / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
         policy.optimizer.load_state_dict(state)
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
-        selections = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
+        return policy, cursor, _selections(source)
+
+
+def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The selections' states of ``checkpoint-<step>``, whose files are all checked.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    source = directory / f"checkpoint-{step}"
+    with _errors_told(source):
+        _check_digests(source)
+        return _selections(source)
+
+
+def _selections(source: Path) -> dict[str, dict[str, Any]]:
+    states: dict[str, dict[str, Any]] = json.loads(
+        (source / "trainer_state" / "selections.json").read_text(encoding="utf-8")
+    )
+    return states
+
+
+@contextmanager
+def _errors_told(source: Path) -> Iterator[None]:
+    """What goes wrong while a checkpoint is read, as an error that names it and the remedy."""
+    try:
+        yield
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the checkpoint "
             f"before it, or start the run again with --overwrite"
         ) from error
-    return policy, cursor, selections
 
 
 def _digests(directory: Path) -> dict[str, str]:

@@ -76,12 +76,8 @@ class Records:
             path = self.directory / name
             if path.exists():
                 write_jsonl(path, [row for row in read_jsonl(path) if row["step"] <= step])
-        for path in (self.directory / "rollouts").glob("round-*.parquet"):
-            if int(path.stem.removeprefix("round-")) >= step:
-                path.unlink()
-        for path in (self.directory / "evaluations").glob("*.jsonl"):
-            if int(path.stem.rpartition("-")[2]) > step:
-                path.unlink()
+        for path in written_after(self.directory, step):
+            path.unlink()
 
     def round(self, record: RoundRecord) -> None:
         """Write a finished round. Rollouts come first, so a line of metrics means that the round is complete."""
@@ -109,6 +105,15 @@ class Records:
     def close(self) -> None:
         for tracker in self.trackers:
             tracker.finish()
+
+
+def written_after(directory: Path, step: int) -> list[Path]:
+    """The files of a peer's rounds and evaluations after ``step`` finished rounds."""
+    rounds, evaluations = (directory / "rollouts").glob("round-*.parquet"), (directory / "evaluations").glob("*.jsonl")
+    return [
+        *(path for path in sorted(rounds) if int(path.stem.removeprefix("round-")) >= step),
+        *(path for path in sorted(evaluations) if int(path.stem.rpartition("-")[2]) > step),
+    ]
 
 
 def rollouts_path(directory: Path, round: int) -> Path:

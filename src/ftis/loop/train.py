@@ -55,7 +55,7 @@ class Trainer:
         Asked to stop, it saves the finished rounds and returns. The run can then be resumed.
         """
         peer, training = self.peer, self.peer.recipe.training
-        self.records.cut_back_to(peer.cursor.step)
+        self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
         say(PeerStarted(peer.cursor.step))
         if peer.cursor.step == 0:
             say(self.evaluate())

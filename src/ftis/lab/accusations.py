@@ -1,0 +1,53 @@
+"""Accusations of rounds that were undone: who lied then stays accused when the peer goes on from before.
+
+    <arm>/<peer>.accused.json    {"step": 20, "senders": {"bob": {"found": 24, "found_after": 512, "passages": [[7]]}}}
+
+The file stands beside the peer's directory, so that it outlives a start from the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftis.config import FtisError
+from ftis.loop.files import write_json
+
+Accusation = Mapping[str, Any]
+"""``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
+
+
+class AccusationError(FtisError):
+    """Accusations cannot be read."""
+
+
+def path_of(peer: Path) -> Path:
+    """The file of a peer, from its directory in an arm."""
+    return peer.with_name(f"{peer.name}.accused.json")
+
+
+def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
+    """Keep the accusations of ``senders`` for a peer that goes on from ``step``."""
+    write_json(path_of(peer), {"step": step, "senders": senders})
+
+
+def read(peer: Path, step: float) -> dict[str, Accusation]:
+    """The accusations, by sender, for a peer that goes on from ``step``. Steps before that of the file know none.
+
+    So a replay from there decides as the recorded rounds did.
+
+    Raises:
+        AccusationError: the file is damaged.
+    """
+    path = path_of(peer)
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return dict(document["senders"]) if step >= document["step"] else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise AccusationError(
+            f"{path} is damaged ({error!r}): restore it, or delete it to hear whom it accused again"
+        ) from error
