@@ -16,9 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis.config import HonestyConfig, Recipe
+from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty.contexts import START, Contexts
-from ftis.honesty.evidence import SHARE, TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding
+from ftis.honesty.evidence import TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding, share_of
 from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
@@ -86,6 +86,19 @@ def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
     assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
 
 
+def test_a_large_message_takes_no_more_room_than_small_ones() -> None:
+    contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
+    whole = [rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)]
+    contexts.probabilities(whole)
+    assert max(len(table) for age in contexts.state().values() for table, _ in age) <= 200
+
+
+def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
+    with pytest.raises(FtisError, match=r"token id 2097151: .* set honesty.action"):
+        Contexts().probabilities([ints(5, START)])
+    assert START == 2097151
+
+
 def test_contexts_go_on_from_their_state() -> None:
     contexts, resumed = Contexts(6), Contexts(6)
     contexts.probabilities([ints(1, 2, 3, 1, 2, 4)])
@@ -93,7 +106,6 @@ def test_contexts_go_on_from_their_state() -> None:
     resumed.restore(json.loads(json.dumps(contexts.state())))
     again = [ints(1, 2, 3), ints(3, 1)]
     assert resumed.probabilities(again).tolist() == contexts.probabilities(again).tolist()
-    assert START > 2**20
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
@@ -102,38 +114,48 @@ def test_contexts_go_on_from_their_state() -> None:
 def of_one_group(contexts_NU: Floats64, old_NU: Floats64 | None = None) -> Ratios:
     n = len(contexts_NU)
     old = np.zeros_like(contexts_NU) if old_NU is None else old_NU
-    return Ratios(contexts_NU, old, np.zeros(n, np.int64), np.array([old_NU is not None]))
+    lengths = np.full(n, contexts_NU.shape[1])
+    return Ratios(contexts_NU, old, lengths, np.zeros(n, np.int64), np.array([old_NU is not None]))
 
 
 def test_a_mixture_by_hand() -> None:
-    gains, weights = mixtures(np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]), of_one_group(np.array([[3.0]])))
-    assert np.exp(gains[0]).item() == pytest.approx(1 / 2 + 3 / 2)
-    assert weights[0, 0].tolist() == pytest.approx([0.98 * 1 / 4 + 0.01, 0.98 * 3 / 4 + 0.01, 0])
-    assert np.exp(gains[1]).item() == pytest.approx((1 + 3 + 0) / 3)
+    start = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
+    gains, weights = mixtures(start, of_one_group(np.array([[3.0]])), 0.02)
+    first = 0.99 + 0.01 * 3
+    assert np.exp(gains[0]).item() == pytest.approx(first / 2 + 3 / 2)
+    posterior = [first / (first + 3), 3 / (first + 3), 0]
+    assert weights[0, 0].tolist() == pytest.approx(
+        [0.98 * p + 0.02 * e for p, e in zip(posterior, start[0], strict=True)]
+    )
+    assert np.exp(gains[1]).item() == pytest.approx((0.99 + 0.01 * (3 + 0) / 2 + 3 + 0) / 3)
 
 
 def test_a_mixture_is_the_sum_over_all_ways_to_switch() -> None:
-    rng = np.random.default_rng(1)
+    rng, share = np.random.default_rng(1), 0.02
     contexts, old = rng.exponential(1, (1, 4)), rng.exponential(1, (1, 4))
     start = np.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5]])
-    gains, _ = mixtures(start, of_one_group(contexts, old))
-    ratio = np.stack([np.ones(4), contexts[0], old[0]])
+    gains, _ = mixtures(start, of_one_group(contexts, old), share)
+    ratio = np.stack([0.99 + 0.01 * (contexts[0] + old[0]) / 2, contexts[0], old[0]])
     total = 0.0
     for path in itertools.product(range(3), repeat=4):
         p = start[1, path[0]] * ratio[path[0], 0]
         for t in range(1, 4):
-            p *= ((1 - SHARE) * (path[t] == path[t - 1]) + SHARE / 3) * ratio[path[t], t]
+            p *= ((1 - share) * (path[t] == path[t - 1]) + share / 3) * ratio[path[t], t]
         total += p
     assert np.exp(gains[1].sum()) == pytest.approx(total)
 
 
+def test_the_share_is_less_where_completions_are_longer() -> None:
+    assert [share_of(length) for length in (1, 40, 100, 1000)] == [0.02, 0.02, 0.02, 0.002]
+
+
 def test_evidence_grows_by_its_ratio_and_starts_anew_with_every_group() -> None:
     detector = Detector(groups_of_run=10)
-    ratios = Ratios(np.full((2, 1), 4.0), np.zeros((2, 1)), np.array([0, 1]), np.array([False, False]))
-    nats, gains = detector.add(ratios)
-    e = (1 + 4) / 2
-    first = 1 / 2 * e * (1 / 10)  # w = (0 + 1) / (0 + 2)
-    second = (2 / 3) * e * (first + 1 / 10)
+    each_N, none_P = np.ones(2, np.int64), np.array([False, False])
+    nats, gains = detector.add(Ratios(np.full((2, 1), 4.0), np.zeros((2, 1)), each_N, np.array([0, 1]), none_P))
+    e = (0.99 + 0.01 * 4 + 4) / 2
+    first = 1 / 2 * e * (1 / 10)  # w = (0 + 1) / (0 + 2) throughout the message
+    second = 1 / 2 * e * (first + 1 / 10)
     assert np.exp(nats) == pytest.approx([10 * first, 10 * second])
     assert np.exp(gains).tolist() == [[pytest.approx(e)], [pytest.approx(e)]]
     assert (detector.groups, detector.known) == (2, 0)
@@ -226,6 +248,22 @@ def test_honest_senders_are_accused_no_more_often_than_alpha(round_to: int | Non
 def test_a_sender_that_reports_too_little_is_found() -> None:
     for seed in range(5):
         assert max(simulated(seed, 30, lie=1.0)) > math.log(30 / 1e-6)
+
+
+def test_a_false_token_among_true_ones_is_found() -> None:
+    """One token in each of 12 completions of 30 is always 7 and reported at -9; the others are drawn from 1,000."""
+    rng, contexts, detector = np.random.default_rng(0), Contexts(), Detector(400)
+    highest = -math.inf
+    for _ in range(40):
+        rows = []
+        for _ in range(12):
+            ids = rng.integers(100, 1100, 30).astype(np.int32)
+            logp = np.full(30, -math.log(1000), np.float32)
+            ids[14:16], logp[14:16] = [6, 7], [-1e-4, -9]
+            rows.append(Rollout(ids, logp))
+        nats, _ = detector.add(ratios_of(rows, np.zeros(12, np.int64), contexts, [None] * 12))
+        highest = max(highest, *nats.tolist())
+    assert highest > math.log(400 * 2 / 1e-6)
 
 
 def test_rounding_on_the_wire_is_told_by_the_numbers() -> None:
@@ -328,7 +366,7 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
     assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (True, 2)
     assert about["honesty/found_after_tokens"] == about["honesty/tokens"] == 96
     groups = test.recipe.training.rounds * test.recipe.prompts_per_peer
-    assert about["honesty/threshold"] == pytest.approx(math.log(groups * 2 / 1e-6))
+    assert about["honesty/threshold"] == pytest.approx(math.log(groups * 3 * 2 / 1e-6))
     assert about["honesty/evidence"] > about["honesty/threshold"]
     assert about["honesty/passages"]
     assert set("".join(about["honesty/passages"])) <= set("0123")
@@ -339,6 +377,9 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
 
 
 def test_a_warning_changes_no_share() -> None:
+    test = HonestyTest(a_recipe("warn"))
+    kept(test, a_round(2, {("bob", 2): completions(1)}))
+    assert kept(test, a_round(3, {("bob", 1): completions(2)})) == {"ada": {1}, "bob": {1}}, "late, so not tested"
     test = HonestyTest(a_recipe("warn"))
     assert kept(test, a_round(0, {("bob", 0): completions(0)}, lie=3.0)) == {"ada": {1}, "bob": {1}}
     assert test.skipped(1) == frozenset()

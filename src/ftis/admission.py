@@ -50,7 +50,7 @@ class Reason(StrEnum):
     CORRUPT = "corrupt"
     """Contents other than the sender signed."""
     SET_ASIDE = "set_aside"
-    """Not decoded: the sender is in quarantine for rejections in earlier rounds."""
+    """Not decoded: a selection skips the sender in this round, as penalties and the honesty test do."""
     OVER_TIME = "over_time"
     """Not judged within the time a message may take."""
     WRONG_RUN = "wrong_run"

@@ -239,9 +239,9 @@ class HonestyConfig(_Section):
     """The test of whether the others' log-probabilities can be true."""
 
     action: Literal["quarantine", "warn", "off"] = "quarantine"
-    """What follows where they cannot: nothing is learned of that peer any more, or it is only said."""
+    """Whether nothing is learned any more of a peer whose cannot be true, or it is only reported."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """The probability that any honest peer is accused in a whole run is at most this."""
+    """The probability that anybody accuses an honest peer in a whole run is at most this."""
 
 
 class ObjectiveConfig(_Section):

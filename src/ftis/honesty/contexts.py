@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ftis.config import FtisError
 from ftis.rollouts import Ints
 
 ID_BITS = 21
 """Bits of a token id in a key. Ids up to 2^21 − 2 are told apart; the last one stands before a completion's start."""
 START = 2**ID_BITS - 1
 MOST_KEYS = 2**14
-"""A generation ends with the message in which it comes to hold this many pairs of a context and a token."""
+"""A generation ends when it holds this many pairs of a context and a token, and has at most twice as many."""
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
@@ -44,12 +45,24 @@ class Contexts:
         Args:
             completions: token ids from 0 to 2^21 − 2, in the order in which they were sampled.
         """
-        following = _keys(completions)
-        if not len(following[0]):
-            return np.zeros(0)
+        return np.concatenate([np.zeros(0), *(self._of_part(part) for part in self._parts(completions))])
+
+    def _parts(self, completions: Sequence[Ints]) -> Iterator[list[Ints]]:
+        """The completions in parts of at most ``most_keys`` tokens, so that no message takes more room than two."""
+        part: list[Ints] = []
+        for ids in completions:
+            if part and sum(map(len, part)) + len(ids) > self.most_keys:
+                yield part
+                part = []
+            part.append(ids)
+        if part:
+            yield part
+
+    def _of_part(self, completions: Sequence[Ints]) -> Probabilities:
         if max(map(len, self._young)) >= self.most_keys:
             self._old, self._young = self._young, [{}, {}, {}, {}]
-        pair, context, pair_1, context_1 = (self._count(table, keys) for table, keys in enumerate(following))
+        counted = (self._count(table, keys) for table, keys in enumerate(_keys(completions)))
+        pair, context, pair_1, context_1 = counted
         return (pair + pair_1 / (context_1 + 1)) / (context + 1)
 
     def _count(self, table: int, keys: Keys) -> npt.NDArray[np.int64]:
@@ -87,6 +100,10 @@ def _keys(completions: Sequence[Ints]) -> tuple[Keys, Keys, Keys, Keys]:
     padded = np.concatenate([np.zeros(0, np.int64), *(part for ids in completions for part in (starts, ids))])
     inside = np.concatenate([np.zeros(0, bool), *(np.r_[False, False, np.ones(len(ids), bool)] for ids in completions)])
     place = np.flatnonzero(inside)
+    if (highest := int(padded[place].max(initial=0))) >= START:
+        raise FtisError(
+            f'token id {highest}: the honesty test tells ids below {START} apart: set honesty.action = "off"'
+        )
     token, last, before = padded[place], padded[place - 1], padded[place - 2]
     context = before << ID_BITS | last
     return context << ID_BITS | token, context, last << ID_BITS | token, last

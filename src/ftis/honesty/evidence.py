@@ -22,15 +22,15 @@ from ftis.codec import FRACTION_BITS
 from ftis.honesty.contexts import Contexts
 from ftis.rollouts import Floats, Rollout, pad
 
-SHARE = 0.02
-"""What each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So the mixture
-follows whichever component predicts the sender best at the time."""
+LARGEST_SHARE = 0.02
+"""The largest s, what each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So
+the mixture follows whichever component predicts the sender best at the time. See :func:`share_of`."""
 TOLERANCE = 1e-3
 """Nats a token by which an honest sender's log-probability may be off beside the wire's rounding."""
 
 MIN_Q = 1e-300
 """In place of a probability of 0, which has no logarithm."""
-LARGEST = 300.0
+LARGEST_LOG_RATIO = 300.0
 """Log-ratios are cut here, so that their exponentials are finite. That only makes the evidence less."""
 NOTHING = -1e9
 """log 0, as a number that JSON has."""
@@ -43,14 +43,16 @@ class Ratios:
     """What the components say about a message, as ratios to the reported probabilities.
 
     Attributes:
-        contexts_NU: q/π_gen of the sender's earlier tokens, [N, U]; 1 behind a rollout's last unit.
-        old_NU: π_old/π_gen of the learner, likewise; 0 where its model was not run.
+        contexts_NU: q/π_gen of the sender's earlier tokens, [N, U].
+        old_NU: π_old/π_gen of the learner, [N, U]; 0 where its model was not run.
+        length_N: units of each rollout; what stands behind them does not count.
         group_N: the group of each rollout, ascending, from 0.
         known_P: whether the learner's model was run on the group.
     """
 
     contexts_NU: Floats64
     old_NU: Floats64
+    length_N: npt.NDArray[np.int64]
     group_N: npt.NDArray[np.int64]
     known_P: npt.NDArray[np.bool_]
 
@@ -67,12 +69,14 @@ class Detector:
 
     Attributes:
         groups_of_run: n.
+        share: s of the mixtures.
         log_r: log R.
         groups: how many were judged; the learner's model was run on ``known`` of them.
         weights: of the components (reported, contexts, π_old) at a rollout's start, without π_old and with it.
     """
 
     groups_of_run: int
+    share: float = LARGEST_SHARE
     log_r: float = NOTHING
     groups: int = 0
     known: int = 0
@@ -89,25 +93,25 @@ class Detector:
         Args:
             log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
-        gain_ANU, weights = mixtures(np.array(self.weights), ratios)
+        gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
         n_groups = len(ratios.known_P)
-        log_AP = np.stack([np.bincount(ratios.group_N, gains.sum(1), n_groups) for gains in gain_ANU])
+        log_WP = np.stack([np.bincount(ratios.group_N, gains.sum(1), n_groups) for gains in gain_WNU])
+        w = (self.known + 1) / (self.groups + 2)
         nats = []
-        for without, with_old, known in zip(*log_AP.tolist(), ratios.known_P.tolist(), strict=True):
-            w = (self.known + 1) / (self.groups + 2)
+        for without, with_old, known in zip(*log_WP.tolist(), ratios.known_P.tolist(), strict=True):
             log_e = math.log(1 - w) + without
             if known:
                 log_e = float(np.logaddexp(log_e, math.log(w) + with_old))
             self.log_r = float(np.logaddexp(self.log_r, -math.log(self.groups_of_run))) + log_e
-            self.groups, self.known = self.groups + 1, self.known + known
             nats.append(self.nats - log_choices)
         self.log_r -= log_choices
+        self.groups, self.known = self.groups + n_groups, self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()
         known_N = ratios.known_P[ratios.group_N]
         if known_N.any():
             self.weights[1] = weights[1][known_N].mean(0).tolist()
-        better_N = (log_AP[1] > log_AP[0])[ratios.group_N] & known_N
-        return np.array(nats), np.where(better_N[:, None], gain_ANU[1], gain_ANU[0])
+        better_N = (log_WP[1] > log_WP[0])[ratios.group_N] & known_N
+        return np.array(nats), np.where(better_N[:, None], gain_WNU[1], gain_WNU[0])
 
     @property
     def nats(self) -> float:
@@ -119,27 +123,39 @@ EQUAL: Floats64 = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
 """Equal parts of the components, without π_old and with it."""
 
 
-def mixtures(weights: Floats64, ratios: Ratios) -> tuple[Floats64, Floats64]:
+def share_of(max_completion_length: int) -> float:
+    """s for completions of up to so many tokens: what honest tokens cost is then 2 nats a completion at most."""
+    return min(LARGEST_SHARE, 2 / max_completion_length)
+
+
+def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64, Floats64]:
     """Fixed-share mixtures along each rollout, without π_old and with it.
 
-    Before each unit, a component's weight is (1 − s) of its posterior weight and s of an equal part, s = ``SHARE``.
+    Before each unit, a component's weight is (1 − s) of its posterior weight and s of an equal part. The first
+    component is the reported probability but for s/2, which is for the others. So a single false token shows without a
+    switch to another component and back.
 
     Args:
         weights: of the components at a rollout's start, [2, 3]; each row adds up to 1.
+        share: s.
 
     Returns:
         log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, 3].
     """
     n, units = ratios.contexts_NU.shape
-    equal = SHARE * EQUAL[:, None, :]
-    current = np.broadcast_to(weights[:, None, :], (2, n, 3))
-    ratio_UNK = np.stack([np.ones((n, units)), ratios.contexts_NU, ratios.old_NU], axis=2).transpose(1, 0, 2)
-    totals = np.empty((units, 2, n))
+    equal = share * EQUAL[:, None, :]
+    current = np.repeat(weights[:, None, :], n, axis=1)
+    first = np.stack([ratios.contexts_NU, (ratios.contexts_NU + ratios.old_NU) / 2])
+    first = (1 - share / 2) + share / 2 * first
+    totals_WNU = np.ones((2, n, units))
     for unit in range(units):
-        parts = current * ratio_UNK[unit]
-        totals[unit] = total = parts.sum(2)
-        current = parts * ((1 - SHARE) / total)[:, :, None] + equal
-    return np.log(totals).transpose(1, 2, 0), current
+        going = np.flatnonzero(unit < ratios.length_N)
+        others = np.stack([ratios.contexts_NU[going, unit], ratios.old_NU[going, unit]], axis=1)
+        ratio_WNC = np.concatenate([first[:, going, unit, None], np.stack([others, others])], axis=2)
+        parts = current[:, going] * ratio_WNC
+        totals_WNU[:, going, unit] = total = parts.sum(2)
+        current[:, going] = parts * ((1 - share) / total)[:, :, None] + equal
+    return np.log(totals_WNU), current
 
 
 def ratios_of(
@@ -152,17 +168,23 @@ def ratios_of(
         group_N: the group of each, ascending, from 0.
         old_logp: log π_old of each rollout's tokens; None where it is not known.
     """
-    q_N = np.split(contexts.probabilities([r.completion_ids for r in rollouts]), np.cumsum([len(r) for r in rollouts]))
+    ends = np.cumsum([len(r) for r in rollouts])[:-1]
+    q_N = np.split(contexts.probabilities([r.completion_ids for r in rollouts]), ends)
     off = TOLERANCE + rounding([r.gen_logp for r in rollouts])
-    from_contexts, from_old = [], []
-    for rollout, q, old in zip(rollouts, q_N, old_logp, strict=False):  # behind the last rollout q has an empty part
+
+    def ratio(rollout: Rollout, log_q: Floats64) -> Floats64:
         reported = rollout.gen_logp + off * per_unit(rollout, np.ones(len(rollout)))
-        from_contexts.append(np.exp(np.minimum(per_unit(rollout, np.log(np.maximum(q, MIN_Q))) - reported, LARGEST)))
-        known = np.full(len(rollout), -np.inf) if old is None else old.astype(np.float64)
-        from_old.append(np.exp(np.minimum(per_unit(rollout, known) - reported, LARGEST)))
+        cut: Floats64 = np.minimum(per_unit(rollout, log_q) - reported, LARGEST_LOG_RATIO)
+        return np.exp(cut)
+
+    from_contexts = [ratio(r, np.log(np.maximum(q, MIN_Q))) for r, q in zip(rollouts, q_N, strict=True)]
+    unknown = [np.full(len(r), -np.inf) for r in rollouts]
+    olds = [un if old is None else old.astype(np.float64) for old, un in zip(old_logp, unknown, strict=True)]
+    from_old = [ratio(r, old) for r, old in zip(rollouts, olds, strict=True)]
     known_N = np.array([old is not None for old in old_logp])
     known_P = np.bincount(group_N, known_N) > 0
-    return Ratios(pad(from_contexts, 1.0), pad(from_old, 1.0), group_N, known_P)
+    length_N = np.array([len(rollout.gen_logp) for rollout in rollouts])
+    return Ratios(pad(from_contexts), pad(from_old), length_N, group_N, known_P)
 
 
 def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
@@ -174,7 +196,7 @@ def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
 
 
 def rounding(logps: Sequence[Floats]) -> float:
-    """The most by which log-probabilities are off by the wire's rounding, by what they look like; 0: in float32."""
+    """The most by which the wire's rounding puts log-probabilities off, told by the numbers; 0 for float32."""
     values = np.concatenate(logps).astype(np.float64)
     for bits in sorted(filter(None, FRACTION_BITS.values())):
         scaled = values * 2**bits

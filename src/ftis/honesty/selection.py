@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ftis.config import Recipe
 from ftis.honesty.contexts import Contexts
-from ftis.honesty.evidence import Detector, Floats64, ratios_of
+from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
 
 PASSAGES = 3
 """Passages that are shown of what gave the evidence."""
+PASSAGE_TOKENS = 40
+"""Tokens of a passage that are shown: it is the sender's text, and every later round's record has it."""
 LEAST_GAIN = 3.0
 """Nats that a passage must have given to be shown."""
 
@@ -49,9 +51,9 @@ class Sender:
 class HonestyTest(Selection):
     """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
 
-    An honest sender is accused with a probability of at most ``honesty.alpha`` in a whole run, all senders together:
-    docs/method.md says under which conditions. A sender's messages are tested in the order of their rounds. A message
-    that comes after a later one cannot be tested, and nothing is learned of it.
+    Anybody accuses an honest sender with a probability of at most ``honesty.alpha`` in a whole run, if all its peers
+    test with that α: docs/method.md says under which conditions. A sender's messages are tested in the order of their
+    rounds. A message that comes after a later one cannot be tested, and nothing is learned of it.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
@@ -65,8 +67,9 @@ class HonestyTest(Selection):
 
     @property
     def threshold(self) -> float:
-        """The nats at which a sender is accused: log(n (m − 1) / α), n groups of a sender in a run of m peers."""
-        return math.log(self._groups_of_run * (len(self.recipe.peers) - 1) / self.recipe.honesty.alpha)
+        """The nats at which a sender is accused: log(n m (m − 1) / α), n groups of a sender in a run of m peers."""
+        m = len(self.recipe.peers)
+        return math.log(self._groups_of_run * m * (m - 1) / self.recipe.honesty.alpha)
 
     @property
     def quarantined(self) -> frozenset[str]:
@@ -78,9 +81,12 @@ class HonestyTest(Selection):
     def _groups_of_run(self) -> int:
         return self.recipe.training.rounds * self.recipe.prompts_per_peer
 
+    def _new_sender(self) -> Sender:
+        return Sender(Detector(self._groups_of_run, share_of(self.recipe.sampling.max_completion_length)))
+
     def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
         """Take over an accusation of rounds that were undone; the arguments are :class:`Sender`'s."""
-        sender = self.senders.setdefault(name, Sender(Detector(self._groups_of_run)))
+        sender = self.senders.setdefault(name, self._new_sender())
         if sender.found is None:
             sender.found, sender.found_after, sender.passages = found, found_after, [list(ids) for ids in passages]
 
@@ -89,7 +95,7 @@ class HonestyTest(Selection):
 
     def examine(self, judged: Judged) -> None:
         batch = judged.batch
-        now = int(batch.round_N.max())
+        now = int(batch.round_N[batch.own_N].max(initial=-1))
         known_N = judged.spread(judged.old_logp, None)
         self._untested.clear()
         for source, name in enumerate(batch.sources):
@@ -102,7 +108,7 @@ class HonestyTest(Selection):
 
     def _test(self, name: str, round: int, batch: Batch, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
         """Take in the message that ``rows`` of ``batch`` make up, with log π_old where it is known."""
-        sender = self.senders.setdefault(name, Sender(Detector(self._groups_of_run)))
+        sender = self.senders.setdefault(name, self._new_sender())
         if round <= sender.newest:
             self._untested.add((name, round))
             return
@@ -124,6 +130,8 @@ class HonestyTest(Selection):
         return math.log(math.comb(max(self.recipe.prompts_per_peer + reserve, groups), groups)) if reserve else 0.0
 
     def shares(self, judged: Judged) -> Tensor:
+        if self.recipe.honesty.action != "quarantine":
+            return torch.ones(len(judged.rows))
         quarantined, rounds = self.quarantined, judged.batch.round_N[judged.rows].tolist()
         sent = zip(judged.source_names(), rounds, strict=True)
         return torch.tensor([float(one[0] not in quarantined and one not in self._untested) for one in sent])
@@ -176,7 +184,7 @@ def telling_passages(rollouts: Sequence[Rollout], gains_NU: Floats64) -> list[li
         gain = gains_U[first : last + 1].sum()
         if gain >= LEAST_GAIN:
             inside = (units >= first) & (units <= last)
-            found[tuple(rollout.completion_ids[inside].tolist())] += gain
+            found[tuple(rollout.completion_ids[inside][:PASSAGE_TOKENS].tolist())] += gain
     return [list(ids) for ids, _ in found.most_common(PASSAGES)]
 
 
