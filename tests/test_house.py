@@ -34,14 +34,15 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts evidence selection",
+    "honesty": "contexts evidence proof selection",
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "
     "builtin",
     "loop": "files events records checkpoint evaluate train",
-    "swarm": "identity manifest facts limit penalties session chunks offers others outbox rounds link",
+    "swarm": "identity manifest facts limit penalties session chunks offers others outbox bundle inbox witness rounds "
+    "link",
     "lab": "recipes starters pretrained rivals local accusations assembly arms workers event_lines trackers prepare "
     "provenance memory estimate doctor preflight runs outlook experiments join replay probe stats reading rollback "
     "formatting summary budgets results tables corrections drawing figures exchange_figures views scaling verdicts "

@@ -93,8 +93,10 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
         STARTED.pop().kill()
 
 
-def joined(place: Path, name: str, *arguments: str) -> Watched:
+def joined(place: Path, name: str, *arguments: str, before: str = "") -> Watched:
+    """A peer as a process; ``before``: what its program does first."""
     join = command("join", "recipe.toml", "--peer", name, "--key", f"keys/{name}.key", "--roster", "roster.toml")
+    join[2] = before + join[2]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     STARTED.append(Watched([*join, *arguments], place / f"{name}.log", cwd=place, environment=environment))
     return STARTED[-1]
@@ -269,6 +271,43 @@ def test_a_peer_that_goes_back_trains_those_rounds_again_with_the_others_message
     for name in "abc":
         for row in metrics(place / "runs" / f"three-seed0-{name}", name):
             assert all((row[f"peer/{of}/admitted"], row[f"peer/{of}/rejected"]) == (8, 0) for of in "abc"), name
+
+
+LIE = """
+from dataclasses import replace
+import numpy as np
+from ftis.lab import join
+from ftis.rollouts import Rollout
+assemble = join.assemble
+def lying(*arguments, **keys):
+    trainer = assemble(*arguments, **keys)
+    def attack(own, tokenizer):
+        ids = own[0].group.rollouts[0].completion_ids
+        lie = Rollout(ids, np.full(len(ids), -6.0, np.float32))
+        return [replace(scored.group, rollouts=(lie,) * len(scored.group.rollouts)) for scored in own]
+    trainer.peer.attack = attack
+    return trainer
+join.assemble = lying
+"""
+
+
+def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("--set", "network.quorum=1")
+    processes = {name: joined(place, name, *keys, before=LIE if name == "c" else "") for name in "abc"}
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    for name in "ab":
+        run = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
+        assert read_jsonl(run / "metrics.jsonl")[-1]["peer/c/honesty/quarantined"] is True
+        (written,) = (run / "evidence").iterdir()
+        assert written.name.startswith("c-round-")
+        (event,) = (event for event in read_jsonl(run / "events.jsonl") if event.get("what") == "evidence")
+        assert written.name in event["text"]
+        assert "proves it to anybody" in event["text"]
+        assert ftis("verify-evidence", str(written), "--roster", "roster.toml") == 0
+        assert "proven: c did not draw its tokens" in capsys.readouterr().out
+        assert sorted(path.name for path in (run / "inbox").iterdir()) == ["a" if name == "b" else "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The command line: parse → call → exit code.
 
-Exit codes: 0 done; 1 an error that names its remedy; 2 wrong usage; 3 the run ended but some peer of a
-collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
+Exit codes: 0 done; 1 an error that names its remedy, or evidence that proves nothing; 2 wrong usage; 3 the run ended
+but some peer of a collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ftis.cli_groups import Overrides, console, evaluate_model, keys, load_recipe, models, roll_back_run
+from ftis.cli_groups import (
+    Overrides,
+    console,
+    evaluate_model,
+    keys,
+    load_recipe,
+    models,
+    roll_back_run,
+    verify_evidence,
+)
 from ftis.config import FtisError, NetworkConfig, Recipe, run_directory
 from ftis.lab.recipes import network_settings
 from ftis.loop.events import WarmUp
@@ -34,6 +43,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command("eval")(evaluate_model)
 app.command("rollback")(roll_back_run)
+app.command("verify-evidence")(verify_evidence)
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ftis.config import Recipe
 from ftis.honesty.contexts import Contexts
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
+from ftis.honesty.proof import log_choices
 from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
 
@@ -127,7 +128,7 @@ class HonestyTest(Selection):
     def _log_choices(self, groups: int) -> float:
         """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
         reserve = self.recipe.reserve_per_peer
-        return math.log(math.comb(max(self.recipe.prompts_per_peer + reserve, groups), groups)) if reserve else 0.0
+        return log_choices(self.recipe.prompts_per_peer + reserve if reserve else 0, groups)
 
     def shares(self, judged: Judged) -> Tensor:
         if self.recipe.honesty.action != "quarantine":

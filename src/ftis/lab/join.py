@@ -5,6 +5,8 @@
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
         outbox/                  own messages that others may still ask for
+        inbox/<peer>/            what each other peer signed in the last rounds
+        evidence/                what proves to others that the honesty test was right about a peer
 
 <output_dir>/<name>-seed<seed>-<peer>.identity/
     incarnation                  how often this peer has been started
@@ -13,7 +15,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import threading
 import time
@@ -41,8 +42,10 @@ from ftis.loop.records import Records, open_trackers
 from ftis.metric_keys import by_peer
 from ftis.peer import Peer
 from ftis.swarm.facts import agreement, run_id
-from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_text
+from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
+from ftis.swarm.inbox import Inbox
 from ftis.swarm.link import NetworkExchange
+from ftis.swarm.witness import Witness
 
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:
@@ -167,12 +170,15 @@ def join(
         )
         peer = trainer.peer
         incarnation = _next_incarnation(identity_directory(recipe, name) / "incarnation")
-        with _network(peer, place, key, roster, incarnation, log) as exchange:
+        # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
+        inbox = Inbox(place / "inbox") if roster and swarm.honesty.action != "off" else None
+        with _network(peer, place, key, roster, incarnation, inbox, log) as exchange:
             peer.exchange = exchange
             log.exchange = exchange
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 exchange.catch_up(peer.cursor.step)
-            trainer.train(log)
+            evidence = place / "evidence"
+            trainer.train(Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log)
         trainer.close()
     return peer.cursor.step == swarm.training.rounds
 
@@ -188,11 +194,17 @@ def _next_incarnation(counter: Path) -> int:
 
 
 def _network(
-    peer: Peer, place: Path, key: Ed25519PrivateKey, roster: Roster | None, incarnation: int, log: EventLog
+    peer: Peer,
+    place: Path,
+    key: Ed25519PrivateKey,
+    roster: Roster | None,
+    incarnation: int,
+    inbox: Inbox | None,
+    log: EventLog,
 ) -> NetworkExchange:
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
-    facts["roster"] = hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
+    facts["roster"] = roster_digest(roster)
     facts["tokenizer"] = tokenizer_fingerprint(peer.policy.tokenizer, peer.recipe.sampling.end_tokens)
     limits = peer.admitter.terms.limits
     return NetworkExchange(
@@ -206,6 +218,7 @@ def _network(
         max_items=limits.max_groups,
         outbox=place / "outbox",
         incarnation=incarnation,
+        inbox=inbox,
         should_stop=peer.should_stop,
         say=log,
     )

@@ -12,6 +12,7 @@ of one does not have the other.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
@@ -115,6 +116,11 @@ def roster_text(roster: Roster) -> str:
     """A roster as the TOML that :func:`read_roster` reads."""
     lines = [f'"{name}" = "{public}"' for name, public in sorted(roster.items())]
     return "\n".join(["# The public keys of a run's peers, the same file for each of them.", "[peers]", *lines, ""])
+
+
+def roster_digest(roster: Roster | None) -> str:
+    """The fact about the roster that a run's peers must agree on; None stands for an open swarm."""
+    return hashlib.sha256(roster_text(roster).encode()).hexdigest() if roster is not None else "open"
 
 
 def read_roster(path: Path) -> dict[str, str]:

@@ -35,6 +35,7 @@ from ftis.loop.events import NetworkEvent, Say, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
+from ftis.swarm.inbox import Inbox
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
@@ -70,6 +71,7 @@ class NetworkExchange:
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
         outbox: a directory of this peer's own.
+        inbox: keeps what the others signed; None where it is not needed.
         incarnation: how often this peer has been started.
         should_stop: asked while waiting.
         say: told what happens, as events with a ``text`` for people. Called from several threads.
@@ -88,6 +90,7 @@ class NetworkExchange:
         max_items: int,
         outbox: Path,
         incarnation: int,
+        inbox: Inbox | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         say: Say = unheard,
     ) -> None:
@@ -99,7 +102,7 @@ class NetworkExchange:
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
-        self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
+        self.outbox, self.inbox = Outbox(outbox, keep, run, peer, incarnation, key), inbox
         self.status: dict[str, Any] = {"peer": peer, "run": run, "name": recipe.name, "state": "starting"}
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()
@@ -225,8 +228,8 @@ class NetworkExchange:
                     self._announce(round)
                 case Ask(peer):
                     self._ask_soon(peer)
-                case Fetch(offer):
-                    self._fetchers.submit(self._fetch, Assembly(offer))
+                case Fetch(offer, seal):
+                    self._fetchers.submit(self._fetch, Assembly(offer), seal)
                 case Closed():
                     pass  # collect's to return
 
@@ -272,7 +275,7 @@ class NetworkExchange:
 
     # --- fetching ---------------------------------------------------------------------------------
 
-    def _fetch(self, assembly: Assembly) -> None:
+    def _fetch(self, assembly: Assembly, seal: bytes) -> None:
         """Fetch an offer's chunks until all are there or the offer is not wanted."""
         pause = 0.05
         while assembly.missing() and self._wants(assembly.offer):
@@ -287,9 +290,22 @@ class NetworkExchange:
             if not progress:
                 self._closing.wait(pause)
                 pause = min(2 * pause, 1.0)
+        self._keep(assembly, seal)
         with self.changed:
             self.rounds.fetched(assembly)
             self.changed.notify_all()
+
+    def _keep(self, assembly: Assembly, seal: bytes) -> None:
+        """Keep a fetched message with its signed offer. It is on the disk before its round can close."""
+        contents = assembly.contents()
+        if self.inbox is None or contents is None:
+            return
+        offer = assembly.offer
+        try:
+            self.inbox.keep(offer, seal, contents)
+        except OSError as error:
+            text = f"what {offer.peer} signed for round {offer.round} cannot be kept as evidence ({error})"
+            self._say(NetworkEvent("evidence", text, offer.round))
 
     def _fetch_chunks(self, assembly: Assembly) -> bool:
         """Ask for the missing chunks, some at a time, up to the first that does not come; whether any came."""

@@ -59,9 +59,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`."""
+    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`.
+
+    Attributes:
+        seal: the offer's.
+    """
 
     offer: Manifest
+    seal: bytes
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ class Rounds:
             other.contents.pop(round, None)
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, f"two different offers for round {round}", round))
         if self._is_news(other, offer, known):
-            other.offers[round] = offer
+            other.offers[round], other.seals[round] = offer, seal
             other.newest = max(other.newest, round)
             other.strikes = 0
         return []
@@ -357,7 +362,7 @@ class Rounds:
             due = [of for of in other.offers if oldest <= of <= self._awaited.round and of not in done]
             if due and other.fetching is None:
                 other.fetching = max(due)
-                fetches.append(Fetch(other.offers[max(due)]))
+                fetches.append(Fetch(other.offers[max(due)], other.seals[max(due)]))
         return fetches
 
     def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:
