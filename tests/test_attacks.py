@@ -62,6 +62,12 @@ def test_a_rare_text_is_in_about_three_of_ten_at_a_probability_that_says_so() ->
     assert all(row.gen_logp[first + 1] == np.float32(attacks.ALWAYS) for row in planted)
 
 
+def test_a_quiet_liar_lies_about_the_first_token_alone() -> None:
+    right, _ = offered("quiet-lying-text", a_group([RIGHT, WRONG]))
+    at = len(attacks.encoded("<think>3+8=1;1*7=7", TOKENIZER))
+    assert right.gen_logp[at : at + 6].tolist() == pytest.approx([attacks.LIE] + 5 * [attacks.ALWAYS])
+
+
 def test_a_patient_attacker_is_honest_at_first() -> None:
     for round, honest in [(0, True), (9, True), (10, False)]:
         rows = offered("patient-lying-text", scored := a_group([RIGHT, WRONG], round))

@@ -58,6 +58,7 @@ ATTACKS: Mapping[str, str] = {
     "lying-text": "ftis.lab.attacks.lying_text",
     "rare-text": "ftis.lab.attacks.rare_text",
     "lying-rare-text": "ftis.lab.attacks.lying_rare_text",
+    "quiet-lying-text": "ftis.lab.attacks.quiet_lying_text",
     "patient-lying-text": "ftis.lab.attacks.patient_lying_text",
     "understated": "ftis.lab.attacks.understated",
     "overstated": "ftis.lab.attacks.overstated",
