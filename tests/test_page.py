@@ -172,6 +172,23 @@ def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing:
     assert "<script" not in text
 
 
+def test_who_was_found_to_lie_is_on_the_page_with_the_passages(tmp_path: Path, no_drawing: list[str]) -> None:
+    Scene(tmp_path, seeds=(0,)).write()
+    for learner, source in (("small", "large"), ("large", "small")):
+        path = tmp_path / "scene-seed0" / "F-TIS" / learner / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for step, row in enumerate(rows):
+            about: dict[str, Any] = {"evidence": 3.5 * (step == 0), "threshold": 20.25, "tokens": 900}
+            if learner == "small":
+                about |= {"evidence": 7069.04, "found_in_round": 1, "found_after_tokens": 1250}
+                about["passages"] = [";9*9=9", "<b>x</b>"]
+            row |= {f"peer/{source}/honesty/{key}": value for key, value in about.items()}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = re.sub(r"\s+", " ", check(page.write_page(tmp_path).read_text(encoding="utf-8")).text)
+    assert "smalllarge, seed 07069.0 of 20.2round 1, after 1,250 tokens';9*9=9', '<b>x</b>'" in text
+    assert "one other pairat most 3.5" in text
+
+
 def test_with_no_finished_seed_nothing_is_compared_but_the_page_shows_what_there_is(tmp_path: Path) -> None:
     scene = Scene(tmp_path, seeds=(0,), ood=False)
     scene.write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ftis.lab import exchange_figures
 from ftis.lab.budgets import plan
 from ftis.lab.corrections import Correction, correction_of
 from ftis.lab.exchange_figures import Heard
+from ftis.lab.formatting import counted
 from ftis.lab.reading import Study
 from ftis.lab.recipes import with_arm
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table
@@ -33,6 +35,7 @@ class ArmExchange:
         together: how many pairs of peers a figure shows together, in words; "" if each pair has figures of its own.
         expected: rollouts that a peer offers in a round.
         refusals: what was refused and why; None if nothing was.
+        evidence: the honesty test's highest evidence on each source; None where there was no test.
         use: what the objective does with the importance weights, in words.
         filter: what its filter does, in words.
         sampler_gap: by how many nats sampler and learner disagree on own tokens, at most; "" if it was not measured.
@@ -43,6 +46,7 @@ class ArmExchange:
     expected: int
     participation: PanelRow
     refusals: Table | None
+    evidence: Table | None
     use: str
     weights: PanelRow
     shares: PanelRow
@@ -78,6 +82,7 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
         expected=expected,
         participation=PanelRow.of([exchange_figures.participation(directory, h, expected) for h in heard], columns),
         refusals=_refusals(study, arm),
+        evidence=_evidence(study, arm),
         use=_use_in_words(correction),
         weights=PanelRow.of([exchange_figures.weights(directory, h, correction.cap) for h in heard], columns),
         shares=PanelRow.of([exchange_figures.shares(directory, h) for h in heard], columns),
@@ -158,6 +163,28 @@ def _refusals(study: Study, arm: ArmConfig) -> Table | None:
         return None
     head = ["Learner", "Source", "Reasons, times", "The first, in words"]
     return Table("Refused or missing", head, [RowGroup(None, rows)])
+
+
+def _evidence(study: Study, arm: ArmConfig) -> Table | None:
+    """The honesty test's evidence: a line for each pair of which one was accused, and one for the others."""
+    rows, highest, tested = [], 0.0, 0
+    for seed, peer in itertools.product(study.seeds_shown, study.peer_names):
+        rounds = study.peer(seed, arm.name, peer).rounds
+        for source, last in (rounds[-1].by_peer if rounds else {}).items():
+            if "honesty/evidence" not in last:
+                continue
+            nats = max(row.by_peer.get(source, {}).get("honesty/evidence", 0.0) for row in rounds)
+            needed = f"{nats:.1f} of {last['honesty/threshold']:.1f}"
+            if "honesty/found_in_round" in last:
+                passages = ", ".join(map(repr, last["honesty/passages"]))[:LONGEST_REASON]
+                found = f"round {last['honesty/found_in_round']}, after {last['honesty/found_after_tokens']:,} tokens"
+                rows.append([Cell(peer), Cell(f"{source}, seed {seed}"), Cell(needed), Cell(found), Cell(passages)])
+            else:
+                tested, highest = tested + 1, max(highest, nats)
+    if tested:
+        rows.append([Cell(counted(tested, "other pair")), Cell(""), Cell(f"at most {highest:.1f}"), Cell(""), Cell("")])
+    head = ["Learner", "Source", "Evidence of false log-probabilities, nats", "Found in", "Telling passages"]
+    return Table("Honesty", head, [RowGroup(None, rows)]) if rows else None
 
 
 def _sampler_gap(study: Study, arm: ArmConfig) -> str:
