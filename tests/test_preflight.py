@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ftis.config import RewardConfig
 from ftis.exchange import AloneExchange, Stopped
+from ftis.lab.arms import rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.preflight import Sounding, advice, extrapolated, sound
 from ftis.lab.progress import Display
@@ -37,7 +38,9 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "groups_a_round": 16,
         "reserve": 0.0,
         "tokens_per_second": 100.0,
-        "seconds_per_round": 2.0,
+        "seconds_to_sample": 0.5,
+        "seconds_to_learn": 1.5,
+        "sampling_cost": 0.25,
         "peak_bytes": 10**9,
         "checkpoint_bytes": 10**6,
         "message_bytes": 1000,
@@ -122,7 +125,10 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.answers == sum(map(sum, looked.rewards))
     assert 0 <= looked.unfinished <= 12
     assert looked.tokens_per_second > 0
-    assert looked.seconds_per_round > 0
+    sampled, trained = rollouts_per_round(recipe)
+    ratio = looked.seconds_to_sample / sampled / (looked.seconds_to_learn / trained)
+    assert looked.sampling_cost == pytest.approx(ratio)
+    assert looked.sampling_cost > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
     assert (looked.groups_a_round, looked.reserve) == (8, 0)

@@ -52,8 +52,9 @@ class Sounding:
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
         reserve: prompts in reserve for each of a round's, see ``training.resample``.
         tokens_per_second: sampled, one group after the other counted together.
-        seconds_per_round: a guess for a whole round of this arm, evaluation and waiting apart, by a line through half
-            of the groups and all of them.
+        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm, by a line through half of the groups
+            and all of them.
+        sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
@@ -67,11 +68,18 @@ class Sounding:
     groups_a_round: int
     reserve: float
     tokens_per_second: float
-    seconds_per_round: float
+    seconds_to_sample: float
+    seconds_to_learn: float
+    sampling_cost: float
     peak_bytes: int
     checkpoint_bytes: int
     message_bytes: int
     samples: tuple[tuple[str, str, float], ...]
+
+    @property
+    def seconds_per_round(self) -> float:
+        """Without evaluation and waiting."""
+        return self.seconds_to_sample + self.seconds_to_learn
 
     @property
     def completions(self) -> int:
@@ -228,6 +236,9 @@ def sound(
     signal = float(np.mean([group.has_signal for group in scored]))
     reserve = swarm.reserve_per_peer / swarm.prompts_per_peer
     tries = min(1 + reserve, 1 / max(signal, 1e-9))  # groups without signal give way until the reserve is used up
+    all_sampled = round(sampled * tries)
+    sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
+    training = extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained)
     sounding = Sounding(
         peer=name,
         rewards=tuple(group.rewards for group in scored),
@@ -237,8 +248,9 @@ def sound(
         groups_a_round=trained // swarm.sampling.num_generations,
         reserve=reserve,
         tokens_per_second=sum(map(len, rollouts)) / many.seconds,
-        seconds_per_round=extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, round(sampled * tries))
-        + extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained),
+        seconds_to_sample=sampling,
+        seconds_to_learn=training,
+        sampling_cost=sampling / all_sampled / max(training / trained, 1e-9),
         peak_bytes=peak_bytes(peer.policy.device),
         checkpoint_bytes=checkpoint_bytes(
             peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)

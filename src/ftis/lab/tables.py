@@ -170,7 +170,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     for one in soundings:
         console.print(
             f"{one.peer}: {kept} checkpoints of {in_bytes(one.checkpoint_bytes)}; offers {in_bytes(one.message_bytes)} "
-            f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting",
+            f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting; "
+            f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one",
             highlight=False,
         )
     if len(soundings) > 1:
