@@ -760,15 +760,16 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={workplace / 'runs'}"]
     settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
     settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=6"]
-    settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4)]
+    settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "64 jobs, 0 of them finished before" in done.stdout
+    assert "96 jobs, 0 of them finished before" in done.stdout
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
-    assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == [("alone-x2", 4), ("alone-x4", 8)]
+    more = [(f"alone-x{times}", 2 * times) for times in (2, 4, 8, 16)]
+    assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == more
     sizes = found["series"]
     assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
         ("F-TIS", [1, 2, 4, 8, 16]),
