@@ -1,6 +1,6 @@
 """What attacks do to who learns from the attacker, and what stops them: objectives, and the honesty test.
 
-    python benchmarks/attacks.py --seeds 5                                   # all attacks, about two hours on two cores
+    python benchmarks/attacks.py --seeds 5                      # all attacks: two hours on two cores, by estimate
     python benchmarks/attacks.py --seeds 5 --attacks lying-text understated
 
 The pair of recipes/demo_pair.toml, 40 rounds of 12 prompts a peer: ``small`` is honest, ``large`` attacks, so half of

@@ -24,7 +24,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -130,14 +129,10 @@ def print_cost(rounds: int = 20) -> None:
     pair = load(Path(__file__).parent.parent / "recipes" / "demo_pair.toml")
     training = pair.training.model_copy(update={"rounds": rounds, "eval_every": 0, "save_every": rounds})
     with tempfile.TemporaryDirectory() as place:
-        update: dict[str, Any] = {
-            "training": training,
-            "arms": (),
-            "processes": "inline",
-            "threads": 1,
-        }
+        alone = {"processes": "inline", "threads": 1, "output_dir": place}
+        recipe = pair.model_copy(update={"training": training, "arms": (), **alone})
         began = time.process_time()
-        ftis.run(pair.model_copy(update={**update, "output_dir": place}))
+        ftis.run(recipe)
         total = time.process_time() - began
     print(f"{spent:.3f} s of {total:.1f} processor seconds: {spent / total:.2%}")
 

@@ -41,7 +41,7 @@ WINGS = {
     "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "
     "builtin",
     "loop": "files events records checkpoint evaluate train",
-    "swarm": "identity manifest facts limit penalties session chunks offers others outbox bundle inbox witness rounds "
+    "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link",
     "lab": "recipes starters pretrained rivals local accusations assembly arms workers event_lines trackers prepare "
     "provenance memory estimate doctor preflight runs outlook experiments join replay probe stats reading rollback "

@@ -82,12 +82,16 @@ class HonestyTest(Selection):
     def _groups_of_run(self) -> int:
         return self.recipe.training.rounds * self.recipe.prompts_per_peer
 
-    def _new_sender(self) -> Sender:
-        return Sender(Detector(self._groups_of_run, share_of(self.recipe.sampling.max_completion_length)))
+    def _sender(self, name: str) -> Sender:
+        """What is known of a peer; nothing yet if it was not heard before."""
+        if name not in self.senders:
+            share = share_of(self.recipe.sampling.max_completion_length)
+            self.senders[name] = Sender(Detector(self._groups_of_run, share))
+        return self.senders[name]
 
     def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
         """Take over an accusation of rounds that were undone; the arguments are :class:`Sender`'s."""
-        sender = self.senders.setdefault(name, self._new_sender())
+        sender = self._sender(name)
         if sender.found is None:
             sender.found, sender.found_after, sender.passages = found, found_after, [list(ids) for ids in passages]
 
@@ -109,7 +113,7 @@ class HonestyTest(Selection):
 
     def _test(self, name: str, round: int, batch: Batch, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
         """Take in the message that ``rows`` of ``batch`` make up, with log π_old where it is known."""
-        sender = self.senders.setdefault(name, self._new_sender())
+        sender = self._sender(name)
         if round <= sender.newest:
             self._untested.add((name, round))
             return

@@ -16,7 +16,6 @@ reader with the run's roster believes nobody: neither who sent the bundle, nor w
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from ftis.honesty.proof import ALPHA, Spot, evidence_in, nats_needed
 from ftis.rollouts import MIN_LOGP, Group
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
-from ftis.swarm.facts import MAX_FACTS_BYTES, Sizes, read_facts, run_id
+from ftis.swarm.facts import MAX_FACTS_BYTES, Sizes, canonical, read_facts, run_id
 from ftis.swarm.identity import Roster, roster_digest
 from ftis.swarm.manifest import Manifest, ManifestError
 from ftis.swarm.offers import OfferCheck, Refusal
@@ -296,7 +295,7 @@ def _is_possible(group: Group, sizes: Sizes) -> bool:
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(dict(facts), sort_keys=True, separators=(",", ":")).encode("ascii")
+        return canonical(facts)
     except RecursionError:
         raise BundleError("the facts of the run are nested too deeply") from None
 

@@ -81,8 +81,12 @@ class Sizes:
 
 def run_id(facts: Mapping[str, Any]) -> str:
     """32 hex digits of the SHA-256 of the agreed facts as canonical JSON."""
-    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    return hashlib.sha256(canonical(facts)).hexdigest()[:32]
+
+
+def canonical(values: Mapping[str, Any]) -> bytes:
+    """A JSON object in one way: ASCII, keys sorted, no spaces."""
+    return json.dumps(dict(values), sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def read_facts(data: bytes) -> dict[str, Any] | None:

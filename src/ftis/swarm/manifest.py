@@ -21,6 +21,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NAME_PATTERN, FtisError
+from ftis.swarm.facts import canonical
 from ftis.swarm.identity import public_hex, verify
 
 VERSION = 1
@@ -79,7 +80,7 @@ def chunk_size(manifest: Manifest, index: int) -> int:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """``manifest`` in its only written form."""
-    return json.dumps({**vars(manifest), "version": VERSION}, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return canonical({**vars(manifest), "version": VERSION})
 
 
 def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
