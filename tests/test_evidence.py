@@ -21,7 +21,7 @@ from light_peer import light_recipe
 from memory import peak_of
 
 from ftis.codec import VERSION, Header, Message, encode
-from ftis.honesty.evidence import EQUAL, LARGEST_SHARE
+from ftis.honesty.evidence import EQUAL, LARGEST_SHARE, TRUSTING
 from ftis.honesty.proof import ALPHA, BREAK, MOST_STARTS, Spot, evidence_in, nats_needed
 from ftis.loop.events import Event, NetworkEvent, RoundEnded
 from ftis.rollouts import Group, Rollout
@@ -109,11 +109,11 @@ def test_the_evidence_by_hand() -> None:
     favour = math.exp(1e-3)
     ratio = ((1 + 1 / 2) / 2) / (p * favour)
     mostly, rest = 1 - LARGEST_SHARE / 2, LARGEST_SHARE / 2  # of the reported component
-    first = mostly / 2
-    second = (mostly + rest * ratio + ratio) / 2
+    first = TRUSTING[0, 0] * mostly
+    second = TRUSTING[0, 0] * (mostly + rest * ratio) + TRUSTING[0, 1] * ratio
     one = evidence_in([[Group("eve", 0, 0, (rollout,))]], 0, LARGEST_SHARE)
     assert one == pytest.approx(math.log(first), abs=1e-6)
-    # In one message both begin with equal parts; in a later one with the weights that the first one ended with.
+    # In one message both begin with the same weights; in a later one with the weights that the first one ended with.
     together = evidence_in([[Group("eve", 0, 0, (rollout, rollout))]], 0, LARGEST_SHARE)
     assert together == pytest.approx(math.log(first * second), abs=1e-6)
     weight = LARGEST_SHARE * EQUAL[0, 1]  # all that is left to the contexts

@@ -153,7 +153,7 @@ def test_evidence_grows_by_its_ratio_and_starts_anew_with_every_group() -> None:
     detector = Detector(groups_of_run=10)
     each_N, none_P = np.ones(2, np.int64), np.array([False, False])
     nats, gains = detector.add(Ratios(np.full((2, 1), 4.0), np.zeros((2, 1)), each_N, np.array([0, 1]), none_P))
-    e = (0.99 + 0.01 * 4 + 4) / 2
+    e = 0.9 * (0.99 + 0.01 * 4) + 0.1 * 4
     first = 1 / 2 * e * (1 / 10)  # w = (0 + 1) / (0 + 2) throughout the message
     second = 1 / 2 * e * (first + 1 / 10)
     assert np.exp(nats) == pytest.approx([10 * first, 10 * second])
@@ -162,6 +162,14 @@ def test_evidence_grows_by_its_ratio_and_starts_anew_with_every_group() -> None:
     before = detector.log_r
     detector.add(of_one_group(np.ones((1, 1))), log_choices=math.log(6))
     assert math.exp(detector.log_r) == pytest.approx(3 / 4 * (math.exp(before) + 1 / 10) / 6)
+
+
+def test_evidence_after_each_rollout_is_as_if_its_group_ended_there() -> None:
+    contexts_NU = np.array([[30.0], [0.5], [0.1]])
+    whole, _ = Detector(10).add(of_one_group(contexts_NU, 2 * contexts_NU))
+    parts = [Detector(10).add(of_one_group(contexts_NU[:n], 2 * contexts_NU[:n]))[0][-1] for n in (1, 2, 3)]
+    assert whole.tolist() == pytest.approx(parts)
+    assert whole[0] > whole[2]
 
 
 VOCABULARY = range(3)
@@ -232,7 +240,7 @@ def simulated(
             olds.append(logs[1][steps].astype(np.float32))
         known = group % 2 == 0
         nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), contexts, olds if known else [None] * 4))
-        evidence += nats.tolist()
+        evidence.append(float(nats[-1]))
     return evidence
 
 
@@ -262,7 +270,7 @@ def test_a_false_token_among_true_ones_is_found() -> None:
             ids[14:16], logp[14:16] = [6, 7], [-1e-4, -9]
             rows.append(Rollout(ids, logp))
         nats, _ = detector.add(ratios_of(rows, np.zeros(12, np.int64), contexts, [None] * 12))
-        highest = max(highest, *nats.tolist())
+        highest = max(highest, float(nats[-1]))
     assert highest > math.log(400 * 2 / 1e-6)
 
 
@@ -364,7 +372,7 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
     assert test.skipped(2) == {"bob"} == test.quarantined
     about = test.about("bob", lambda ids: "".join(map(str, ids)))
     assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (True, 2)
-    assert about["honesty/found_after_tokens"] == about["honesty/tokens"] == 96
+    assert 48 < about["honesty/found_after_tokens"] <= about["honesty/tokens"] == 96
     groups = test.recipe.training.rounds * test.recipe.prompts_per_peer
     assert about["honesty/threshold"] == pytest.approx(math.log(groups * 3 * 2 / 1e-6))
     assert about["honesty/evidence"] > about["honesty/threshold"]
@@ -374,6 +382,20 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
     assert not honest["honesty/quarantined"]
     assert "honesty/passages" not in honest
     assert test.about("ada", str) == {}
+
+
+def test_it_is_found_after_the_rollout_that_did_it_if_the_evidence_lasts_to_the_groups_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    test = HonestyTest(a_recipe())
+    over, under = test.threshold + 1, test.threshold - 1
+    judged = a_round(0, {("bob", 0): completions(0, 3)})
+    for nats, found_after in (([over, over, under], None), ([under, over, over], 2 * 8)):
+        test = HonestyTest(a_recipe())
+        told = np.array(nats), np.zeros((3, 8))
+        monkeypatch.setattr(Detector, "add", lambda *_, told=told: told)
+        test.examine(judged)
+        assert test.senders["bob"].found_after == found_after
 
 
 def test_a_warning_changes_no_share() -> None:

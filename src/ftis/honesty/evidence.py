@@ -80,10 +80,12 @@ class Detector:
     log_r: float = NOTHING
     groups: int = 0
     known: int = 0
-    weights: list[list[float]] = field(default_factory=lambda: EQUAL.tolist())
+    weights: list[list[float]] = field(default_factory=lambda: TRUSTING.tolist())
 
     def add(self, ratios: Ratios, log_choices: float = 0.0) -> tuple[Floats64, Floats64]:
-        """Take in a message. Returns the evidence after each group [P], and what each unit gave [N, U], in nats.
+        """Take in a message. Returns the evidence after each rollout [N], and what each unit gave [N, U], in nats.
+
+        Only what stands after a group's last rollout counts, since E_g is of whole groups.
 
         The evidence of a group is (1 − w) A + w B where the learner's model was run on it, else (1 − w) A. A mixes
         reported probabilities and contexts, B π_old as well. Whether the model is run on a group depends on its
@@ -94,24 +96,26 @@ class Detector:
             log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
         gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
-        n_groups = len(ratios.known_P)
-        log_WP = np.stack([np.bincount(ratios.group_N, gains.sum(1), n_groups) for gains in gain_WNU])
+        log_WN, n = gain_WNU.sum(2), len(ratios.group_N)
         w = (self.known + 1) / (self.groups + 2)
-        nats = []
-        for without, with_old, known in zip(*log_WP.tolist(), ratios.known_P.tolist(), strict=True):
-            log_e = math.log(1 - w) + without
+        nats_N, better_N = np.zeros(n), np.zeros(n, bool)
+        for group, known in enumerate(ratios.known_P.tolist()):
+            members = ratios.group_N == group
+            without_n, with_old_n = log_WN[:, members].cumsum(1)
+            better_N[members] = known and with_old_n[-1] > without_n[-1]
+            log_e_n = math.log(1 - w) + without_n
             if known:
-                log_e = float(np.logaddexp(log_e, math.log(w) + with_old))
-            self.log_r = float(np.logaddexp(self.log_r, -math.log(self.groups_of_run))) + log_e
-            nats.append(self.nats - log_choices)
+                log_e_n = np.logaddexp(log_e_n, math.log(w) + with_old_n)
+            log_r_n = np.logaddexp(self.log_r, -math.log(self.groups_of_run)) + log_e_n
+            self.log_r = float(log_r_n[-1])
+            nats_N[members] = log_r_n + math.log(self.groups_of_run) - log_choices
         self.log_r -= log_choices
-        self.groups, self.known = self.groups + n_groups, self.known + int(ratios.known_P.sum())
+        self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()
         known_N = ratios.known_P[ratios.group_N]
         if known_N.any():
             self.weights[1] = weights[1][known_N].mean(0).tolist()
-        better_N = (log_WP[1] > log_WP[0])[ratios.group_N] & known_N
-        return np.array(nats), np.where(better_N[:, None], gain_WNU[1], gain_WNU[0])
+        return nats_N, np.where(better_N[:, None], gain_WNU[1], gain_WNU[0])
 
     @property
     def nats(self) -> float:
@@ -121,6 +125,9 @@ class Detector:
 
 EQUAL: Floats64 = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
 """Equal parts of the components, without π_old and with it."""
+TRUSTING: Floats64 = np.array([[0.9, 0.1, 0], [0.9, 0.05, 0.05]])
+"""Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9,
+where equal parts would cost a nat and hide the few false tokens of a first message."""
 
 
 def share_of(max_completion_length: int) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ftis.honesty.contexts import Contexts
-from ftis.honesty.evidence import EQUAL, mixtures, ratios_of
+from ftis.honesty.evidence import TRUSTING, mixtures, ratios_of
 from ftis.rollouts import Group
 
 ALPHA = 1e-6
@@ -41,7 +41,7 @@ def evidence_in(messages: Iterable[Sequence[Group]], groups_sampled: int, share:
         groups_sampled: among how many groups the sender may have chosen those of a message; 0 if it delivers all.
         share: s of the mixture.
     """
-    contexts, weights, nats = Contexts(), EQUAL, 0.0
+    contexts, weights, nats = Contexts(), TRUSTING, 0.0
     for message in messages:
         groups = sorted(message, key=lambda group: group.item)  # an order that does not depend on the tokens
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -49,7 +49,7 @@ def evidence_in(messages: Iterable[Sequence[Group]], groups_sampled: int, share:
             continue
         group_N = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
         gain_WNU, after = mixtures(weights, ratios_of(rollouts, group_N, contexts, [None] * len(rollouts)), share)
-        weights = np.stack([after[0].mean(0), EQUAL[1]])
+        weights = np.stack([after[0].mean(0), TRUSTING[1]])
         nats += float(gain_WNU[0].sum()) - log_choices(groups_sampled, len(groups))
     return nats
 

@@ -35,7 +35,7 @@ class Sender:
         newest: the round of its last message that was tested; −1 before the first.
         tokens: its tokens that were tested.
         found: the round whose message took the evidence past the threshold.
-        found_after: tokens tested until then, to the end of the group that did it.
+        found_after: tokens tested until then, to the end of the rollout that did it.
         passages: the token ids that gave most of that message's evidence.
     """
 
@@ -121,13 +121,14 @@ class HonestyTest(Selection):
         rollouts = [batch.rollouts[row] for row in rows.tolist()]
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
         ratios = ratios_of(rollouts, group_N, sender.contexts, old_logp)
-        nats_P, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
-        tokens_P = np.bincount(group_N, [len(rollout) for rollout in rollouts])
-        over = np.flatnonzero(nats_P >= self.threshold)
-        if len(over) and sender.found is None:
-            sender.found, sender.found_after = round, sender.tokens + int(tokens_P[: over[0] + 1].sum())
+        nats_N, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
+        lengths, over_N = [len(rollout) for rollout in rollouts], nats_N >= self.threshold
+        accused_P = over_N[np.flatnonzero(np.diff(group_N, append=-1))]
+        if accused_P.any() and sender.found is None:
+            first = int((over_N & (group_N == accused_P.argmax())).argmax())
+            sender.found, sender.found_after = round, sender.tokens + sum(lengths[: first + 1])
             sender.passages = telling_passages(rollouts, gains_NU)
-        sender.tokens += int(tokens_P.sum())
+        sender.tokens += sum(lengths)
 
     def _log_choices(self, groups: int) -> float:
         """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
