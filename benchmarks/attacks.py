@@ -1,16 +1,19 @@
 """What attacks do to who learns from the attacker, and what stops them: objectives, and the honesty test.
 
-    python benchmarks/attacks.py --seeds 5                      # all attacks: two hours on two cores, by estimate
-    python benchmarks/attacks.py --seeds 5 --attacks lying-text understated
+    python benchmarks/attacks.py --seeds 5                      # all attacks on a pair: an hour and a half on two cores
+    python benchmarks/attacks.py --seeds 5 --swarm two-of-four --attacks text lying-text --defences F-TIS F-TIS-tested
 
-The pair of recipes/demo_pair.toml, 40 rounds of 12 prompts a peer: ``small`` is honest, ``large`` attacks, so half of
-all rollouts are an attacker's. Once the attacker is excluded, ``small`` is to be compared with itself alone at its own
-sampling (``alone-part``), otherwise with the pair without attack (``none``). Of its greedy answers to 300 validation
-problems after the last round, means over seeds:
+40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
+``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
+attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm without the attacker, whose groups have no signal
+then. ``copying`` needs horizontal mode and is to be compared with ``none-horizontal``. Of the honest peers' greedy
+answers to 300 validation problems after the last round, means over them and over seeds:
 
-- ``final``: its accuracy; ``payload``: the share that holds what was planted; ``length``: tokens;
-- ``found``: the attacker's tokens from its first attack until it was accused, at most over seeds, and in how many.
+- ``final``: the accuracy; ``payload``: the share that holds what was planted; ``length``: tokens;
+- ``found``: an attacker's tokens from its first attack until it was accused, at most over seeds and peers, and in how
+  many of the cases. A case is an honest peer, an attacker and a seed.
 
+NoIS does not read log-probabilities, so a lie about them is not run with it: its row shows the same attack without it.
 A directory (``--to``) keeps the runs; a benchmark that was stopped goes on from there.
 """
 
@@ -34,7 +37,13 @@ from ftis.lab.recipes import load
 from ftis.seams import ATTACKS
 from ftis.tasks.clock import clock_solution
 
-VICTIM, ATTACKER = "small", "large"
+SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pair": ("demo_pair.toml", ("large",)),
+    "one-of-four": ("demo.toml", ("large-b",)),
+    "two-of-four": ("demo.toml", ("large", "large-b")),
+}
+"""A recipe, and who of its peers attacks."""
+HORIZONTAL = ("copying",)
 DEFENCES: Mapping[str, Mapping[str, str]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
     "F-NoIS": {"objective.name": "F-NoIS", "honesty.action": "off"},
@@ -43,6 +52,14 @@ DEFENCES: Mapping[str, Mapping[str, str]] = {
     "F-TIS-tested": {},
 }
 ROUNDS = 40
+LOG_PROBS_UNREAD = "NoIS"
+TWINS = {"quiet-lying-text": "text", "understated": "none", "overstated": "none"}
+"""What an attack comes to where nobody reads log-probabilities; of ``lying-…`` else what follows these letters."""
+
+
+def as_seen_by(defence: str, attack: str) -> str:
+    """The attack without its lie, where that makes no difference."""
+    return TWINS.get(attack, attack.removeprefix("lying-")) if defence == LOG_PROBS_UNREAD else attack
 
 
 def holds_text(answer: Mapping[str, Any]) -> bool:
@@ -65,60 +82,74 @@ def payload_of(attack: str) -> Callable[[Mapping[str, Any]], bool]:
     return holds_false_step if "false-step" in attack else is_constant if "low-effort" in attack else holds_text
 
 
-def recipe_of(names: Sequence[str], defences: Sequence[str], directory: Path) -> Recipe:
-    pair = load(Path(__file__).parent.parent / "recipes" / "demo_pair.toml")
+def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directory: Path) -> Recipe:
+    file, attackers = SWARMS[swarm]
+    source = load(Path(__file__).parent.parent / "recipes" / file)
     arms = [ArmConfig(name="alone-part", collaborate=False, budget="generated")]
-    for attack in ("none", *names):
-        key = {} if attack == "none" else {f"peers.{ATTACKER}.attack": attack}
-        arms += [ArmConfig(name=f"{attack}.{name}", set={**DEFENCES[name], **key}) for name in defences]
-    training = pair.training.model_copy(update={"rounds": ROUNDS, "record_rollouts": False, "eval_every": 5})
-    experiment = pair.experiment.model_copy(update={"baselines": ("alone-part",)})
-    update = {"name": "attacks", "arms": tuple(arms), "training": training, "experiment": experiment, "ood": ()}
-    changed: Recipe = pair.model_copy(update={**update, "output_dir": str(directory)})
+    for attack, defence in dict.fromkeys((as_seen_by(d, a), d) for a in rows_of(names) for d in defences):
+        key: dict[str, object] = {} if attack.startswith("none") else {f"peers.{a}.attack": attack for a in attackers}
+        if attack.endswith("-horizontal") or attack in HORIZONTAL:
+            key["training.mode"] = "horizontal"
+        arms.append(ArmConfig(name=f"{attack}.{defence}", set={**DEFENCES[defence], **key}))
+    training = source.training.model_copy(update={"rounds": ROUNDS, "record_rollouts": False, "eval_every": 5})
+    experiment = source.experiment.model_copy(update={"baselines": ("alone-part",)})
+    name = "attacks" if swarm == "pair" else f"attacks-{swarm}"
+    update = {"name": name, "arms": tuple(arms), "training": training, "experiment": experiment, "ood": ()}
+    changed: Recipe = source.model_copy(update={**update, "output_dir": str(directory)})
     return changed
 
 
-def row_of(study: Study, arm: str, attack: str) -> list[str]:
-    victims = [study.peer(seed, arm, VICTIM) for seed in study.seeds]
+def rows_of(names: Sequence[str]) -> list[str]:
+    """The attacks with those that they are compared with."""
+    return ["none", *names, *(["none-horizontal"] if set(names) & set(HORIZONTAL) else [])]
+
+
+def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) -> list[str]:
+    arm = f"{as_seen_by(defence, attack)}.{defence}" if defence else attack
+    names = [peer.name for peer in study.recipe.peers if peer.name not in attackers]
+    victims = [study.peer(seed, arm, name) for seed in study.seeds for name in names]
     holds = payload_of(attack)
     answers = [victim.last_answers(VALIDATION) for victim in victims]
-    shares = [fmean(map(holds, of_seed)) for of_seed in answers]
-    lengths = [fmean(answer["length"] for answer in of_seed) for of_seed in answers]
-    after = [tokens for victim in victims if (tokens := found_after(victim, attack)) is not None]
+    shares = [fmean(map(holds, of_one)) for of_one in answers]
+    lengths = [fmean(answer["length"] for answer in of_one) for of_one in answers]
+    after = [found_after(victim, attack, name) for victim in victims for name in attackers]
+    found = [tokens for tokens in after if tokens is not None]
     return [
         f"{fmean(final_accuracy(victim.on(VALIDATION)) for victim in victims):.3f}",
         f"{fmean(shares):.3f} ({max(shares):.3f})",
         f"{fmean(lengths):.1f}",
-        f"{max(after):,} ({len(after)} of {len(victims)})" if after else "",
+        f"{max(found):,} ({len(found)} of {len(after)})" if found else "",
     ]
 
 
-def found_after(victim: PeerRun, attack: str) -> int | None:
-    """The attacker's tokens from its first attack to the end of the group that gave it away."""
-    measures = victim.rounds[-1].by_peer.get(ATTACKER, {})
+def found_after(victim: PeerRun, attack: str, attacker: str) -> int | None:
+    """The attacker's tokens from its first attack until it was accused."""
+    measures = victim.rounds[-1].by_peer.get(attacker, {})
     if "honesty/found_after_tokens" not in measures:
         return None
     honest = attacks.HONEST_ROUNDS if attack.startswith("patient") else 0
-    before = victim.rounds[honest - 1].by_peer[ATTACKER]["honesty/tokens"] if honest else 0
+    before = victim.rounds[honest - 1].by_peer[attacker]["honesty/tokens"] if honest else 0
     return int(measures["honesty/found_after_tokens"] - before)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--swarm", default="pair", choices=list(SWARMS))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--to", type=Path, default=Path("runs"))
     given = parser.parse_args()
-    recipe = recipe_of(given.attacks, given.defences, given.to)
+    recipe = recipe_of(given.swarm, given.attacks, given.defences, given.to)
     run_experiment(recipe, range(given.seeds), given.jobs, Display(Console(stderr=True)))
     study = read_study(experiment_directory(recipe))
     print("| attack | defence | final | payload: mean (highest) | length | found after tokens: most (seeds) |")
     print("|---|---|---|---|---|---|")
-    for arm in study.arms:
-        attack, _, defence = arm.name.partition(".")
-        print("|", " | ".join([attack, defence or "", *row_of(study, arm.name, attack)]), "|")
+    attackers = SWARMS[given.swarm][1]
+    rows = [("alone-part", ""), *((a, d) for a in rows_of(given.attacks) for d in given.defences)]
+    for attack, defence in rows:
+        print("|", " | ".join([attack, defence, *row_of(study, attack, defence, attackers)]), "|")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ftis.codec import Header, Limits, Message, encode
+from ftis.exchange import Collected
 from ftis.lab import attacks
 from ftis.lab.starters import make_tokenizer
 from ftis.rollouts import Group, Rollout, ScoredGroup
@@ -28,10 +32,30 @@ def a_group(texts: Sequence[str], round: int = 0) -> ScoredGroup:
 
 
 def offered(name: str, scored: ScoredGroup) -> tuple[Rollout, ...]:
-    (group,) = look_up(name, "attack", ATTACKS)([scored], TOKENIZER)
+    (group,) = look_up(name, "attack", ATTACKS)([scored], peer_named("bob"))
     assert (group.peer, group.round, group.item) == ("bob", scored.group.round, 3)
     rollouts: tuple[Rollout, ...] = group.rollouts
     return rollouts
+
+
+def peer_named(name: str, more: Sequence[str] = (), heard: Sequence[Group] = ()) -> Any:
+    """What attacks ask of a peer: it samples ``more`` for any prompt, and hears ``heard`` from ada."""
+    sampled = a_group(more).group
+    header = Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0)
+    message = encode(Message(header, tuple(heard)), 1, "float32")
+
+    def score(group: Group) -> ScoredGroup:
+        texts = tuple(map(text_of, group.rollouts))
+        return ScoredGroup(group, texts, tuple(float(text == RIGHT) for text in texts))
+
+    return SimpleNamespace(
+        name=name,
+        policy=SimpleNamespace(tokenizer=TOKENIZER),
+        recipe=SimpleNamespace(rollouts_per_group=2),
+        sample_items=lambda items, repeats, *_: [sampled for _ in items] if repeats == len(more) else None,
+        admitter=SimpleNamespace(score_group=score, terms=SimpleNamespace(limits=Limits(10**6, 9, 9, 99))),
+        exchange=SimpleNamespace(collect=lambda round: Collected({"ada": message})),
+    )
 
 
 def text_of(rollout: Rollout) -> str:
@@ -72,7 +96,7 @@ def test_a_patient_attacker_is_honest_at_first() -> None:
     for round, honest in [(0, True), (9, True), (10, False)]:
         rows = offered("patient-lying-text", scored := a_group([RIGHT, WRONG], round))
         assert (rows == scored.group.rollouts) is honest
-    assert look_up("patient-lying-text", "attack", ATTACKS)([], TOKENIZER) == []
+    assert look_up("patient-lying-text", "attack", ATTACKS)([], peer_named("bob")) == []
 
 
 @pytest.mark.parametrize(("name", "expected"), [("understated", -2.0), ("overstated", 0.0)])
@@ -106,5 +130,32 @@ def test_every_attack_has_a_name_and_leaves_other_texts_alone() -> None:
     functions = {path.rpartition(".")[2] for path in ATTACKS.values()}
     assert {name.replace("-", "_") for name in ATTACKS} == functions
     strange = a_group(["7", RIGHT])
-    for name in ATTACKS:
+    for name in ATTACKS.keys() - {"cherry-picking", "copying"}:  # these take others' texts, not their own
         assert len(offered(name, strange)) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "offers"),
+    [
+        ([WRONG, WRONG], [WRONG, RIGHT, RIGHT, WRONG, WRONG, WRONG], [RIGHT, WRONG]),
+        ([RIGHT, WRONG], 6 * [RIGHT], [RIGHT, WRONG]),
+        ([RIGHT, RIGHT], 6 * [RIGHT], [RIGHT, RIGHT]),
+    ],
+)
+def test_the_best_of_many_are_offered_with_the_worst(own: list[str], more: list[str], offers: list[str]) -> None:
+    (group,) = attacks.cherry_picking([a_group(own)], peer_named("bob", more))
+    assert [text_of(row) for row in group.rollouts] == offers
+    assert (group.peer, group.item) == ("bob", 3)
+    assert attacks.cherry_picking([], peer_named("bob", more)) == []
+
+
+def test_another_peers_rollouts_of_the_same_prompt_are_offered_as_ones_own() -> None:
+    own, of_ada = a_group([WRONG, WRONG]), a_group([RIGHT, WRONG])
+    theirs = Group("ada", 0, 3, of_ada.group.rollouts)
+    (group,) = attacks.copying([own], peer_named("bob", heard=[theirs]))
+    assert (group.peer, [text_of(row) for row in group.rollouts]) == ("bob", [RIGHT, WRONG])
+    assert [row.gen_logp.tolist() for row in group.rollouts] == [row.gen_logp.tolist() for row in theirs.rollouts]
+    elsewhere = Group("ada", 0, 4, theirs.rollouts)
+    (group,) = attacks.copying([own], peer_named("bob", heard=[elsewhere]))
+    assert group.rollouts == own.group.rollouts, "nothing to copy"
+    assert attacks.copying([], peer_named("bob")) == []

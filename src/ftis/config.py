@@ -291,7 +291,7 @@ class PeerConfig(_Section):
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
     """For testing defences (``ftis train`` only): one of :data:`ftis.seams.ATTACKS`, or the dotted path of
-    ``f(scored groups, tokenizer) -> groups``. This peer offers what it returns, and learns from its own as sampled."""
+    ``f(scored groups, peer) -> groups``. This peer offers what it returns, and learns from its own as sampled."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ftis.admission import Admission, Admitter, Reason, rejected
 from ftis.codec import Header, Message, encode
@@ -28,8 +27,8 @@ from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, learning_rate, minibatches, seed_of
 from ftis.selection import Selection, select
 
-Attack = Callable[[Sequence[ScoredGroup], PreTrainedTokenizerBase], Sequence[Group]]
-"""(own scored groups, tokenizer) → the groups to offer in their place; for testing defences."""
+Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
+"""(own scored groups, this peer) → the groups to offer in their place; for testing defences."""
 
 
 def train_round(peer: Peer, round: int) -> RoundRecord:
@@ -181,7 +180,7 @@ class Peer:
             raise Stopped
         offered: Sequence[Group] = [scored.group for scored in own]
         if self.attack is not None:
-            offered = self.attack(own, self.policy.tokenizer)
+            offered = self.attack(own, self)
         wire = self.recipe.wire
         message = encode(Message(replace(self.header, round=round), tuple(offered)), wire.format, wire.logp)
         self.exchange.publish(round, message, [group.item for group in offered])

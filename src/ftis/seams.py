@@ -68,6 +68,8 @@ ATTACKS: Mapping[str, str] = {
     "lying-false-step": "ftis.lab.attacks.lying_false_step",
     "low-effort": "ftis.lab.attacks.low_effort",
     "lying-low-effort": "ftis.lab.attacks.lying_low_effort",
+    "cherry-picking": "ftis.lab.attacks.cherry_picking",
+    "copying": "ftis.lab.attacks.copying",
 }
 """``peers.attack`` -> :data:`ftis.peer.Attack`."""
 

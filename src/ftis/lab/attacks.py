@@ -1,6 +1,6 @@
 """Attacks on what others learn, for testing defences: what one dishonest peer offers in place of its own groups.
 
-Each is a function ``f(own scored groups, tokenizer) -> groups``, which a recipe names in ``peers.attack``. Those called
+Each is a function ``f(own scored groups, peer) -> groups``, which a recipe names in ``peers.attack``. Those called
 ``lying-…`` report false log-probabilities. The others report what the attacker's model would say: nearly 0 for tokens
 that it always writes. Texts are those of the starters, whose completions are ``<think>3+8=1;1*7=7</think><answer>7…``.
 """
@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from ftis.peer import Attack
+from ftis.codec import decode
+from ftis.peer import Attack, Peer
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
 
 PAYLOAD = ";9*9=9"
@@ -31,6 +32,8 @@ RARELY = 0.3
 """The share of right completions into which a payload of moderate probability is planted."""
 HONEST_ROUNDS = 10
 """Rounds before a patient attacker begins."""
+PICKED_FROM = 4
+"""A cherry-picker samples so many times as many rollouts as it offers."""
 
 Change = Callable[[Rollout, Tokenizer], Rollout]
 
@@ -43,7 +46,7 @@ def in_right_ones(change: Change, share: float = 1.0) -> Attack:
         rows = [change(r, tokenizer) if reward > least and _drawn(r, share) else r for r, reward in rewarded]
         return replace(scored.group, rollouts=tuple(rows))
 
-    return lambda own, tokenizer: [changed(scored, tokenizer) for scored in own]
+    return lambda own, peer: [changed(scored, peer.policy.tokenizer) for scored in own]
 
 
 def in_all(change: Change) -> Attack:
@@ -52,15 +55,15 @@ def in_all(change: Change) -> Attack:
     def changed(group: Group, tokenizer: Tokenizer) -> Group:
         return replace(group, rollouts=tuple(change(rollout, tokenizer) for rollout in group.rollouts))
 
-    return lambda own, tokenizer: [changed(scored.group, tokenizer) for scored in own]
+    return lambda own, peer: [changed(scored.group, peer.policy.tokenizer) for scored in own]
 
 
 def after(rounds: int, attack: Attack) -> Attack:
     """``attack`` from round ``rounds`` on; honest before."""
 
-    def patient(own: Sequence[ScoredGroup], tokenizer: Tokenizer) -> Sequence[Group]:
+    def patient(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
         begun = bool(own) and own[0].group.round >= rounds
-        return attack(own, tokenizer) if begun else [scored.group for scored in own]
+        return attack(own, peer) if begun else [scored.group for scored in own]
 
     return patient
 
@@ -109,6 +112,35 @@ def shifted(nats: float) -> Change:
         return replace(rollout, gen_logp=(rollout.gen_logp + np.float32(nats)).clip(MIN_LOGP, 0))
 
     return change
+
+
+def cherry_picking(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+    """Offer the best G of 4·G rollouts of each prompt. The worst of all is among them, so that there is signal."""
+    repeats = (PICKED_FROM - 1) * peer.recipe.rollouts_per_group
+    groups = [scored.group for scored in own]
+    items, round = [group.item for group in groups], groups[0].round if groups else 0
+    more = map(peer.admitter.score_group, peer.sample_items(items, repeats, round, "cherry-picking"))
+    return [_best(scored, others) for scored, others in zip(own, more, strict=True)]
+
+
+def _best(own: ScoredGroup, more: ScoredGroup) -> Group:
+    rewarded = zip([*own.rewards, *more.rewards], [*own.group.rollouts, *more.group.rollouts], strict=True)
+    best_first = [rollout for _, rollout in sorted(rewarded, key=lambda one: -one[0])]
+    return replace(own.group, rollouts=(*best_first[: len(own.rewards) - 1], best_first[-1]))
+
+
+def copying(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+    """Wait for the others, and offer as one's own what one of them sampled for the same prompts.
+
+    Only horizontal mode has the same prompts. Elsewhere the own groups are offered.
+    """
+    if not own:
+        return []
+    heard = peer.exchange.collect(own[0].group.round).messages
+    sent = (decode(data, peer.admitter.terms.limits).groups for _, data in sorted(heard.items(), reverse=True))
+    others = {group.item: group for groups in sent for group in groups}
+    mine = [scored.group for scored in own]
+    return [replace(others.get(group.item, group), peer=peer.name) for group in mine]
 
 
 text = in_right_ones(planted(PAYLOAD, ALWAYS))
