@@ -5,9 +5,9 @@
 
 40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
 ``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
-attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm without the attacker, whose groups have no signal
-then. ``copying`` needs horizontal mode and is to be compared with ``none-horizontal``. Of the honest peers' greedy
-answers to 300 validation problems after the last round, means over them and over seeds:
+attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm without the attacker, whose groups have no
+signal then. ``copying`` needs horizontal mode and is to be compared with ``none-horizontal``. Of the honest peers'
+greedy answers to 300 validation problems after the last round, means over them and over seeds:
 
 - ``final``: the accuracy; ``payload``: the share that holds what was planted; ``length``: tokens;
 - ``found``: an attacker's tokens from its first attack until it was accused, at most over seeds and peers, and in how
