@@ -13,9 +13,10 @@ import pytest
 from ftis.codec import Header, Limits, Message, encode
 from ftis.exchange import Collected
 from ftis.lab import attacks
+from ftis.lab.attacks import ATTACKS
 from ftis.lab.starters import make_tokenizer
 from ftis.rollouts import Group, Rollout, ScoredGroup
-from ftis.seams import ATTACKS, look_up
+from ftis.seams import look_up
 
 TOKENIZER = make_tokenizer()
 RIGHT, WRONG = "<think>3+8=1;1*7=7</think><answer>7</answer>", "<think>3+8=2</think><answer>2</answer>"

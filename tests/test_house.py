@@ -43,10 +43,10 @@ WINGS = {
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link",
-    "lab": "recipes starters pretrained rivals local accusations assembly arms workers event_lines trackers prepare "
-    "provenance memory estimate doctor preflight runs outlook experiments join replay probe stats reading rollback "
-    "formatting summary budgets results tables corrections drawing figures exchange_figures views scaling verdicts "
-    "page_tables exchanges attacks samples page progress",
+    "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
+    "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
+    "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
+    "exchange_figures views scaling verdicts page_tables exchanges samples page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

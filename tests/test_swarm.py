@@ -93,10 +93,9 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
         STARTED.pop().kill()
 
 
-def joined(place: Path, name: str, *arguments: str, before: str = "") -> Watched:
-    """A peer as a process; ``before``: what its program does first."""
+def joined(place: Path, name: str, *arguments: str) -> Watched:
+    """A peer as a process."""
     join = command("join", "recipe.toml", "--peer", name, "--key", f"keys/{name}.key", "--roster", "roster.toml")
-    join[2] = before + join[2]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     STARTED.append(Watched([*join, *arguments], place / f"{name}.log", cwd=place, environment=environment))
     return STARTED[-1]
@@ -276,27 +275,23 @@ def test_a_peer_that_goes_back_trains_those_rounds_again_with_the_others_message
 LIE = """
 from dataclasses import replace
 import numpy as np
-from ftis.lab import join
 from ftis.rollouts import Rollout
-assemble = join.assemble
-def lying(*arguments, **keys):
-    trainer = assemble(*arguments, **keys)
-    def attack(own, tokenizer):
-        ids = own[0].group.rollouts[0].completion_ids
-        lie = Rollout(ids, np.full(len(ids), -6.0, np.float32))
-        return [replace(scored.group, rollouts=(lie,) * len(scored.group.rollouts)) for scored in own]
-    trainer.peer.attack = attack
-    return trainer
-join.assemble = lying
+def lie(own, peer):
+    ids = own[0].group.rollouts[0].completion_ids
+    told = Rollout(ids, np.full(len(ids), -6.0, np.float32))
+    return [replace(scored.group, rollouts=(told,) * len(scored.group.rollouts)) for scored in own]
 """
 
 
 def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (place / "swarm_attacks.py").write_text(LIE)
     keys = ("--set", "network.quorum=1")
-    processes = {name: joined(place, name, *keys, before=LIE if name == "c" else "") for name in "abc"}
+    attack = ("--set", "peers.c.attack=swarm_attacks.lie")
+    processes = {name: joined(place, name, *keys, *(attack if name == "c" else ())) for name in "abc"}
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    assert "c attacks the others" in (place / "c.log").read_text()
     for name in "ab":
         run = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
         assert read_jsonl(run / "metrics.jsonl")[-1]["peer/c/honesty/quarantined"] is True

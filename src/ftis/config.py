@@ -290,7 +290,7 @@ class PeerConfig(_Section):
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
-    """For testing defences (``ftis train`` only): one of :data:`ftis.seams.ATTACKS`, or the dotted path of
+    """For testing defences: one of :data:`ftis.lab.attacks.ATTACKS`, or the dotted path of
     ``f(scored groups, peer) -> groups``. This peer offers what it returns, and learns from its own as sampled."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""

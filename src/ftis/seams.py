@@ -53,26 +53,6 @@ RIVALS: Mapping[str, str] = {
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 
-ATTACKS: Mapping[str, str] = {
-    "text": "ftis.lab.attacks.text",
-    "lying-text": "ftis.lab.attacks.lying_text",
-    "rare-text": "ftis.lab.attacks.rare_text",
-    "lying-rare-text": "ftis.lab.attacks.lying_rare_text",
-    "quiet-lying-text": "ftis.lab.attacks.quiet_lying_text",
-    "patient-lying-text": "ftis.lab.attacks.patient_lying_text",
-    "understated": "ftis.lab.attacks.understated",
-    "overstated": "ftis.lab.attacks.overstated",
-    "length": "ftis.lab.attacks.length",
-    "lying-length": "ftis.lab.attacks.lying_length",
-    "false-step": "ftis.lab.attacks.false_step",
-    "lying-false-step": "ftis.lab.attacks.lying_false_step",
-    "low-effort": "ftis.lab.attacks.low_effort",
-    "lying-low-effort": "ftis.lab.attacks.lying_low_effort",
-    "cherry-picking": "ftis.lab.attacks.cherry_picking",
-    "copying": "ftis.lab.attacks.copying",
-}
-"""``peers.attack`` -> :data:`ftis.peer.Attack`."""
-
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
     "penalty": "ftis.swarm.penalties.penalties",

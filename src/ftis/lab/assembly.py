@@ -18,6 +18,7 @@ from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
 from ftis.honesty.selection import HonestyTest
 from ftis.lab import accusations, starters
+from ftis.lab.attacks import ATTACKS
 from ftis.lab.local import Delayed
 from ftis.loop import checkpoint
 from ftis.loop.evaluate import Evaluation, Sampled, evaluate, sample
@@ -30,7 +31,7 @@ from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, seed_of
-from ftis.seams import ATTACKS, SAMPLERS, TRACKERS, look_up
+from ftis.seams import SAMPLERS, TRACKERS, look_up
 from ftis.selection import selections_of
 from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task

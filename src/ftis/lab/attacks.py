@@ -8,7 +8,7 @@ that it always writes. Texts are those of the starters, whose completions are ``
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +157,14 @@ false_step = in_right_ones(wrong_step(ALWAYS))
 lying_false_step = in_right_ones(wrong_step(LIE))
 low_effort = in_all(constant(ALWAYS))
 lying_low_effort = in_all(constant(LIE))
+
+
+_NAMES = (
+    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text understated overstated "
+    "length lying_length false_step lying_false_step low_effort lying_low_effort cherry_picking copying"
+)
+ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
+"""``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""
 
 
 def encoded(text: str, tokenizer: Tokenizer) -> Ints:

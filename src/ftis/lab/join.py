@@ -36,7 +36,7 @@ from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
 from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, Event, RoundEnded, Say, placed, unheard
+from ftis.loop.events import ArmBegun, Event, NetworkEvent, RoundEnded, Say, placed, unheard
 from ftis.loop.files import append_jsonl, locked, write_whole
 from ftis.loop.records import Records, open_trackers
 from ftis.metric_keys import by_peer
@@ -125,11 +125,11 @@ def join(
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
-    for lab_only in ("attack", "rounds_late"):
-        if value := getattr(config, lab_only):
-            raise RecipeError(
-                f"peer {name!r} has {lab_only} = {value!r}: that is for trying things out with ftis train; remove it"
-            )
+    if config.rounds_late:
+        raise RecipeError(
+            f"peer {name!r} has rounds_late = {config.rounds_late}: that is for trying things out with ftis train; "
+            f"remove it"
+        )
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
@@ -154,6 +154,8 @@ def join(
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds))
         torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))
+        if config.attack:
+            log(NetworkEvent("attack", f"{name} attacks the others: peers.{name}.attack = {config.attack!r}", 0))
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
