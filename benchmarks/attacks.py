@@ -53,7 +53,7 @@ DEFENCES: Mapping[str, Mapping[str, str]] = {
 }
 ROUNDS = 40
 LOG_PROBS_UNREAD = "NoIS"
-TWINS = {"quiet-lying-text": "text", "understated": "none", "overstated": "none"}
+TWINS = {"quiet-lying-text": "text", "climbing-lying-text": "text", "understated": "none", "overstated": "none"}
 """What an attack comes to where nobody reads log-probabilities; of ``lying-…`` else what follows these letters."""
 
 

@@ -108,6 +108,14 @@ def test_log_probabilities_are_shifted_everywhere(name: str, expected: float) ->
         assert row.gen_logp.tolist() == pytest.approx([min(float(logp) + expected + 1, 0) for logp in was.gen_logp])
 
 
+@pytest.mark.parametrize(("round", "logp"), [(0, -9.0), (10, -7.0), (60, attacks.ALWAYS)])
+def test_a_climbing_attacker_reports_more_from_round_to_round(round: int, logp: float) -> None:
+    right, _ = offered("climbing-lying-text", a_group([RIGHT, WRONG], round))
+    at = len(attacks.encoded("<think>3+8=1;1*7=7", TOKENIZER))
+    assert right.gen_logp[at : at + 6].tolist() == pytest.approx([logp] * 6)
+    assert attacks.climbing_lying_text([], peer_named("bob")) == []
+
+
 @pytest.mark.parametrize(("name", "logp"), [("false-step", attacks.ALWAYS), ("lying-false-step", attacks.LIE)])
 def test_a_first_step_becomes_false_before_the_right_answer(name: str, logp: float) -> None:
     right, wrong = offered(name, scored := a_group([RIGHT, WRONG]))

@@ -111,6 +111,9 @@ def reference_loss(
             if a > 0:
                 surrogate, moves = (r * a, True) if r <= high else (high * a, False)
                 seen["inside" if moves else "clipped above"] += 1
+                if objective.clip_joint and clamped_exp(logp[i][t] - gen[i][t]) > high:
+                    seen["moved no further" if moves else "beyond both"] += 1
+                    moves = False
             elif a < 0:
                 surrogate, moves = (r * a, True) if r >= low else (low * a, False)
                 seen["inside" if moves else "clipped below"] += 1
@@ -196,13 +199,14 @@ def assert_same(one: LossAndGradient, other: LossAndGradient, tolerance: float =
 # --- the loss is the formula --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("clip_joint", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("epsilon_high", [None, 0.28])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("name", ALL)
 def test_loss_and_gradient_are_the_reference(
-    name: str, estimator: Estimator, reduction: Reduction, epsilon_high: float | None, seed: int
+    name: str, estimator: Estimator, reduction: Reduction, epsilon_high: float | None, seed: int, clip_joint: bool
 ) -> None:
     rng = random.Random(f"{name} {estimator} {reduction} {epsilon_high} {seed}")
     objective = replace(
@@ -212,6 +216,7 @@ def test_loss_and_gradient_are_the_reference(
         kl_threshold=0.4,
         epsilon_high=epsilon_high,
         importance_sampling_clip_max=rng.choice([1.5, 2.0]),
+        clip_joint=clip_joint,
     )
     seen: Counter[str] = Counter()
     for k in range(15):
@@ -227,6 +232,7 @@ def test_loss_and_gradient_are_the_reference(
     wanted = ["clipped above", "clipped below", "inside"]
     wanted += ["truncated", "whole"] if objective.weight is truncated else []
     wanted += ["dropped", "kept, near", "kept, far but good"] if objective.filtered else []
+    wanted += ["moved no further"] if clip_joint and objective.ratio is over_old else []
     assert all(seen[branch] > 0 for branch in wanted), f"the sample never took every branch: {seen}"
 
 
@@ -398,6 +404,28 @@ def test_epsilon_high_unset_is_epsilon(name: str) -> None:
     assert_same(value_and_gradient(unset, sample), value_and_gradient(same, sample), tolerance=0.0)
     wider = replace(OBJECTIVES[name], epsilon_high=0.5)
     assert value_and_gradient(wider, sample)[0] != value_and_gradient(unset, sample)[0]
+
+
+@pytest.mark.parametrize("name", ["VIS", "F-VIS"])
+def test_clipping_the_joint_ratio_changes_nothing_where_it_is_the_ratio(name: str) -> None:
+    sample = draw(random.Random(5), n=9, t=12)
+    clipped = replace(OBJECTIVES[name], clip_joint=True)
+    assert_same(value_and_gradient(clipped, sample), value_and_gradient(OBJECTIVES[name], sample), tolerance=0.0)
+
+
+def test_a_unit_beyond_the_joint_clip_moves_nothing_if_its_rollout_is_good() -> None:
+    """Units of two tokens at π_θ = π_old = (-1, -2) and (-1, -1): joint log-ratios 1 and 0 where π_gen is -4 and -2."""
+    logp = torch.tensor([[-1.0, -2.0, -1.0, -1.0]] * 2, dtype=torch.float64, requires_grad=True)
+    gen = torch.tensor([[-4.0, -2.0]] * 2, dtype=torch.float64)
+    advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    unit, mask = torch.tensor([[0, 0, 1, 1]] * 2), torch.ones(2, 4, dtype=torch.bool)
+    objective = replace(OBJECTIVES["TIS"], clip_joint=True)
+    loss, _ = policy_loss(objective, logp, logp.detach(), gen, advantage, mask, unit_NT=unit)
+    loss.backward()
+    weight = 2.0  # e, capped
+    assert logp.grad is not None
+    assert logp.grad[0].tolist() == pytest.approx([0, 0, -1 / 8, -1 / 8])
+    assert logp.grad[1].tolist() == pytest.approx([weight / 8, weight / 8, 1 / 8, 1 / 8])
 
 
 # --- invariances --------------------------------------------------------------------------------------

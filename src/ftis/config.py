@@ -255,6 +255,7 @@ class ObjectiveConfig(_Section):
     kl_reduction: Literal["sum", "mean"] | None = None
     epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
+    clip_joint: bool | None = None
 
 
 class PeerConfig(_Section):

@@ -157,6 +157,8 @@ class Objective:
         kl_estimator: "k1" is d, "k3" is exp(−d) − 1 + d, with d = log π_gen − log π_old of a unit.
         kl_reduction: over the units of a sequence.
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
+        clip_joint: where Â > 0, whether a token whose unit has π_θ / π_gen > 1 + ε_high carries no gradient, as in VIS.
+            A probability reported too low then lifts nothing.
     """
 
     advantage: Callable[[Rewards], Tensor] = within_group
@@ -171,6 +173,7 @@ class Objective:
     kl_reduction: Literal["sum", "mean"] = "sum"
     epsilon: float = 0.2
     epsilon_high: float | None = None
+    clip_joint: bool = False
 
     @property
     def weighted(self) -> bool:
@@ -335,6 +338,9 @@ def policy_loss(
     used_advantage_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
     surrogate_NT = _of_shape("surrogate", objective.surrogate(ratio_NT, used_advantage_N1, objective), logp_NT)
     surrogate_NT = weight_NT * surrogate_NT
+    if objective.clip_joint:  # a constant where it is beyond, so without gradient
+        beyond_NT = (used_advantage_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
+        surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
     surrogate_N = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT)).sum(-1) / length_N
     loss = -surrogate_N.sum() / (n if divisor is None else divisor)
 

@@ -32,6 +32,8 @@ RARELY = 0.3
 """The share of right completions into which a payload of moderate probability is planted."""
 HONEST_ROUNDS = 10
 """Rounds before a patient attacker begins."""
+CLIMB = 0.2
+"""Nats a round by which a climbing attacker reports more, so that its lie keeps near what its victim has learned."""
 PICKED_FROM = 4
 """A cherry-picker samples so many times as many rollouts as it offers."""
 
@@ -114,6 +116,12 @@ def shifted(nats: float) -> Change:
     return change
 
 
+def climbing_lying_text(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+    """Plant the text, at :data:`LIE` in the first round and :data:`CLIMB` more in each."""
+    round = own[0].group.round if own else 0
+    return in_right_ones(planted(PAYLOAD, min(ALWAYS, LIE + CLIMB * round)))(own, peer)
+
+
 def cherry_picking(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
     """Offer the best G of 4·G rollouts of each prompt. The worst of all is among them, so that there is signal."""
     repeats = (PICKED_FROM - 1) * peer.recipe.rollouts_per_group
@@ -160,8 +168,8 @@ lying_low_effort = in_all(constant(LIE))
 
 
 _NAMES = (
-    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text understated overstated "
-    "length lying_length false_step lying_false_step low_effort lying_low_effort cherry_picking copying"
+    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text understated "
+    "overstated length lying_length false_step lying_false_step low_effort lying_low_effort cherry_picking copying"
 )
 ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
 """``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""
