@@ -44,11 +44,12 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """A recipe, and who of its peers attacks."""
 HORIZONTAL = ("copying",)
-DEFENCES: Mapping[str, Mapping[str, str]] = {
+DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
     "F-NoIS": {"objective.name": "F-NoIS", "honesty.action": "off"},
     "TIS": {"objective.name": "TIS", "honesty.action": "off"},
     "F-TIS": {"honesty.action": "off"},
+    "F-TIS-joint": {"objective.clip_joint": True, "honesty.action": "off"},
     "F-TIS-tested": {},
 }
 ROUNDS = 40
