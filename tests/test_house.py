@@ -34,7 +34,7 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts evidence proof selection",
+    "honesty": "contexts evidence proof selection novelty",
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
