@@ -35,7 +35,7 @@ CORE = [
 
 WINGS = {
     "honesty": "contexts evidence proof selection novelty",
-    "alignment": "token_bytes",
+    "alignment": "token_bytes text units",
     "wire": "plain packed",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",

@@ -71,12 +71,13 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
 
 
-words = st.lists(st.sampled_from(PIECES).flatmap(lambda a: st.sampled_from(PIECES).map(lambda b: a + b)), max_size=12)
+pairs = st.tuples(st.sampled_from(PIECES), st.sampled_from(PIECES)).map("".join)
+words = st.lists(pairs.filter(lambda word: END not in word), max_size=12)  # else a merge would make the special token
 
 
 @st.composite
 def tokenizers(draw: st.DrawFn) -> PreTrainedTokenizerFast:
     """Of either spelling, over a random vocabulary."""
     if draw(st.booleans()):
-        return sentencepiece([word for word in draw(words) if "\u2581" not in word and END not in word])
+        return sentencepiece([word for word in draw(words) if "\u2581" not in word])
     return byte_level(draw(words), digits=draw(st.booleans()), normal_form=draw(st.booleans()))

@@ -1,0 +1,89 @@
+"""A completion as text: a rollout over bytes, whose units are the tokens that the sender sampled.
+
+No tokenizer is needed to read it. Its ids 0 to 255 are bytes in UTF-8, and :data:`END` is the end of the completion. A
+unit covers the bytes of one of the sender's tokens, and has its log-probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.rollouts import Ints, Rollout
+
+END = 256
+"""The id behind the last byte of a completion that its sender ended. It is a unit of its own."""
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+"""Stands for bytes that are no character, as in any decoder."""
+
+
+def as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> Rollout:
+    """A sampled completion as text.
+
+    Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
+    without bytes of its own gives its log-probability to the token before it (the first: to the one behind it). So the
+    sum of ``gen_logp`` is the same.
+
+    Args:
+        rollout: of the sender's tokenizer, each token a unit of its own.
+        known: that tokenizer.
+        end_ids: the sender's ids that end a completion.
+    """
+    ids = rollout.completion_ids
+    ended = bool(len(ids)) and int(ids[-1]) in end_ids
+    spoken = ids[: len(ids) - ended]
+    raw = known.join(spoken).astype(np.int32)
+    token = np.repeat(np.arange(len(spoken), dtype=np.int32), known.sizes(spoken))
+    raw, token = _valid(raw, token)
+    if ended:
+        raw, token = np.append(raw, np.int32(END)), np.append(token, np.int32(len(spoken)))
+    present, unit = np.unique(token, return_inverse=True)
+    if len(present) == len(ids):
+        return Rollout(raw, rollout.gen_logp, unit.astype(np.int32))
+    gen_logp = np.zeros(len(present), np.float64)
+    if len(present):
+        heir = np.maximum(np.searchsorted(present, np.arange(len(ids)), side="right") - 1, 0)
+        np.add.at(gen_logp, heir, rollout.gen_logp.astype(np.float64))
+    return Rollout(raw, gen_logp.astype(np.float32), unit.astype(np.int32))
+
+
+def text_of(rollout: Rollout) -> str:
+    """The text of a rollout over bytes, without its end.
+
+    Raises:
+        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_text` nor the wire gives such.
+    """
+    return rollout.completion_ids[: len(rollout) - ended(rollout)].astype(np.uint8).tobytes().decode("utf-8")
+
+
+def ended(rollout: Rollout) -> bool:
+    """Whether the sender of a rollout over bytes ended it."""
+    return bool(len(rollout)) and int(rollout.completion_ids[-1]) == END
+
+
+def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Bytes, and the token of each, with :data:`REPLACED` in place of what is no UTF-8.
+
+    It belongs to the token in which the wrong bytes start.
+    """
+    data = raw.astype(np.uint8).tobytes()
+    try:
+        data.decode("utf-8")
+        return raw, token
+    except UnicodeDecodeError:
+        pass
+    stands_in = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
+    parts, tokens, at = [], [], 0
+    while True:
+        try:
+            data[at:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            start, stop = at + error.start, at + error.end
+            parts += [raw[at:start], stands_in]
+            tokens += [token[at:start], np.full(len(stands_in), token[start])]
+            at = stop
+        else:
+            return np.concatenate([*parts, raw[at:]]), np.concatenate([*tokens, token[at:]])

@@ -1,0 +1,237 @@
+"""Completions as text, and units of likelihood: cases by hand, and what holds for random vocabularies and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory import peak_of
+from transformers import PreTrainedTokenizerBase
+from vocabularies import byte_level, sentencepiece, texts, tokenizers
+
+from ftis.alignment.text import END, REPLACED, as_text, ended, text_of
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.units import MOST_TOKENS, Aligned, align, units
+from ftis.rollouts import Rollout
+
+
+def spoken(tokenizer: PreTrainedTokenizerBase, text: str, end: bool, seed: int = 0) -> Rollout:
+    """``text`` as a sender of ``tokenizer`` samples it, with some log-probabilities."""
+    (ids,) = TokenBytes.of(tokenizer).encode([text])
+    ids = np.append(ids, np.int32(tokenizer.eos_token_id)) if end else ids
+    return Rollout(ids, -np.random.default_rng(seed).exponential(1, len(ids)).astype(np.float32))
+
+
+def sent(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> Rollout:
+    return as_text(rollout, TokenBytes.of(tokenizer), {int(tokenizer.eos_token_id)})
+
+
+def aligned(tokenizer: PreTrainedTokenizerBase, text: Rollout) -> Aligned:
+    (one,) = align([text], TokenBytes.of(tokenizer), int(tokenizer.eos_token_id))
+    return one
+
+
+# ----------------------------------------------------------------------------- by hand
+
+
+@pytest.mark.parametrize(
+    ("sender", "learner", "unit_S", "unit_T"),
+    [
+        (["The", " cat", "ast", "rophe", "!"], ["The", " cata", "strophe", "!"], [0, 1, 1, 1, 2], [0, 1, 1, 2]),
+        (["201", "+"], ["2", "0", "1", "+"], [0, 1], [0, 0, 0, 1]),
+        (["2", "0", "1"], ["20", "1"], [0, 0, 1], [0, 1]),
+        (["a", "b"], ["a", "b"], [0, 1], [0, 1]),
+        (["ab", "cd", "e"], ["a", "bc", "de"], [0, 0, 0], [0, 0, 0]),
+        (["  ", "a"], [" ", " a"], [0, 0], [0, 0]),
+        (["\r", "\n", "x"], ["\r\n", "x"], [0, 0, 1], [0, 1]),
+        (["a"], ["a"], [0], [0]),
+        ([], [], [], []),
+    ],
+)  # fmt: skip
+def test_units_end_where_both_have_an_end(
+    sender: list[str], learner: list[str], unit_S: list[int], unit_T: list[int]
+) -> None:
+    sizes = [np.array([len(token.encode()) for token in side], np.int32) for side in (sender, learner)]
+    assert [unit.tolist() for unit in units(*sizes)] == [unit_S, unit_T]
+
+
+def test_units_of_tokens_that_end_inside_a_character() -> None:
+    """The sender has a robot's four bytes as 2 + 2, the learner as one token, as 1 + 3, and as 2 + 2."""
+    for learner, expected in (([4], [0]), ([1, 3], [0, 0]), ([2, 2], [0, 1])):
+        unit_S, unit_T = units(np.array([2, 2]), np.array(learner))
+        assert unit_T.tolist() == expected
+        assert unit_S.tolist() == ([0, 1] if learner == [2, 2] else [0, 0])
+
+
+@pytest.mark.parametrize(("sender", "learner"), [([1, 2], [2, 2]), ([2, 0], [1, 1]), ([1, 1], [0, 2]), ([], [1])])
+def test_segmentations_of_different_texts_have_no_units(sender: list[int], learner: list[int]) -> None:
+    with pytest.raises(ValueError, match="segment one text"):
+        units(np.array(sender, np.int32), np.array(learner, np.int32))
+
+
+def test_an_example_by_hand_from_sampling_to_the_learners_units() -> None:
+    sender, learner = byte_level(["201", " 4"]), byte_level([" 42"], digits=False)
+    rollout = Rollout(spoken(sender, "201 42", True).completion_ids, np.array([-0.5, -0.25, -1, -2], np.float32))
+    text = sent(sender, rollout)
+    assert text.completion_ids.tolist() == [*b"201 42", END]
+    assert text.unit is not None
+    assert text.unit.tolist() == [0, 0, 0, 1, 1, 2, 3], "the bytes of 201, of a space and 4, of 2, and the end"
+    assert (text_of(text), ended(text)) == ("201 42", True)
+    one = aligned(learner, text)
+    assert one.rollout.unit is not None
+    assert one.rollout.unit.tolist() == [0, 0, 0, 1, 2], "2, 0, 1 | 42 with its space | the end"
+    assert one.rollout.gen_logp.tolist() == [-0.5, -1.25, -2.0]
+    assert one.rollout.completion_ids[-1] == learner.eos_token_id
+    assert (one.sender_U.tolist(), one.learner_U.tolist(), one.fault) == ([1, 2, 1], [3, 1, 1], "")
+
+
+def test_the_learner_ends_where_the_sender_ended_and_only_there() -> None:
+    sender, learner = byte_level(["ab"]), sentencepiece(["ab"])
+    for end in (True, False):
+        one = aligned(learner, sent(sender, spoken(sender, "abab", end)))
+        assert (one.rollout.completion_ids[-1] == learner.eos_token_id) == end
+        assert len(one.rollout.gen_logp) == 2 + end
+
+
+def test_an_end_alone_is_a_completion() -> None:
+    tokenizer = byte_level()
+    one = aligned(tokenizer, sent(tokenizer, spoken(tokenizer, "", True)))
+    assert one.rollout.completion_ids.tolist() == [tokenizer.eos_token_id]
+    assert one.rollout.unit is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fault"), [(MOST_TOKENS, ""), (MOST_TOKENS + 1, "a unit of 9 tokens, the most is 8")]
+)
+def test_a_unit_of_too_many_tokens_on_either_side_is_a_fault(tokens: int, fault: str) -> None:
+    word = "abcdefghi"[:tokens]
+    whole, pieces = byte_level([word]), byte_level()
+    for sender, learner in ((whole, pieces), (pieces, whole)):
+        assert aligned(learner, sent(sender, spoken(sender, word, True))).fault == fault
+
+
+def test_a_text_that_the_learner_cannot_spell_is_one_unit_with_a_fault() -> None:
+    sender, learner = byte_level(), sentencepiece()  # where the sign for a space cannot be told from one
+    rollout = spoken(sender, "a\u2581b", True)
+    one = aligned(learner, sent(sender, rollout))
+    assert one.fault.endswith("cannot spell 'a▁b'")
+    assert one.rollout.gen_logp.tolist() == pytest.approx([rollout.gen_logp.sum()])
+    assert set(one.rollout.unit.tolist() if one.rollout.unit is not None else []) == {0}
+
+
+def test_bytes_that_are_no_character_are_replaced_and_are_a_fault() -> None:
+    tokenizer = byte_level()
+    known = TokenBytes.of(tokenizer)
+    (ids,) = known.encode(["ab🤖c🤖"])
+    logp = -np.arange(1, len(ids) + 1).astype(np.float32)
+    cut = Rollout(ids[:-2], logp[:-2])  # cut off inside the second robot
+    text = as_text(cut, known, {999})
+    assert text_of(text) == f"ab🤖c{REPLACED}"
+    assert text.unit is not None
+    assert text.unit.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
+    assert text.gen_logp.tolist() == [-1, -2, -3, -4, -5, -6, -7, -8 - 9], "both bytes of it"
+    assert aligned(tokenizer, text).fault == "bytes that are no character"
+    middle = as_text(Rollout(np.delete(ids, 3), np.delete(logp, 3)), known, {999})
+    assert text_of(middle) == f"ab{REPLACED}c🤖"
+    assert middle.gen_logp.tolist()[:4] == [-1, -2, -3 - 5 - 6, -7]
+    assert middle.gen_logp.sum() == pytest.approx(np.delete(logp, 3).sum())
+
+
+def test_a_special_token_inside_gives_its_log_probability_to_the_token_before() -> None:
+    tokenizer = byte_level()
+    end = int(tokenizer.eos_token_id)
+    (ids,) = TokenBytes.of(tokenizer).encode(["ab"])
+    a, b = ids.tolist()
+    for tokens, expected in (
+        ([a, end, b], [-1.0 - 2.0, -3.0]),
+        ([end, a, b], [-1.0 - 2.0, -3.0]),
+        ([a, b, end], [-1.0, -2.0, -3.0]),
+        ([a, b, end, end], [-1.0, -2.0 - 3.0, -4.0]),
+        ([end, end], [-3.0]),
+    ):
+        logp = -np.arange(1, len(tokens) + 1).astype(np.float32)
+        text = sent(tokenizer, Rollout(np.array(tokens, np.int32), logp))
+        assert text.gen_logp.tolist() == expected
+        assert ended(text) == (tokens[-1] == end)
+
+
+# ----------------------------------------------------------------------------- what holds always
+
+
+@given(tokenizers(), tokenizers(), texts, st.booleans(), st.integers(0, 99))
+@settings(max_examples=300, deadline=None)
+def test_units_partition_both_sides_and_keep_bytes_and_log_probabilities(
+    sender: PreTrainedTokenizerBase, learner: PreTrainedTokenizerBase, written: str, end: bool, seed: int
+) -> None:
+    written = written.replace("\u2581", "_")
+    rollout = spoken(sender, written, end, seed)
+    text = sent(sender, rollout)
+    assert (text_of(text), ended(text)) == (written, end)
+    if not len(text):
+        return
+    one = aligned(learner, text)
+    known, result = TokenBytes.of(learner), one.rollout
+    ids = result.completion_ids[: len(result) - end]
+    assert known.join(ids).tobytes() == written.encode("utf-8"), "the learner's tokens spell the text"
+    assert np.array_equal(ids, known.encode([written])[0]), "as the learner would"
+    assert (one.sender_U.sum(), one.learner_U.sum()) == (len(rollout), len(result)), "every token is in one unit"
+    assert min(one.sender_U.min(), one.learner_U.min()) >= 1, "no unit is empty on a side"
+    ends_S, ends_T = (
+        np.cumsum(np.append(TokenBytes.of(t).sizes(r.completion_ids[: len(r) - end]), [1] * end))
+        for t, r in ((sender, rollout), (learner, result))
+    )
+    after_S, after_T = np.cumsum(one.sender_U) - 1, np.cumsum(one.learner_U) - 1
+    assert np.array_equal(ends_S[after_S], ends_T[after_T]), "a unit ends at the same byte on both sides"
+    assert np.array_equal(ends_S[after_S], np.intersect1d(ends_S, ends_T)), "and at every such byte"
+    sums = [part.sum(dtype=np.float64) for part in np.split(rollout.gen_logp, after_S[:-1] + 1)]
+    assert result.gen_logp.dtype == np.float32
+    assert np.array_equal(result.gen_logp, np.array(sums).astype(np.float32)), "sums of log-probabilities are kept"
+    assert bool(one.fault) == (max(*one.sender_U, *one.learner_U) > MOST_TOKENS or REPLACED in written)
+    if end:
+        assert (one.sender_U[-1], one.learner_U[-1]) == (1, 1), "the end is a unit of its own"
+
+
+@given(tokenizers(), texts, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_with_one_tokenizer_it_is_the_rollout_that_was_sampled(
+    tokenizer: PreTrainedTokenizerBase, written: str, end: bool
+) -> None:
+    rollout = spoken(tokenizer, written.replace("\u2581", "_"), end)
+    if not len(rollout):
+        return
+    result = aligned(tokenizer, sent(tokenizer, rollout)).rollout
+    assert result.unit is None
+    assert result.completion_ids.tobytes() == rollout.completion_ids.tobytes()
+    assert result.gen_logp.tobytes() == rollout.gen_logp.tobytes()
+    assert result.completion_ids.dtype == np.int32
+    assert result.gen_logp.dtype == np.float32
+
+
+@given(tokenizers(), st.lists(st.integers(0, 400), min_size=1, max_size=40), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_tokens_become_a_text_of_the_same_sum(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], end: bool
+) -> None:
+    """Lone bytes, special tokens, ids beyond the vocabulary: what a bad model samples."""
+    tokens = [*tokens, int(tokenizer.eos_token_id)] if end else tokens
+    rollout = Rollout(np.array(tokens, np.int32), -np.linspace(0.1, 3, len(tokens)).astype(np.float32))
+    text = sent(tokenizer, rollout)
+    text_of(text)
+    if not len(text):  # nothing but special tokens
+        return
+    assert text.gen_logp.sum(dtype=np.float64) == pytest.approx(rollout.gen_logp.sum(dtype=np.float64), rel=1e-5)
+    assert len(text.gen_logp) <= len(rollout)
+    one = aligned(tokenizer, text)
+    assert one.rollout.gen_logp.sum(dtype=np.float64) == pytest.approx(rollout.gen_logp.sum(dtype=np.float64), rel=1e-5)
+
+
+def test_alignment_takes_memory_in_proportion_to_the_text() -> None:
+    """A long text without a space, in which each byte is a token on one side."""
+    sender, learner = byte_level(), byte_level(["abab", "ba"])
+    known, end = TokenBytes.of(learner), int(learner.eos_token_id)
+    text = sent(sender, spoken(sender, "ab" * 8192, True))
+    peak = peak_of(lambda: align([text], known, end))
+    assert peak < 200 * len(text)
