@@ -32,19 +32,22 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
 
 from ftis.admission import Admission, Admitter, Reason, Terms
-from ftis.codec import CodecError, Limits, Message, decode, encode
+from ftis.alignment.text import END as END_OF_TEXT
+from ftis.alignment.text import text_of
+from ftis.codec import TEXT, CodecError, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Prompt
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
 from ftis.swarm.penalties import Penalties
+from ftis.wire.text import MOST_BYTES
 
 PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
 PEERS = ("ada", "bob")
@@ -75,6 +78,13 @@ TERMS = Terms(
     roster=frozenset(PEERS),
     max_staleness=1,
 )
+TEXT_TERMS = replace(
+    TERMS,
+    tokenizer=TEXT,
+    vocab_size=END_OF_TEXT + 1,
+    end_ids=frozenset({END_OF_TEXT}),
+    max_completion_length=8 * LONGEST,
+)
 LIMITS = TERMS.limits
 BOUNDLESS = Limits(max_bytes=1 << 40, max_groups=1 << 32, max_rollouts_per_group=1 << 16, max_completion_length=1 << 32)
 ROOMY = Limits(1 << 40, 2 * LIMITS.max_groups, 2 * LIMITS.max_rollouts_per_group, 2 * LIMITS.max_completion_length)
@@ -90,6 +100,7 @@ OF_A_GROUP = {
     Reason.TOKEN_OUT_OF_RANGE,
     Reason.TOKENS_AFTER_END,
     Reason.BAD_LOGP,
+    Reason.WRONG_TOKENIZER,  # text under the fingerprint of a tokenizer
 }
 
 
@@ -106,13 +117,14 @@ def memory_bound(kind: str, data: bytes) -> int:
     """The most bytes of memory that judging ``data`` may take, whatever it promises.
 
     Four bytes of a message can be a rollout without tokens: two arrays, a Rollout and its places in lists. Two bytes
-    of a manifest can be a list, of 56 bytes and its place in another. In version 2 the limits allow a number of tokens
-    and of rollouts, too.
+    of a manifest can be a list, of 56 bytes and its place in another. From version 2 on the limits allow a number of
+    tokens and of rollouts, too, and in version 3 of bytes.
     """
     if kind == "manifest":
         return 30_000 + 80 * min(len(data), manifests.MAX_BYTES)
-    rollouts = ROOMY.max_groups * ROOMY.max_rollouts_per_group if data[4:5] == b"\2" else 0
-    return 30_000 + 150 * len(data) + rollouts * (600 + 50 * ROOMY.max_completion_length)
+    rollouts = ROOMY.max_groups * ROOMY.max_rollouts_per_group if data[4:5] in (b"\2", b"\3") else 0
+    token = 50 if data[4:5] == b"\2" else 50 + 40 * MOST_BYTES
+    return 30_000 + 150 * len(data) + rollouts * (600 + token * ROOMY.max_completion_length)
 
 
 # ---------------------------------------------------------------------------------------------- what must hold
@@ -121,6 +133,10 @@ def memory_bound(kind: str, data: bytes) -> int:
 def detokenize(ids: Sequence[int]) -> str:
     hold(ids and all(0 <= i < VOCAB for i in ids), "the detokenizer was given ids outside of the vocabulary")
     return " ".join(str(i) for i in ids if i != END)
+
+
+def detokenize_text(ids: Sequence[int]) -> str:
+    return bytes(i for i in ids if i != END_OF_TEXT).decode("utf-8")
 
 
 def score(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -161,11 +177,14 @@ class Oracle:
         hold(peak <= bound, f"{len(data)} bytes took {peak} bytes of memory, the bound is {bound}")
 
     def message(self, data: bytes) -> None:
-        roomier = self._decode(data, ROOMY if data[4:5] == b"\2" else BOUNDLESS)
+        roomier = self._decode(data, ROOMY if data[4:5] in (b"\2", b"\3") else BOUNDLESS)
         message = self._decode(data, LIMITS)
         if message is not None:
             hold(roomier is not None, "limits let through what is no message within wider ones")
-            self.outcomes["packed messages decoded"] += data[4] == 2 and data[7] >= 16
+            self.outcomes["packed messages decoded"] += data[4] >= 2 and 16 <= data[7] < 32
+            if data[4] == 3 and data[7] >= 32:
+                self.outcomes["messages of text decoded"] += 1
+                self._admit_text(data, message)
         admitter = Admitter(TERMS, score, detokenize)
         first = admitter.admit("ada", data, ROUND)
         self._check(first, message, data)
@@ -205,13 +224,16 @@ class Oracle:
         if data[4] == 1:
             hold(encode(message) == data, "a message that would be written otherwise was decoded")
         elif limits is LIMITS:  # packing is slow, once is enough
-            again = encode(message, 2, PRECISIONS[data[7] % 16])
+            again = encode(message, data[4], PRECISIONS[data[7] % 16])
             hold(data[7] >= 16 or again == data or len(again) < len(data), "a plain message would be written otherwise")
             hold(encode(decode(again, ROOMY)) == encode(message), "writing again changed a message")
         hold(len(message.groups) <= limits.max_groups, "more groups than the limit")
         for group in message.groups:
             hold(len(group.rollouts) <= limits.max_rollouts_per_group, "more rollouts than the limit")
-            hold(all(len(r) <= limits.max_completion_length for r in group.rollouts), "more tokens than the limit")
+            tokens = [len(rollout.gen_logp) for rollout in group.rollouts]
+            hold(all(number <= limits.max_completion_length for number in tokens), "more tokens than the limit")
+            most = MOST_BYTES * limits.max_completion_length + 1
+            hold(all(r.unit is None or len(r) <= most for r in group.rollouts), "more bytes than the limit")
         return message
 
     def _check(self, admission: Admission, message: Message | None, data: bytes) -> None:
@@ -249,6 +271,17 @@ class Oracle:
                 hold(all(MIN_LOGP <= p <= 0 for p in logps), "an impossible log-probability was let in")
                 earned = [i for i in ids if i != END] == [int(PROMPTS[group.item].answer)]
                 hold(reward == float(earned), "a reward that was not earned")
+
+    def _admit_text(self, data: bytes, message: Message) -> None:
+        """The admitter of a run that exchanges text: what it admits is text, ended at most once."""
+        admission = Admitter(TEXT_TERMS, score, detokenize_text).admit("ada", data, ROUND)
+        hold(message.header.tokenizer == TEXT or not admission.admitted, "text under the name of a tokenizer")
+        for scored in admission.admitted:
+            for rollout in scored.group.rollouts:
+                text_of(rollout)
+                hold(END_OF_TEXT not in rollout.completion_ids[:-1].tolist(), "text behind its end")
+                hold(rollout.unit is not None, "bytes without the tokens that they were sampled in")
+        self.outcomes["groups of text admitted"] += len(admission.admitted)
 
     def _admit_lastingly(self, data: bytes) -> None:
         """One admitter for the whole of the run, as rounds go by: it takes nothing twice and does not grow."""

@@ -8,11 +8,13 @@ import random
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from ftis.codec import Header, Message, encode
+from ftis.alignment.text import END as END_OF_TEXT
+from ftis.codec import TEXT, Header, Message, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.swarm import manifest as manifests
@@ -43,8 +45,27 @@ def _group(item: int, *completions: list[int], peer: str = "ada", round: int = R
 
 FULL = list(range(10, 10 + LONGEST))
 PRECISIONS: dict[int, LogpPrecision] = {0: "float32", 6: "fixed6", 9: "fixed9"}
+
+
+def _text_group(item: int, *completions: list[bytes], peer: str = "ada", round: int = ROUND) -> Group:
+    """Completions as text, each a list of tokens; an empty token is the end."""
+    rollouts = []
+    for tokens in completions:
+        ids = [i for token in tokens for i in (token or [END_OF_TEXT])]
+        unit = np.repeat(np.arange(len(tokens), dtype=np.int32), [max(len(token), 1) for token in tokens])
+        rollouts.append(Rollout(np.array(ids, np.int32), np.full(len(tokens), -0.5, np.float32), unit))
+    return Group(peer, round, item, tuple(rollouts))
+
+
 SMALL_MESSAGE = Message(_header(), (_group(8, [8, END], [9, 9, END]), _group(9, [9, END], [1])))
 FULL_MESSAGE = Message(_header(), (_group(8, FULL, FULL), _group(9, FULL, FULL)))
+SMALL_TEXT = Message(
+    replace(_header(), tokenizer=TEXT),
+    (_text_group(8, [b"8", b""], ["é".encode(), b"\xf0\x9f", b"\xa4\x96", b""]), _text_group(9, [b"9", b""], [b"9 "])),
+)
+FULL_TEXT = Message(
+    replace(_header(), tokenizer=TEXT), tuple(_text_group(item, *[[b"the "] * (LONGEST - 1)] * G) for item in (8, 9))
+)
 GOOD_MESSAGES = [
     encode(SMALL_MESSAGE),
     encode(FULL_MESSAGE),
@@ -55,6 +76,9 @@ GOOD_MESSAGES = [
     encode(SMALL_MESSAGE, 2, "fixed6"),
     encode(FULL_MESSAGE, 2, "fixed9"),
     encode(FULL_MESSAGE, 2, "float32"),
+    encode(SMALL_TEXT, 2, "fixed9"),
+    encode(SMALL_TEXT, 2, "float32"),
+    encode(FULL_TEXT, 2, "fixed6"),
 ]
 GOOD_MANIFESTS = [
     manifests.to_bytes(manifests.describe(RUN, "ada", ROUND, 1, b"abc", (8, 9))),
@@ -66,6 +90,7 @@ GOOD_MANIFESTS = [
 
 EXTREMES = [b"\xff" * 4, bytes(4), b"\0\0\0\x80", b"\1\0\0\0", b"\xff\xff\xff\x7f", b"\0\0\xc0\x7f", b"\0\0\x80\xff"]
 EXTREMES += [b"\0\0\xa0\x7f", struct.pack("<f", -100.0), struct.pack("<f", -1e30), struct.pack("<f", 1e-45), b"\2\0"]
+PIECES_OF_TEXT = [b"a", b" the", b"42", "é".encode(), "🤖".encode(), b"\r\n", b"  ", b"e\xcc\x81", b"\xc3\xa9 x"]
 IDS = [0, 1, END, VOCAB - 1, VOCAB, -1, 2**31 - 1, -(2**31), 8, 9]
 LOGPS = [0.0, -0.0, -1.0, -100.0, -100.01, -1e30, 1e-45, 1.0, float("nan"), float("inf"), float("-inf")]
 PIECES = [
@@ -186,6 +211,29 @@ def _rewritten_message(rng: random.Random) -> bytes:
     return encode(message)
 
 
+def _rewritten_text(rng: random.Random) -> bytes:
+    """A message of text that decodes, or nearly: sizes and ends are as they come."""
+    groups = []
+    for item in (8, 9)[: rng.randint(1, 2)]:
+        completions = []
+        for _ in range(rng.choice((G, G, G, 1, 3))):
+            tokens = [rng.choice(PIECES_OF_TEXT) for _ in range(rng.choice((1, 2, 5, LONGEST - 1, LONGEST)))]
+            completions.append([str(item).encode(), b""] if rng.random() < 0.2 else [*tokens, b""][: LONGEST + 1])
+        groups.append(_text_group(item, *completions))
+    tokenizer = TEXT if rng.random() < 0.9 else TOKENIZER
+    message = Message(replace(_header(), tokenizer=tokenizer), tuple(groups))
+    try:
+        data = encode(message, 2, rng.choice(list(PRECISIONS.values())))
+    except ValueError:  # a character in pieces that do not meet
+        return encode(SMALL_TEXT)
+    if rng.random() < 0.5:
+        return data
+    body = bytearray(data[:-4])
+    for _ in range(rng.choice((1, 1, 2))):
+        body[rng.randrange(71, len(body))] = rng.choice((0, 1, 255, 0x80, 0xC3, rng.randrange(256)))
+    return signed(bytes(body))
+
+
 def _mutated_manifest(rng: random.Random) -> bytes:
     text = bytearray(rng.choice(GOOD_MANIFESTS))
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -238,6 +286,7 @@ MESSAGE_WAYS = {
     _mutated_message: 6000,
     _field_changed: 6000,
     _rewritten_message: 6000,
+    _rewritten_text: 3000,
     _crowded_message: 4,
 }
 MANIFEST_WAYS = {

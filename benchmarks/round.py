@@ -61,8 +61,8 @@ WORDS = Path(__file__).parents[1] / "recipes" / "smollm2_words.toml"
 def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
     import torch
 
-    from ftis.exchange import AloneExchange
     from ftis.lab.assembly import assemble
+    from ftis.lab.local import AloneExchange
     from ftis.lab.recipes import parse
     from ftis.peer import train_round
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ftis.exchange import AloneExchange, Collected, ExchangeError, Stopped
-from ftis.lab.local import KEEP_ROUNDS, Delayed, DirectoryExchange, Hub
+from ftis.exchange import Collected, ExchangeError, Stopped
+from ftis.lab.local import KEEP_ROUNDS, AloneExchange, Delayed, DirectoryExchange, Hub
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""

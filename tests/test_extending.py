@@ -17,7 +17,8 @@ import torch
 
 import ftis
 from ftis.config import FtisError, ObjectiveConfig
-from ftis.exchange import AloneExchange, Collected
+from ftis.exchange import Collected
+from ftis.lab.local import AloneExchange
 from ftis.lab.provenance import read_provenance
 from ftis.lab.recipes import parse
 from ftis.loop.files import read_jsonl

@@ -1,4 +1,4 @@
-"""A sixteenth of the storm of benchmarks/fuzz.py, and that its oracle sees what it is there to see."""
+"""A tenth of the storm of benchmarks/fuzz.py, and that its oracle sees what it is there to see."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from ftis import admission, codec
 from ftis.admission import Admission, Admitter, Reason
-from ftis.codec import CodecError, Limits, Message
+from ftis.codec import TEXT, CodecError, Limits, Message, encode
 from ftis.swarm import manifest
 from ftis.swarm.manifest import Manifest, ManifestError
 
@@ -28,7 +29,7 @@ MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}
 @pytest.mark.slow
 def test_a_storm_of_hostile_messages_and_manifests() -> None:
     storm = fuzz.Storm(fuzz.Oracle())
-    storm.run(seed=1, numbers=range(60_000), trace_every=100)
+    storm.run(seed=1, numbers=range(100_000), trace_every=100)
     storm.trace_large(seed=1, most=10)
     assert storm.findings == []
     outcomes = storm.oracle.outcomes
@@ -36,6 +37,8 @@ def test_a_storm_of_hostile_messages_and_manifests() -> None:
     for outcome in ("messages decoded", "messages refused", "manifests parsed", "manifests refused"):
         assert outcomes[outcome] > 2_000, outcome
     assert outcomes["packed messages decoded"] > 2_000
+    assert outcomes["messages of text decoded"] > 2_000
+    assert outcomes["groups of text admitted"] > 2_000
     assert outcomes["groups admitted"] > 2_000
     assert outcomes["groups admitted by the lasting admitter"] > 1_000
     assert outcomes["not heard, being set aside"] > 1_000
@@ -178,7 +181,7 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "a warning": (in_both(warning_decode), "overflow"),
     "no look at the header": (without("_header_fault"), "another header was let in"),
     "no look at the prompt": (without("_prompt_fault"), "admitted twice|another's share|IndexError"),
-    "no look at the rollouts": (without("_rollouts_fault"), "outside of the vocabulary|was let in"),
+    "no look at the rollouts": (without("_rollouts_fault"), "outside of the vocabulary|was let in|too long, empty"),
     "no memory of what was admitted": (forgetful, "admitted twice"),
     "memory of all that was admitted": (hoarding, "are remembered"),
     "a group lost": (losing, "got lost"),
@@ -211,3 +214,20 @@ def test_the_commands_last_line_is_its_figures() -> None:
     assert 0 < figures["peak_of_bound"] < 1
     kinds = ("messages decoded", "messages refused", "manifests parsed", "manifests refused")
     assert sum(figures["outcomes"][kind] for kind in kinds) == 500
+
+
+@pytest.mark.parametrize(("tokenizer", "admitted"), [(TEXT, [8, 9]), (fuzz_cases.TOKENIZER, [])])
+def test_text_is_admitted_where_text_is_exchanged_and_only_there(tokenizer: str, admitted: list[int]) -> None:
+    """A message of text under its own name; the same under a tokenizer's, whose ids its bytes would be taken for."""
+    message = replace(fuzz_cases.SMALL_TEXT, header=replace(fuzz_cases.SMALL_TEXT.header, tokenizer=tokenizer))
+    terms = replace(fuzz.TEXT_TERMS, tokenizer=tokenizer)
+    first = admission_of(Admitter(terms, fuzz.score, fuzz.detokenize_text), encode(message))
+    assert [scored.group.item for scored in first.admitted] == admitted
+    assert {r.reason for r in first.rejections} == (set() if admitted else {Reason.WRONG_TOKENIZER})
+    ids = replace(fuzz_cases.SMALL_MESSAGE, header=replace(fuzz_cases.SMALL_MESSAGE.header, tokenizer=TEXT))
+    among_text = admission_of(Admitter(fuzz.TEXT_TERMS, fuzz.score, fuzz.detokenize_text), encode(ids))
+    assert {r.reason for r in among_text.rejections} == {Reason.WRONG_TOKENIZER}
+
+
+def admission_of(admitter: Admitter, data: bytes) -> Admission:
+    return admitter.admit("ada", data, fuzz_cases.ROUND)

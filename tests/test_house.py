@@ -36,7 +36,7 @@ CORE = [
 WINGS = {
     "honesty": "contexts evidence proof selection novelty",
     "alignment": "token_bytes text units",
-    "wire": "plain packed",
+    "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "

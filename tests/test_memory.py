@@ -150,7 +150,7 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from ftis.exchange import AloneExchange
+from ftis.lab.local import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import _shape
 from ftis.lab.memory import peak_memory, resident_bytes

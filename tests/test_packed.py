@@ -233,15 +233,17 @@ SHORT = Form(write_short, read_short)
 
 def test_a_form_is_two_functions_and_a_line_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "FORMS", {**FORMS, "short": f"{__name__}.SHORT"})
+    monkeypatch.setattr(codec, "VERSION", 4)
     message = Message(HEADER, (Group("ada", 3, 7, (rollout([5, 2], [-0.5, -0.5]),)),))
-    data = encode(message, 2)
-    assert data == signed(head(2 * 16, 1) + struct.pack("<I2H", 7, 5, 2))
+    data = encode(message, 4)
+    assert data == signed(head(3 * 16, 1, version=4) + struct.pack("<I2H", 7, 5, 2))
     assert_same(decode(data, LIMITS), message)
-    assert encode(example(), 2, "fixed9") == EXAMPLE, "another form is taken where this one cannot carry the message"
+    again = encode(example(), 4, "fixed9")
+    assert again[8:-4] == EXAMPLE[8:-4], "another form is taken where this one cannot carry the message"
     assert encode(tiny()) == GOLDEN, "version 1 has one form"
     monkeypatch.undo()
-    with pytest.raises(CodecError, match="form 0x20 is not one of this version"):
-        decode(data, LIMITS)
+    with pytest.raises(CodecError, match="form 0x30 is not one of this version"):
+        decode(signed(head(3 * 16, 1, version=3) + data[71:-4]), LIMITS)
 
 
 # ----------------------------------------------------------------------------- version 2: our own mistakes, and size

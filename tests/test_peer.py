@@ -15,8 +15,8 @@ import torch
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.exchange import AloneExchange
 from ftis.lab.assembly import assemble
+from ftis.lab.local import AloneExchange
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn

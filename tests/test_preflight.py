@@ -14,9 +14,10 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.config import RewardConfig
-from ftis.exchange import AloneExchange, Stopped
+from ftis.exchange import Stopped
 from ftis.lab.arms import rollouts_per_round
 from ftis.lab.assembly import assemble
+from ftis.lab.local import AloneExchange
 from ftis.lab.preflight import Sounding, advice, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse

@@ -12,7 +12,7 @@ from memory import peak_of
 from transformers import PreTrainedTokenizerBase
 from vocabularies import byte_level, sentencepiece, texts, tokenizers
 
-from ftis.alignment.text import END, REPLACED, as_text, ended, text_of
+from ftis.alignment.text import END, REPLACED, as_texts, ended, text_of
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.alignment.units import MOST_TOKENS, Aligned, align, units
 from ftis.rollouts import Rollout
@@ -26,7 +26,8 @@ def spoken(tokenizer: PreTrainedTokenizerBase, text: str, end: bool, seed: int =
 
 
 def sent(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> Rollout:
-    return as_text(rollout, TokenBytes.of(tokenizer), {int(tokenizer.eos_token_id)})
+    (text,) = as_texts([rollout], TokenBytes.of(tokenizer), {int(tokenizer.eos_token_id)})
+    return text
 
 
 def aligned(tokenizer: PreTrainedTokenizerBase, text: Rollout) -> Aligned:
@@ -128,13 +129,13 @@ def test_bytes_that_are_no_character_are_replaced_and_are_a_fault() -> None:
     (ids,) = known.encode(["ab🤖c🤖"])
     logp = -np.arange(1, len(ids) + 1).astype(np.float32)
     cut = Rollout(ids[:-2], logp[:-2])  # cut off inside the second robot
-    text = as_text(cut, known, {999})
+    (text,) = as_texts([cut], known, {999})
     assert text_of(text) == f"ab🤖c{REPLACED}"
     assert text.unit is not None
     assert text.unit.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
     assert text.gen_logp.tolist() == [-1, -2, -3, -4, -5, -6, -7, -8 - 9], "both bytes of it"
     assert aligned(tokenizer, text).fault == "bytes that are no character"
-    middle = as_text(Rollout(np.delete(ids, 3), np.delete(logp, 3)), known, {999})
+    (middle,) = as_texts([Rollout(np.delete(ids, 3), np.delete(logp, 3))], known, {999})
     assert text_of(middle) == f"ab{REPLACED}c🤖"
     assert middle.gen_logp.tolist()[:4] == [-1, -2, -3 - 5 - 6, -7]
     assert middle.gen_logp.sum() == pytest.approx(np.delete(logp, 3).sum())
@@ -226,6 +227,26 @@ def test_any_tokens_become_a_text_of_the_same_sum(
     assert len(text.gen_logp) <= len(rollout)
     one = aligned(tokenizer, text)
     assert one.rollout.gen_logp.sum(dtype=np.float64) == pytest.approx(rollout.gen_logp.sum(dtype=np.float64), rel=1e-5)
+
+
+@given(tokenizers(), tokenizers(), st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_many_at_once_are_as_each_by_itself(
+    sender: PreTrainedTokenizerBase, learner: PreTrainedTokenizerBase, written: list[tuple[str, bool]]
+) -> None:
+    known, end = TokenBytes.of(sender), int(sender.eos_token_id)
+    rollouts = [spoken(sender, text, ended_) for text, ended_ in written]
+    rollouts = [rollout for rollout in rollouts if len(rollout)]
+    together = as_texts(rollouts, known, {end})
+    alone = [sent(sender, rollout) for rollout in rollouts]
+    pairs = [*zip(together, alone, strict=True)]
+    result = align(together, TokenBytes.of(learner), int(learner.eos_token_id))
+    pairs += [(one.rollout, aligned(learner, text).rollout) for one, text in zip(result, alone, strict=True)]
+    for one, other in pairs:
+        assert one.completion_ids.tobytes() == other.completion_ids.tobytes()
+        assert one.gen_logp.tobytes() == other.gen_logp.tobytes()
+        assert (one.unit is None) == (other.unit is None)
+        assert one.unit is None or np.array_equal(one.unit, other.unit if other.unit is not None else one.unit)
 
 
 def test_alignment_takes_memory_in_proportion_to_the_text() -> None:

@@ -43,6 +43,9 @@ def assert_same(a: Message, b: Message) -> None:
         for one, other in zip(left.rollouts, right.rollouts, strict=True):
             assert one.completion_ids.tobytes() == other.completion_ids.tobytes()
             assert one.gen_logp.tobytes() == other.gen_logp.tobytes()
+            assert (one.unit is None) == (other.unit is None)
+            if one.unit is not None and other.unit is not None:
+                assert one.unit.tobytes() == other.unit.tobytes()
 
 
 GOLDEN = signed(
@@ -99,7 +102,7 @@ def refused_or_canonical(data: bytes, limits: Limits) -> bool:
         assert encode(message) == data
     else:
         precision = PRECISION_OF[data[7] % 16]
-        again = encode(message, 2, precision)
+        again = encode(message, data[4], precision)
         assert_same(decode(again, BOUNDLESS), message)
         if data[7] < 16:  # plain, and so must that be unless packing is shorter
             assert again == data or len(again) < len(data)

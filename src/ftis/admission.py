@@ -21,7 +21,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
+from ftis.codec import LONGEST_NAME, TEXT, CodecError, Header, Limits, decode, message_size
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
@@ -284,6 +284,9 @@ class Admitter:
                 f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens, "
                 f"the most is {terms.max_completion_length}",
             )
+
+        if any(rollout.unit is not None for rollout in group.rollouts) != (terms.tokenizer == TEXT):
+            return Reason.WRONG_TOKENIZER, "ids where this run exchanges text, or text where it exchanges ids"
 
         # All rollouts' tokens end to end; ``stops`` are their ends.
         ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])

@@ -4,9 +4,9 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
 
     offset  size  type      field
     0       4     bytes     magic, ``FTIS``
-    4       2     u16       version, 1 or 2
-    6       2     u16       P, 1 to 64           in version 2:  6  1  u8  P
-    8       16    bytes     run: digest of what                 7  1  u8  form, 16 · number + precision
+    4       2     u16       version, 1 to 3
+    6       2     u16       P, 1 to 64           from version 2 on:  6  1  u8  P
+    8       16    bytes     run: digest of what                      7  1  u8  form, 16 · number + precision
                             the peers agreed on
     24      16    bytes     tokenizer: its fingerprint
     40      8     f64       temperature ┐
@@ -18,12 +18,12 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
                             the groups, in one of the forms
             4     u32       CRC-32 (zlib's) of everything before it
 
-The wing ``wire/`` has a file for each form. Version 1 takes :mod:`ftis.wire.plain` only, version 2 any of
-:data:`ftis.seams.FORMS`; a form's number is its place there. See docs/wire.md.
+The wing ``wire/`` has a file for each form. A form's number is its place in :data:`ftis.seams.FORMS`, and version v has
+the first v. Version 3 is for text. See docs/wire.md.
 
-For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. In version 2 only
-zstandard's choice of compression may differ. :func:`decode` raises :class:`CodecError` and nothing else. Before it
-takes memory, it checks sizes against the limits and the bytes present. The checksum finds accidents, not attackers.
+For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. Later versions
+leave zstandard its choice of compression. :func:`decode` raises :class:`CodecError` and nothing else. Before it takes
+memory, it checks sizes against the limits and the bytes present. The checksum finds accidents, not attackers.
 :mod:`ftis.admission` decides whether a message makes sense.
 """
 
@@ -36,20 +36,22 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import NAME_PATTERN, FtisError, LogpPrecision, WireFormat
+from ftis.config import NAME_PATTERN, FtisError, LogpPrecision
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
 from ftis.seams import FORMS, look_up
 
 MAGIC = b"FTIS"
-VERSION = 2
+VERSION = 3
 """The newest version. A reader reads every version from 1 on."""
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
+TEXT = b"completion bytes".hex()
+"""The tokenizer's fingerprint in messages of text, whose ids are bytes; see :mod:`ftis.alignment.text`."""
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")  # version 1's u16 P is a byte P and a form that is always 0
 _CHECKSUM = struct.Struct("<I")
@@ -122,8 +124,10 @@ class Columns:
 
     Attributes:
         items, counts: [n], each group's item and number of rollouts.
-        lengths: [N], each rollout's number of tokens, group after group.
-        ids, logp: [M], int32 and float32, rollout after rollout.
+        lengths: [N], each rollout's number of ids, group after group.
+        ids: int32 [M], rollout after rollout.
+        logp: float32, one for each unit of each rollout.
+        unit: int32 [M], as in rollouts; None where each id is a unit of its own.
     """
 
     items: Integers
@@ -131,6 +135,7 @@ class Columns:
     lengths: Integers
     ids: Ints
     logp: Floats
+    unit: Ints | None = None
 
 
 @dataclass
@@ -182,11 +187,11 @@ def message_size(tokens: int, rollouts: int, groups: int, peer: str) -> int:
     return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + _CHECKSUM.size
 
 
-def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "float32") -> bytes:
+def encode(message: Message, version: int = 1, logp: LogpPrecision = "float32") -> bytes:
     """The bytes of a message.
 
     Args:
-        version: 2 takes the shortest form, never longer than version 1 and usually a quarter of it.
+        version: 2 takes the shortest form, never longer than version 1 and usually a quarter of it. Text takes 3.
         logp: precision of the log-probabilities on the wire; version 1 carries ``float32`` only.
 
     Raises:
@@ -196,6 +201,8 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _check_writable(header, groups, rollouts)
+    units = [rollout.unit for rollout in rollouts if rollout.unit is not None]
+    version = VERSION if units else version
     if version == 1 and logp != "float32":
         raise ValueError(f"logp = {logp!r}: version 1 carries float32 only, take version 2")
     columns = Columns(
@@ -204,11 +211,12 @@ def encode(message: Message, version: WireFormat = 1, logp: LogpPrecision = "flo
         lengths=np.array([len(rollout) for rollout in rollouts], dtype=np.uint32),
         ids=np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)]),
         logp=np.concatenate([np.zeros(0, np.float32), *(rollout.gen_logp for rollout in rollouts)]),
+        unit=np.concatenate(units) if units else None,
     )
     if version != 1 and (fault := _value_fault(columns)):
         raise ValueError(fault)
     bits = FRACTION_BITS[logp]
-    written = ((number, _form(number).write(columns, bits)) for number in range(1 if version == 1 else len(FORMS)))
+    written = ((number, _form(number).write(columns, bits)) for number in range(version))
     carried = [(number, parts) for number, parts in written if parts is not None]
     form, parts = min(carried, key=lambda one: sum(map(len, one[1])))  # ties: the first
     digests = (bytes.fromhex(header.run), bytes.fromhex(header.tokenizer))
@@ -253,7 +261,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     if n > limits.max_groups:
         raise CodecError(f"{n} groups exceed the limit of {limits.max_groups}")
     number, bits = divmod(form, 16)
-    if number >= len(FORMS) or bits not in FRACTION_BITS.values():
+    if number >= version or bits not in FRACTION_BITS.values():
         raise CodecError(f"form {form:#04x} is not one of this version")
     columns = _form(number).read(reader, n, bits, limits)
     if reader.at != end:
@@ -261,14 +269,19 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     if version != 1 and (fault := _value_fault(columns)):
         raise CodecError(fault)
 
-    columns.ids.setflags(write=False)
-    columns.logp.setflags(write=False)
-    stops = np.cumsum(columns.lengths, dtype=np.int64).tolist()
-    places = zip([0, *stops[:-1]], stops, strict=False)
-    rollouts = iter([Rollout(columns.ids[start:stop], columns.logp[start:stop]) for start, stop in places])
+    stops = np.cumsum(columns.lengths, dtype=np.int64)
+    unit_stops = stops if columns.unit is None else np.cumsum(columns.unit[stops - 1] + 1, dtype=np.int64)
+    unit = [] if columns.unit is None else [_parts(columns.unit, stops)]
+    rollouts = map(Rollout, _parts(columns.ids, stops), _parts(columns.logp, unit_stops), *unit)
     sizes = zip(columns.items.tolist(), columns.counts.tolist(), strict=True)
     groups = tuple([Group(peer, round_, item, tuple(itertools.islice(rollouts, count))) for item, count in sizes])
     return Message(Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p), groups)
+
+
+def _parts(array: npt.NDArray[Any], stops: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """``array``, made read-only, cut at ``stops``."""
+    array.setflags(write=False)
+    return [array[start:stop] for start, stop in itertools.pairwise([0, *stops.tolist()])]
 
 
 @functools.cache
@@ -278,7 +291,7 @@ def _form(number: int) -> Form:
 
 
 def _value_fault(columns: Columns) -> str | None:
-    """Why version 2 refuses these values; None if it carries them. Version 1 carries any."""
+    """Why versions from 2 on refuse these values; None if they carry them. Version 1 carries any."""
     if (lowest := int(columns.ids.min(initial=0))) < 0:
         return f"token id {lowest} is negative"
     wrong = ~((columns.logp <= 0) & (columns.logp >= MIN_LOGP))  # true of NaN as well
@@ -304,8 +317,7 @@ def _check_writable(header: Header, groups: tuple[Group, ...], rollouts: list[Ro
                 f"the header speaks for {header.peer} and round {header.round}: send it in a message of its own"
             )
         if len(group.rollouts) > MOST_ROLLOUTS:
-            many = len(group.rollouts)
-            raise ValueError(f"group of item {group.item} has {many} rollouts, the most is {MOST_ROLLOUTS}")
+            raise ValueError(f"item {group.item} has {len(group.rollouts)} rollouts, the most is {MOST_ROLLOUTS}")
     for rollout in rollouts:
         if rollout.completion_ids.dtype != np.int32 or rollout.gen_logp.dtype != np.float32:
             got = f"{rollout.completion_ids.dtype} and {rollout.gen_logp.dtype}"

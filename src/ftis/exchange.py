@@ -1,4 +1,4 @@
-"""How a round's messages get from peer to peer: the protocol, and the exchange of a peer that trains alone.
+"""How a round's messages get from peer to peer: the protocol.
 
 ``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. An
 exchange does not read the bytes. :mod:`ftis.lab.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a
@@ -62,16 +62,3 @@ class Exchange(Protocol):
             Stopped: asked to stop while waiting.
             ExchangeError: the round cannot be closed.
         """
-
-
-class AloneExchange:
-    """The exchange of a peer that trains alone."""
-
-    def catch_up(self, round: int) -> int:
-        return round
-
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        pass
-
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        return Collected({})

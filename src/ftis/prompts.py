@@ -10,7 +10,7 @@ A recipe names a function ``f(TaskConfig) -> Task``; see :mod:`ftis.tasks`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ftis.config import FtisError
 from ftis.rollouts import Prompt
@@ -41,9 +41,3 @@ class Task:
             raise TaskError(
                 f"task {self.name!r}: answer_kind = {self.answer_kind!r}; use one of {', '.join(get_args(AnswerKind))}"
             )
-
-
-def excerpt(value: Any) -> str:
-    """``value`` as an error message shows it: its ``repr``, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -74,7 +74,9 @@ class Rollout:
             return
         if self.unit.shape != self.completion_ids.shape:
             raise ValueError(f"unit has shape {self.unit.shape}, completion_ids {self.completion_ids.shape}")
-        if not np.array_equal(np.unique(self.unit), np.arange(len(self.gen_logp))) or (np.diff(self.unit) < 0).any():
+        steps = self.unit[1:] - self.unit[:-1]
+        ends = (int(self.unit[0]), int(self.unit[-1]) + 1) if len(self.unit) else (0, 0)
+        if ends != (0, len(self.gen_logp)) or ((steps < 0) | (steps > 1)).any():
             raise ValueError(f"unit must number the tokens 0 to {len(self.gen_logp) - 1} in ascending order")
 
     def __len__(self) -> int:

@@ -67,9 +67,9 @@ TRACKERS: Mapping[str, str] = {
 }
 """``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.loop.records`."""
 
-FORMS: Mapping[str, str] = {"plain": "ftis.wire.plain.PLAIN", "packed": "ftis.wire.packed.PACKED"}
+FORMS: Mapping[str, str] = {name: f"ftis.wire.{name}.{name.upper()}" for name in ("plain", "packed", "text")}
 """Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its position here,
-so a new form goes to the end and raises :data:`ftis.codec.VERSION`."""
+and version v has the first v; a new form goes to the end and raises :data:`ftis.codec.VERSION`."""
 
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:

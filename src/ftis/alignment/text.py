@@ -6,12 +6,13 @@ unit covers the bytes of one of the sender's tokens, and has its log-probability
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.token_bytes import Bytes, TokenBytes
 from ftis.rollouts import Ints, Rollout
 
 END = 256
@@ -20,18 +21,50 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 
 
-def as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> Rollout:
-    """A sampled completion as text.
+def as_texts(rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection[int]) -> list[Rollout]:
+    """Sampled completions as text.
 
     Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
     without bytes of its own gives its log-probability to the token before it (the first: to the one behind it). So the
     sum of ``gen_logp`` is the same.
 
     Args:
-        rollout: of the sender's tokenizer, each token a unit of its own.
+        rollouts: of the sender's tokenizer, each token a unit of its own.
         known: that tokenizer.
         end_ids: the sender's ids that end a completion.
     """
+    ids = np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)])
+    lengths = np.array([len(rollout) for rollout in rollouts], np.int64)
+    stops = np.cumsum(lengths)
+    last = stops[lengths > 0] - 1
+    sizes, joined = known.sizes(ids), known.join(ids)
+    at_end = last[np.isin(ids[last], list(end_ids))]
+    byte_stops = np.cumsum(sizes, dtype=np.int64)
+    regular = lengths.all() and np.array_equal(np.flatnonzero(sizes == 0), at_end)
+    if not regular or not all_utf8(joined, byte_stops[stops - 1]):
+        return [_as_text(rollout, known, end_ids) for rollout in rollouts]
+    raw = np.insert(joined.astype(np.int32), byte_stops[at_end], END)
+    place = np.arange(len(ids), dtype=np.int32) - np.repeat((stops - lengths).astype(np.int32), lengths)
+    unit = np.repeat(place, np.maximum(sizes, 1))
+    cuts = np.cumsum(np.maximum(sizes, 1))[stops - 1].tolist()
+    return [
+        Rollout(raw[start:stop], rollout.gen_logp, unit[start:stop])
+        for rollout, (start, stop) in zip(rollouts, itertools.pairwise([0, *cuts]), strict=True)
+    ]
+
+
+def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
+    """Whether each of the texts that end at ``stops`` is UTF-8 by itself."""
+    try:
+        text.tobytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    starts = stops[:-1][stops[:-1] < len(text)]
+    return not ((text[starts] & 0xC0) == 0x80).any()
+
+
+def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> Rollout:
+    """One of them, whatever was sampled."""
     ids = rollout.completion_ids
     ended = bool(len(ids)) and int(ids[-1]) in end_ids
     spoken = ids[: len(ids) - ended]
@@ -54,7 +87,7 @@ def text_of(rollout: Rollout) -> str:
     """The text of a rollout over bytes, without its end.
 
     Raises:
-        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_text` nor the wire gives such.
+        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_texts` nor the wire gives such.
     """
     return rollout.completion_ids[: len(rollout) - ended(rollout)].astype(np.uint8).tobytes().decode("utf-8")
 

@@ -11,14 +11,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedTokenizerBase
 
 from ftis.config import FtisError
 from ftis.rollouts import Ints
+
+if TYPE_CHECKING:  # reading a message of text loads no tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 Bytes = npt.NDArray[np.uint8]
 

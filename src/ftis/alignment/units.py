@@ -13,8 +13,9 @@ the learner would have taken, the learner scores a spelling that it rarely sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,6 @@ from ftis.rollouts import Ints, Rollout
 
 MOST_TOKENS = 8
 """The most tokens of either side in one unit. A longer unit says little about which of its tokens were likely."""
-
-_REPLACED = REPLACED.encode("utf-8")
 
 Counts = npt.NDArray[np.integer]
 
@@ -78,34 +77,64 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
     the sender's, bit for bit. Sums are taken in float64. A text that the learner cannot spell becomes one unit.
 
     Args:
-        texts: completions as text, see :func:`~ftis.alignment.text.as_text`.
+        texts: completions as text, see :func:`~ftis.alignment.text.as_texts`.
         learner: the learner's tokenizer.
         end_id: the learner's own end token. It is appended where the sender ended the completion.
     """
-    encoded = learner.encode([text_of(text) for text in texts])
-    return [_align(text, learner, ids, end_id) for text, ids in zip(texts, encoded, strict=True)]
+    written = [text_of(text) for text in texts]
+    spoken = learner.encode(written)
+    spelt = _spelt(spoken, written, learner)
+    at_end = np.array([ended(text) for text in texts], dtype=bool)
+    stops = np.cumsum([len(ids) for ids in spoken], dtype=np.int64)
+    flat = np.insert(np.concatenate([np.zeros(0, np.int32), *spoken]), stops[at_end], end_id)
+    own = [flat[start:stop] for start, stop in itertools.pairwise([0, *(stops + np.cumsum(at_end)).tolist()])]
+    good = [n for n in range(len(texts)) if spelt[n] and len(own[n])]
+    found = dict(zip(good, _in_units([texts[n] for n in good], [own[n] for n in good], learner), strict=True))
+    for n, text in enumerate(texts):
+        if n not in found:
+            found[n] = _one_unit(text, own[n] if len(own[n]) else np.array([end_id], np.int32))
+        elif REPLACED in written[n] and not found[n].fault:
+            found[n] = replace(found[n], fault="bytes that are no character")
+    return [found[n] for n in range(len(texts))]
 
 
-def _align(text: Rollout, learner: TokenBytes, ids: Ints, end_id: int) -> Aligned:
-    sizes, written = learner.sizes(ids), text.completion_ids
-    if ended(text):
-        written, ids, sizes = written[:-1], np.append(ids, np.int32(end_id)), np.append(sizes, np.int32(1))
-    if not np.array_equal(learner.join(ids), written) or not sizes.all():
-        return _one_unit(text, ids if len(ids) else np.array([end_id], np.int32))
-    sender_S = np.bincount(text.unit) if text.unit is not None else np.ones(len(text), np.int64)
-    unit_S, unit_T = units(sender_S, sizes)
+def _in_units(texts: Sequence[Rollout], own: Sequence[Ints], learner: TokenBytes) -> Iterator[Aligned]:
+    """Each text in the learner's tokens ``own``, which spell it, with its end.
+
+    All texts are walked as one: both segmentations have an end where a text ends.
+    """
+    if not texts:
+        return
+    text_stops, own_stops = (np.cumsum([len(row) for row in rows]) for rows in (texts, own))
+    tokens = np.array([len(text.gen_logp) for text in texts])
+    unit_M = np.concatenate([np.arange(len(text)) if text.unit is None else text.unit for text in texts])
+    unit_M = unit_M + np.repeat(np.cumsum(tokens) - tokens, np.diff(text_stops, prepend=0))
+    sizes_T = learner.sizes(np.concatenate(own))
+    at_end = np.array([ended(text) for text in texts])
+    sizes_T[own_stops[at_end] - 1] = 1
+    unit_S, unit_T = units(np.bincount(unit_M), sizes_T)
     sender_U, learner_U = np.bincount(unit_S), np.bincount(unit_T)
-    gen_logp = text.gen_logp
-    if len(sender_U) < len(gen_logp):
-        starts = np.cumsum(sender_U) - sender_U
-        gen_logp = np.add.reduceat(gen_logp.astype(np.float64), starts).astype(np.float32)
-    rollout = Rollout(ids, gen_logp, None if len(learner_U) == len(ids) else unit_T.astype(np.int32))
-    fault = ""
-    if (longest := int(max(sender_U.max(initial=0), learner_U.max(initial=0)))) > MOST_TOKENS:
-        fault = f"a unit of {longest} tokens, the most is {MOST_TOKENS}"
-    elif _REPLACED in written.astype(np.uint8).tobytes():
-        fault = "bytes that are no character"
-    return Aligned(rollout, sender_U, learner_U, fault)
+    gen_logp = np.concatenate([text.gen_logp for text in texts]).astype(np.float64)
+    gen_logp_U = np.add.reduceat(gen_logp, np.cumsum(sender_U) - sender_U).astype(np.float32)
+    stops = (unit_T[own_stops - 1] + 1).tolist()
+    most = np.maximum.reduceat(np.maximum(sender_U, learner_U), [0, *stops[:-1]]).tolist()
+    for ids, own_stop, start, stop, longest in zip(own, own_stops.tolist(), [0, *stops[:-1]], stops, most, strict=True):
+        unit = None
+        if stop - start < len(ids):
+            unit = (unit_T[own_stop - len(ids) : own_stop] - start).astype(np.int32)
+        fault = f"a unit of {longest} tokens, the most is {MOST_TOKENS}" if longest > MOST_TOKENS else ""
+        yield Aligned(Rollout(ids, gen_logp_U[start:stop], unit), sender_U[start:stop], learner_U[start:stop], fault)
+
+
+def _spelt(spoken: Sequence[Ints], written: Sequence[str], learner: TokenBytes) -> list[bool]:
+    """Whether the tokens of each text have its bytes, and none of them has no bytes."""
+    ids = np.concatenate([np.zeros(0, np.int32), *spoken])
+    sizes, joined = learner.sizes(ids), learner.join(ids).tobytes()
+    tokens = np.cumsum([0, *map(len, spoken)])
+    places = np.concatenate([[0], np.cumsum(sizes)])[tokens].tolist()
+    empty = np.diff(np.concatenate([[0], np.cumsum(sizes == 0)])[tokens]).tolist()
+    cut = zip(itertools.pairwise(places), empty, written, strict=True)
+    return [not none and joined[start:stop] == text.encode("utf-8") for (start, stop), none, text in cut]
 
 
 def _one_unit(text: Rollout, ids: Ints) -> Aligned:

@@ -28,10 +28,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
 from ftis.engines.models import tokenizer_fingerprint
-from ftis.exchange import AloneExchange, Stopped
+from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
+from ftis.lab.local import AloneExchange
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores

@@ -1,4 +1,4 @@
-"""Exchanges for peers on one machine: in threads that take turns, or in processes that share a directory.
+"""Exchanges for peers on one machine: alone, in threads that take turns, or in processes that share a directory.
 
 Every peer of a machine delivers in every round, so these exchanges wait for peers in ``skip`` too; the peer itself
 rejects their messages.
@@ -18,6 +18,19 @@ from ftis.loop.files import write_whole
 POLL_SECONDS = 0.005
 KEEP_ROUNDS = 2
 """Published rounds kept besides the current one, for a peer that has not collected them yet."""
+
+
+class AloneExchange:
+    """The exchange of a peer that trains alone."""
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        pass
+
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        return Collected({})
 
 
 class Hub:

@@ -20,9 +20,10 @@ import torch
 
 from ftis.codec import Message, encode
 from ftis.config import Recipe, RewardConfig
-from ftis.exchange import AloneExchange, Collected, Stopped
+from ftis.exchange import Collected, Stopped
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
+from ftis.lab.local import AloneExchange
 from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.workers import Job, Stop, cores, run_jobs

@@ -24,10 +24,11 @@ import torch
 
 from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
-from ftis.exchange import AloneExchange, Collected
+from ftis.exchange import Collected
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.assembly import assemble
+from ftis.lab.local import AloneExchange
 from ftis.lab.provenance import provenance, read_provenance
 from ftis.lab.recipes import parse, set_key, split_override
 from ftis.loop import checkpoint

@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 from ftis.config import PeerConfig, Recipe, run_directory
-from ftis.exchange import AloneExchange, Exchange, Stopped
+from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
-from ftis.lab.local import DirectoryExchange, Hub
+from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare_models
 from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs

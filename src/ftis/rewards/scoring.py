@@ -20,9 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ftis.config import FtisError, PromptConfig, RewardConfig
-from ftis.prompts import AnswerKind, excerpt
+from ftis.prompts import AnswerKind
 from ftis.rollouts import Ints, Prompt
 from ftis.seams import look_up
+from ftis.tasks.problems import excerpt
 
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
 """Arguments of every reward function. A data set's column of such a name does not replace them."""

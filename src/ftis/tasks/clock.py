@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 
 from ftis.config import TaskConfig
-from ftis.prompts import Task, TaskError, excerpt
-from ftis.tasks.problems import Problem, make_task, refuse_settings
+from ftis.prompts import Task, TaskError
+from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
 from ftis.tasks.splitting import Split, generator, subset
 
 _QUESTION = re.compile(r"[0-9](?:[+*-][1-9])+")

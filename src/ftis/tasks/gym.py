@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis.config import TaskConfig, nearest
-from ftis.prompts import AnswerKind, Task, TaskError, excerpt
+from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.tasks.gym_judge import OwnScore, scores_itself
-from ftis.tasks.problems import Problem, make_task, refuse_settings
+from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""

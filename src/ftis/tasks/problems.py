@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ftis.config import TaskConfig
-from ftis.prompts import AnswerKind, Task, TaskError, excerpt
+from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.rollouts import Prompt
 from ftis.seams import TASKS, look_up
 
@@ -116,3 +116,9 @@ def load_task(config: TaskConfig) -> Task:
             f"{where}: returned {excerpt(task)}, not a Task; return ftis.tasks.problems.make_task(config.name, ...)"
         )
     return task
+
+
+def excerpt(value: Any) -> str:
+    """``value`` as an error message shows it: its ``repr``, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

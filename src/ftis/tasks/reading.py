@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ftis.config import TaskConfig
-from ftis.prompts import TaskError, excerpt
-from ftis.tasks.problems import Problem
+from ftis.prompts import TaskError
+from ftis.tasks.problems import Problem, excerpt
 
 Row = tuple[Mapping[str, Any], str]
 """The fields of a row, and the file and line it is from."""

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ftis.config import PromptConfig
-from ftis.prompts import TaskError, excerpt
+from ftis.prompts import TaskError
 from ftis.rollouts import Ints, Prompt
+from ftis.tasks.problems import excerpt
 
 
 def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> Ints:

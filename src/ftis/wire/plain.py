@@ -20,7 +20,10 @@ from ftis.config import LogpPrecision
 from ftis.rollouts import Floats
 
 
-def write(columns: Columns, bits: int) -> list[bytes]:
+def write(columns: Columns, bits: int) -> list[bytes] | None:
+    """The groups, or None if an id is not a unit of its own."""
+    if columns.unit is not None:
+        return None
     return [
         columns.items.astype("<u4").tobytes(),
         columns.counts.astype("<u2").tobytes(),

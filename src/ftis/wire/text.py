@@ -1,0 +1,107 @@
+"""The text form of version 3: completions as text, for peers of other tokenizers.
+
+    size  type      field
+    4     u32       R, rollouts of all groups
+    4     u32       T, tokens of all rollouts, as the sender sampled them
+    4     u32       B, bytes of all texts
+          numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
+          numbers   T: how many bytes each token has; 0 for the end
+          stream    B bytes: the texts in UTF-8, end to end
+          numbers   T: log-probabilities, as in the packed form
+
+It carries rollouts over bytes, see :mod:`ftis.alignment.text`: each of the sender's tokens is a unit, and an end that
+the sender sampled is its last. *Stream* and *numbers* are described in :mod:`ftis.wire.streams`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from ftis.alignment.text import END, all_utf8
+from ftis.codec import CodecError, Columns, Form, Limits, Reader
+from ftis.wire.streams import (
+    TEXT_LEVEL,
+    check_totals,
+    read_groups,
+    read_logp,
+    read_numbers,
+    read_stream,
+    write_groups,
+    write_logp,
+    write_numbers,
+    write_stream,
+)
+
+MOST_BYTES = 32
+"""A completion has at most this many bytes for each token that it may have. English text has four."""
+
+_COUNTS = struct.Struct("<III")
+
+
+def write(columns: Columns, bits: int) -> list[bytes] | None:
+    """The groups as text, or None if each id is a unit of its own: such ids are tokens.
+
+    Raises:
+        ValueError: the rollouts are not over bytes, not UTF-8, or an end is not the last unit of its rollout.
+    """
+    if columns.unit is None:
+        return None
+    if not columns.lengths.all() or len(columns.unit) != len(columns.ids) or columns.ids.max() > END:
+        raise ValueError("a message of text has rollouts over bytes only, and none is empty: make all with as_texts")
+    stops = np.cumsum(columns.lengths, dtype=np.int64)
+    tokens = columns.unit[stops - 1].astype(np.int64) + 1
+    unit_M = columns.unit + np.repeat(np.cumsum(tokens) - tokens, columns.lengths)
+    is_byte, n_tokens = columns.ids != END, int(tokens.sum())
+    sizes = np.bincount(unit_M[is_byte], minlength=n_tokens)
+    ended = np.flatnonzero(~is_byte)
+    if not np.array_equal(np.flatnonzero(sizes == 0), unit_M[ended]) or not np.isin(ended, stops - 1).all():
+        raise ValueError("a message of text has an end that is not the last token of its rollout, and it alone")
+    text = columns.ids[is_byte].astype(np.uint8)
+    if not all_utf8(text, np.cumsum(is_byte)[stops - 1]):
+        raise ValueError("a message of text has a completion that is not UTF-8")
+    return [
+        _COUNTS.pack(len(tokens), n_tokens, len(text)),
+        *write_groups(columns, tokens),
+        *write_numbers(sizes.astype(np.uint32)),
+        *write_stream(text, TEXT_LEVEL),
+        *write_logp(columns.logp, bits),
+    ]
+
+
+def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
+    n_rollouts, n_tokens, n_bytes = _COUNTS.unpack(reader.take(_COUNTS.size, "the counts"))
+    check_totals(n, n_rollouts, n_tokens, limits)
+    most = MOST_BYTES * limits.max_completion_length
+    if n_bytes > n_rollouts * most:
+        raise CodecError(f"{n_bytes} bytes of text in {n_rollouts} rollouts exceed the limit of {most} in each")
+    if n_bytes < n_tokens - n_rollouts:
+        raise CodecError(f"{n_bytes} bytes of text are too few for {n_tokens} tokens and {n_rollouts} ends")
+
+    items, counts, tokens = read_groups(reader, n, n_rollouts, n_tokens, limits)
+    if not tokens.all():
+        raise CodecError(f"rollout {int(tokens.argmin())} has no tokens")
+    sizes = read_numbers(reader, n_tokens, "the sizes of the tokens").astype(np.int64)
+    if (total := int(sizes.sum())) != n_bytes:
+        raise CodecError(f"tokens of {total} bytes in all, {n_bytes} are announced")
+    stops = np.cumsum(tokens, dtype=np.int64)
+    empty = np.flatnonzero(sizes == 0)
+    if (inside := ~np.isin(empty, stops - 1)).any():
+        raise CodecError(f"token {int(empty[inside.argmax()])} has no bytes, and only a rollout's last may have none")
+    byte_stops = np.cumsum(sizes)[stops - 1]
+    lengths = np.diff(byte_stops, prepend=0)
+    if (longest := int(lengths.max(initial=0))) > most:
+        raise CodecError(f"completion of {longest} bytes exceeds the limit of {most}")
+    text = read_stream(reader, n_bytes, "the text")
+    if not all_utf8(text, byte_stops):
+        raise CodecError("a completion is not UTF-8")
+    logp = read_logp(reader, n_tokens, bits)
+
+    ended = sizes[stops - 1] == 0
+    ids = np.insert(text.astype(np.int32), byte_stops[ended], END)
+    place_T = np.arange(n_tokens, dtype=np.int32) - np.repeat((stops - tokens).astype(np.int32), tokens)
+    return Columns(items, counts, lengths + ended, ids, logp, np.repeat(place_T, np.maximum(sizes, 1)))
+
+
+TEXT = Form(write, read)
