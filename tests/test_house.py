@@ -71,6 +71,7 @@ LIGHT = [
     "rewards.scoring",
     "lab.recipes",
     "lab.arms",
+    "lab.reading",
 ]
 LONGEST_FILE, LARGEST_CORE = 500, 3550
 

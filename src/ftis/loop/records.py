@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ftis.loop.files import append_jsonl, read_jsonl, write_jsonl, write_whole
-from ftis.measures import RoundRecord
 from ftis.seams import TRACKERS, look_up
+
+if TYPE_CHECKING:  # it loads torch, which those who only read records need not
+    from ftis.measures import RoundRecord
 
 ROLLOUTS = pa.schema(
     {
