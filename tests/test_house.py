@@ -47,7 +47,8 @@ WINGS = {
     "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
     "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
-    "exchange_figures views scaling verdicts page_tables exchanges samples page progress",
+    "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
+    "glance taken latest jobs layout page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
@@ -56,7 +57,18 @@ COMMANDS = ["cli_groups", "cli"]
 ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), *COMMANDS]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""
 
-SOCKETS = {"socket", "socketserver", "ssl", "zenoh", "http", "urllib.request", "requests", "httpx", "aiohttp"}
+SOCKETS = {
+    "socket",
+    "socketserver",
+    "ssl",
+    "zenoh",
+    "http",
+    "urllib.request",
+    "requests",
+    "httpx",
+    "aiohttp",
+    "uvicorn",
+}
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
 OPEN_SOCKETS = {"swarm.link", "swarm.session"}

@@ -46,7 +46,10 @@ def true_minus(text: str) -> str:
 
 def visible(text: object) -> str:
     """Text whose invisible characters are spelled out, so that it cannot look like what it is not."""
-    return "".join(_visible(character) for character in str(text))
+    text = str(text)
+    if text.isprintable():  # most are, and a watched page has thousands of texts
+        return text
+    return "".join(_visible(character) for character in text)
 
 
 def _visible(character: str) -> str:

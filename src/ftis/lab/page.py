@@ -13,41 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from ftis.config import ArmConfig
-from ftis.lab import page_tables, scaling, verdicts
+from ftis.lab import glance, page_tables, scaling, taken, verdicts
 from ftis.lab.drawing import arm_styles
 from ftis.lab.exchanges import exchanges
-from ftis.lab.formatting import counted, visible
+from ftis.lab.following import ArmOfRun, Directory
+from ftis.lab.formatting import counted
+from ftis.lab.jobs import jobs
+from ftis.lab.layout import Page, Section, render
 from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
 from ftis.lab.results import compare_study, headlines
 from ftis.lab.samples import completions
 from ftis.loop.files import write_whole
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; ``templates/<anchor>.html`` lays ``view`` out."""
-
-    anchor: str
-    title: str
-    view: object
-
-
-@dataclass(frozen=True)
-class Page:
-    title: str
-    facts: Sequence[str]
-    question: str
-    headlines: Sequence[str]
-    sections: Sequence[Section]
 
 
 @dataclass(frozen=True)
@@ -68,6 +49,7 @@ def write_page(directory: Path) -> Path:
     results = compare_study(study)
     styles = arm_styles(results["arms"], results["baselines"])
     sections = [
+        *_standing(directory),
         Section("scaling", "Number of peers", scaling.section(study)),
         Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
@@ -90,23 +72,28 @@ def write_page(directory: Path) -> Path:
     return path
 
 
-def render(page: Page) -> str:
-    """The page as one HTML document, every value escaped and every character visible."""
-    environment = Environment(
-        loader=PackageLoader("ftis.lab"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    css = files("ftis.lab").joinpath("templates/page.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html").render(page=page, css=css) + "\n"
+@dataclass(frozen=True)
+class Standing:
+    """The sentences of the page that is watched, arm by arm."""
+
+    arms: Sequence[glance.Glance]
 
 
-def _finalize(value: object) -> str:
-    """What a template's expression becomes before it is escaped; what is HTML already stays as it is."""
-    return value if isinstance(value, Markup) else visible(value)
+def _standing(directory: Path) -> list[Section]:
+    """What the page that is watched would show first, as it is now: of an experiment the grid, of a run sentences."""
+    watched = Directory(directory)
+    if watched.is_experiment:
+        return [Section("jobs", "Arms and seeds", jobs(watched))]
+    (seed,) = watched.seeds
+    arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
+    for arm in arms:
+        arm.refresh()
+    started = [arm for arm in arms if any(peer.changed for peer in arm.peers.values())]
+    sections = [Section("standing", "Did it work?", Standing([glance.glance(arm) for arm in started]))]
+    together = [arm for arm in started if arm.pairs]
+    if together and (matrix := taken.taken(together[-1])) is not None:
+        sections.append(Section("taken", f"Who learned from whom: {together[-1].arm.name}", matrix))
+    return sections
 
 
 def _facts(study: Study, results: Mapping[str, Any]) -> list[str]:

@@ -291,7 +291,7 @@ def read_run(directory: Path) -> Run:
     """
     if not (directory / "recipe.json").exists():
         raise ReportError(f"{directory} holds no run (no recipe.json): give the directory that ftis train named")
-    return _run(directory, _recipe(_json(directory / "recipe.json"), directory / "recipe.json"))
+    return _run(directory, parse_recorded(_json(directory / "recipe.json"), directory / "recipe.json"))
 
 
 def read_study(directory: Path) -> Study:
@@ -308,7 +308,7 @@ def read_study(directory: Path) -> Study:
             document, seeds = provenance.pop("recipe"), provenance.pop("seeds")
         except KeyError as error:
             raise _damaged(experiment, error) from None
-        recipe = _recipe(document, experiment)
+        recipe = parse_recorded(document, experiment)
         runs = {
             seed: _run(directory / f"{recipe.name}-seed{seed}", recipe.model_copy(update={"seed": seed}))
             for seed in seeds
@@ -422,7 +422,7 @@ def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
     return tuple(peer.name for peer in recipe.peers if peer.name not in here)
 
 
-def _recipe(document: Mapping[str, Any], file: Path) -> Recipe:
+def parse_recorded(document: Mapping[str, Any], file: Path) -> Recipe:
     """A recorded recipe. Older runs name one baseline as ``experiment.baseline``."""
     about = document.get("experiment")
     if isinstance(about, dict) and "baseline" in about:

@@ -59,6 +59,13 @@ def compare(directory: Path) -> dict[str, Any]:
 
 def compare_study(study: Study) -> dict[str, Any]:
     """The same, of records that were read."""
+    results = compared(study)
+    write_json(study.directory / "results.json", results)
+    return results
+
+
+def compared(study: Study) -> dict[str, Any]:
+    """The same, written nowhere."""
     recipe, baselines = study.recipe, study.baselines
     equal = matched(recipe, study.arms, baselines)
     notes = [
@@ -95,9 +102,7 @@ def compare_study(study: Study) -> dict[str, Any]:
         "matched": equal,
         "notes": notes,
     }
-    results = without_nan(results)
-    write_json(study.directory / "results.json", results)
-    return results
+    return dict(without_nan(results))
 
 
 def headlines(results: Mapping[str, Any]) -> list[str]:

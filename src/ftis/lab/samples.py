@@ -98,6 +98,10 @@ def completions(study: Study) -> Completions | None:
     return Completions(study.seeds_shown[0], _legend(study), arms) if arms else None
 
 
+def _view(sample: Sample, correction: Correction, tokens: Tokens) -> SampleView:
+    return sample_view(_title(sample.kind, correction), sample.row, correction.cap, tokens)
+
+
 def _learners(study: Study, arm: ArmConfig) -> list[Learner]:
     correction = correction_of(with_arm(study.recipe, arm))
     learners = []
@@ -107,7 +111,7 @@ def _learners(study: Study, arm: ArmConfig) -> list[Learner]:
         if samples:
             tokens = Tokens(peer.tokenizer_file)
             sources = "itself" if all(sample.row["source"] == name for sample in samples) else "others"
-            learners.append(Learner(name, sources, [_sample_view(s, correction, tokens) for s in samples]))
+            learners.append(Learner(name, sources, [_view(s, correction, tokens) for s in samples]))
     return learners
 
 
@@ -162,6 +166,10 @@ class Tokens:
     def __init__(self, file: Path | None) -> None:
         self._tokenizer = None if file is None else _tokenizer(file)
 
+    @property
+    def known(self) -> bool:
+        return self._tokenizer is not None
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id adds to the text; "" where a character is only complete with a later token."""
         if self._tokenizer is None:
@@ -189,25 +197,26 @@ def _tokenizer(file: Path) -> Any:
     return Tokenizer.from_str(text)
 
 
-def _sample_view(sample: Sample, correction: Correction, tokens: Tokens) -> SampleView:
-    row, ids = sample.row, [int(i) for i in sample.row["completion_ids"]]
-    ratios, question = _ratios(row), str(row["question"])
-    above = sum(ratio > correction.cap for ratio in ratios)
+def sample_view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
+    """A recorded rollout with its tokens coloured. Without log π_old, where Â = 0, no token has a colour."""
+    ids, weighed = [int(i) for i in row["completion_ids"]], row["old_logp"] is not None
+    ratios, question = _ratios(row) if weighed else [1.0] * len(ids), str(row["question"])
+    above = sum(ratio > cap for ratio in ratios)
     facts = [
         f"by {row['source']}",
         f"round {row['round'] + 1}",
         f"reward {row['reward']:g}",
         f"Â {row['advantage']:+z.2f}",
-        f"KL (k1) {row['kl_k1']:z.2f}",
-        "dropped" if row["kept"] is False else "kept",
+        *([f"KL (k1) {row['kl_k1']:z.2f}"] if weighed else []),
+        {False: "dropped", True: "kept", None: "no signal"}[row["kept"]],
         f"{above} of {len(ids)} tokens above C" if above else f"{counted(len(ids), 'token')}, none above C",
     ]
     return SampleView(
-        title=_title(sample.kind, correction),
+        title=title,
         facts=[true_minus(fact) for fact in facts],
         question=question if len(question) <= MAX_QUESTION else question[:MAX_QUESTION] + " …",
         tokens=[
-            _token_view(piece, ratio, correction.cap)
+            _token_view(piece, ratio, cap)
             for piece, ratio in zip(tokens.pieces(ids[:MAX_TOKENS]), ratios, strict=False)
         ],
         cut_off=max(0, len(ids) - MAX_TOKENS),
@@ -227,7 +236,11 @@ def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
 
 def _legend(study: Study) -> list[tuple[str, str]]:
     caps = {correction_of(with_arm(study.recipe, arm)).cap for arm in study.arms}
-    cap = f"{caps.pop():g}" if len(caps) == 1 else "C"
+    return legend(f"{caps.pop():g}" if len(caps) == 1 else "C")
+
+
+def legend(cap: str) -> list[tuple[str, str]]:
+    """CSS classes of tokens, and the ratios they stand for."""
     return [
         ("w1", "at most 0.1"),
         ("w2", "0.1 – 0.5"),

@@ -45,12 +45,16 @@ class ProgressRow:
 
 @dataclass(frozen=True)
 class VerdictGroup:
-    """The verdicts against one baseline; ``equal`` says in words which budget is the same."""
+    """The verdicts against one baseline; ``equal`` says in words which budget is the same.
+
+    Attributes:
+        figure: None on a page that is watched.
+    """
 
     baseline: ArmLabel
     equal: str
     verdicts: Sequence[VerdictRow]
-    figure: Panel
+    figure: Panel | None
 
 
 @dataclass(frozen=True)
@@ -94,33 +98,34 @@ class Curves:
     splits: Sequence[SplitCurves]
 
 
-def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
+def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool = True) -> Verdicts:
+    """The section; ``drawn`` says whether its figures are drawn, which takes time and writes files."""
     on_validation = sum(c["split"] == VALIDATION for c in results["comparisons"])
     return Verdicts(
         baselines=", ".join(results["baselines"]),
         comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
         last_evaluations=LAST_EVALUATIONS,
-        mean=_mean_card(study, results, styles) if results["together"] else None,
-        cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
+        mean=_mean_card(study, results, styles, drawn) if results["together"] else None,
+        cards=[_card(study, study.recipe.peer(peer), results, styles, drawn) for peer in study.peer_names],
         folded=len(study.peer_names) > MOST_CARDS and bool(results["together"]),
         cautions=_cautions(study, results),
     )
 
 
-def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
+def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool) -> Card:
     compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
     progress = [] if compared else _progress(results, peer.name, styles)
-    return Card(peer.name, model_in_words(peer), _groups(study, peer.name, compared, styles), progress)
+    return Card(peer.name, model_in_words(peer), _groups(study, peer.name, compared, styles, drawn), progress)
 
 
-def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
+def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool) -> Card:
     n = len(study.peer_names)
     about = f"{n} peers; Holm over the comparisons of means alone, which are fewer, so the same seeds can show more"
-    return Card("The mean over peers", about, _groups(study, MEAN, results["together"], styles), [])
+    return Card("The mean over peers", about, _groups(study, MEAN, results["together"], styles, drawn), [])
 
 
 def _groups(
-    study: Study, name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]
+    study: Study, name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], drawn: bool
 ) -> list[VerdictGroup]:
     """Comparisons by baseline and budget; ``name`` is the peer's, or :data:`MEAN`."""
     return [
@@ -128,7 +133,7 @@ def _groups(
             baseline=ArmLabel(baseline, styles[baseline].colour),
             equal=equal,
             verdicts=[_verdict(c, styles) for c in group],
-            figure=figures.differences(study.directory / "figures", name, group, styles),
+            figure=figures.differences(study.directory / "figures", name, group, styles) if drawn else None,
         )
         for (baseline, equal), group in by_budget(compared).items()
     ]

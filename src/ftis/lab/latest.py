@@ -1,0 +1,138 @@
+"""The last completions of one arm as a section of the page: own ones beside others', tokens coloured by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftis.lab.following import ArmOfRun, PeerRecords
+from ftis.lab.formatting import true_minus
+from ftis.lab.reading import PeerRun
+from ftis.lab.samples import SampleView, Tokens, TokenView, legend, sample_view
+from ftis.lab.taken import cap_of
+
+MOST_LEARNERS = 8
+"""Peers whose completions are shown; a page of 64 would have thousands."""
+
+MOST_LISTED = 200
+"""Completions of one learner that can be searched."""
+
+LONGEST_LISTED = 600
+"""Letters of a completion, and of its question, in the list."""
+
+NEVER_CUT = 2.0
+"""Takes the place of C in the colours where no weight was ever cut."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A completion of the list that can be searched."""
+
+    source: str
+    facts: str
+    question: str
+    completion: str
+    own: bool
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A peer and the completions that it learned from in its last recorded round.
+
+    Attributes:
+        own, others: samples of its own and of other peers'.
+        left_out: completions of the round that are not listed.
+    """
+
+    name: str
+    round: int
+    own: Sequence[SampleView]
+    others: Sequence[SampleView]
+    listed: Sequence[Listed]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Latest:
+    legend: Sequence[tuple[str, str]]
+    learners: Sequence[Learner]
+    left_out: int
+
+
+class Spelling:
+    """The tokenizers of the peers shown, each read once and again when a checkpoint brings another."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[object, Tokens]] = {}
+
+    def of(self, peer: PeerRecords) -> Tokens:
+        file = PeerRun(peer.directory, (), ()).tokenizer_file
+        known = self._known.get(peer.name)
+        if known is None or (known[0] is None and file is not None):
+            known = self._known[peer.name] = (file, Tokens(file))
+        return known[1]
+
+
+def latest(arm: ArmOfRun, spelling: Spelling) -> Latest | None:
+    """The best, the worst and a dropped completion of each learner's last round, own and others', and all to search.
+
+    None where no rollouts were recorded.
+    """
+    cap = cap_of(arm)
+    shown = list(arm.peers.values())[:MOST_LEARNERS]
+    learners = [of for peer in shown if (of := _learner(peer, cap or NEVER_CUT, spelling)) is not None]
+    if not learners:
+        return None
+    return Latest(legend("C" if cap is None else f"{cap:g}"), learners, len(arm.peers) - len(shown))
+
+
+def _learner(peer: PeerRecords, cap: float, spelling: Spelling) -> Learner | None:
+    round = peer.last_recorded
+    rows = [] if round is None else peer.of_round(round)
+    if not rows or round is None:
+        return None
+    tokens = spelling.of(peer)
+
+    def views(rows: Sequence[Mapping[str, Any]]) -> list[SampleView]:
+        return [_view(title, row, cap, tokens) for title, row in chosen(rows)]
+
+    own = [row for row in rows if row["source"] == peer.name]
+    others = [row for row in rows if row["source"] != peer.name]
+    listed = [_listed(row, peer.name) for row in rows[:MOST_LISTED]]
+    return Learner(peer.name, round + 1, views(own), views(others), listed, len(rows) - len(listed))
+
+
+def _view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
+    """Before the first checkpoint there is no tokenizer: the text then, without colours."""
+    view = sample_view(title, row, cap, tokens)
+    return view if tokens.known else replace(view, tokens=[TokenView(_cut(str(row["completion"])), "", "")], cut_off=0)
+
+
+def chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Best and worst by advantage, and of the dropped ones that of highest KL, each with its title; none twice."""
+    if not rows:
+        return []
+    found = [("Best", max(rows, key=lambda row: row["advantage"]))]
+    left = [row for row in rows if row is not found[0][1]]
+    if left:
+        found.append(("Worst", min(left, key=lambda row: row["advantage"])))
+    dropped = [row for row in left if row["kept"] is False and row is not found[-1][1]]
+    if dropped:
+        found.append(("Dropped", max(dropped, key=lambda row: row["kl_k1"])))
+    return found
+
+
+def _listed(row: Mapping[str, Any], learner: str) -> Listed:
+    fate = {False: "dropped", True: "kept", None: "no signal"}[row["kept"]]
+    return Listed(
+        source=row["source"],
+        facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {fate}"),
+        question=_cut(str(row["question"])),
+        completion=_cut(str(row["completion"])),
+        own=row["source"] == learner,
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_LISTED else f"{text[:LONGEST_LISTED]} …"
