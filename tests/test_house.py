@@ -48,7 +48,7 @@ WINGS = {
     "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
     "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
     "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
-    "glance taken latest jobs layout page progress",
+    "glance taken latest jobs layout so_far live watch page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
@@ -71,7 +71,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"swarm.link", "swarm.session"}
+OPEN_SOCKETS = {"swarm.link", "swarm.session", "lab.watch"}
 LIGHT = [
     "seams",
     "schedule",
@@ -187,7 +187,7 @@ def test_the_core_is_an_evenings_reading_and_no_file_is_long() -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_only_the_swarms_link_opens_sockets(module: str) -> None:
+def test_only_the_swarms_link_and_the_watched_page_open_sockets(module: str) -> None:
     if module not in OPEN_SOCKETS:
         assert not touches(source(module), SOCKETS)
 

@@ -310,6 +310,22 @@ def make_report(
     console.print(f"report: {page.write_page(directory)}")
 
 
+@app.command()
+def watch(
+    directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="Address to serve at; one other than this machine's own needs the token in its URL.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8730,
+) -> None:
+    """Show a run or an experiment in the browser while it is written. Nothing is changed; Ctrl-C ends it."""
+    from ftis.lab.watch import serve
+
+    serve(
+        directory, host, port, lambda at: console.print(f"watching {directory}: {at}", soft_wrap=True, highlight=False)
+    )
+
+
 @app.command("replay")
 def replay_run(
     run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],

@@ -218,7 +218,7 @@ class PeerRecords:
     def notice(self, now: float) -> str:
         """The last thing it said about the network, unless a round has ended since or it is long ago."""
         said = [row for row in self.events.rows if row.get("kind") == "network"][-1:]
-        news = now - self.events.changed < NOTICE_SECONDS and self.events.changed > self.metrics.changed
+        news = now - self.events.changed < NOTICE_SECONDS and self.events.changed >= self.metrics.changed
         if not said or not news or said[0].get("what") not in ("waiting", "alone", "aside", "mismatch", "behind"):
             return ""
         return str(said[0].get("text", ""))
