@@ -17,7 +17,7 @@ from typing import Any
 
 from ftis.config import Recipe, RecipeError, RewardConfig
 from ftis.lab.arms import Arm, arms_of
-from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, parse_recorded
+from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow, parse_recorded
 from ftis.lab.standing import Formats, Standing, standing
 from ftis.lab.tail import OPENING, Tail, last_row
 from ftis.loop.records import read_rollouts, rollouts_path
@@ -25,6 +25,9 @@ from ftis.rewards.answers import extract_answer
 
 SEEN_ROUNDS = 3
 """Rounds that must have passed before their pace is believed more than the rounds' own seconds."""
+
+RECENT = 32
+"""Rounds that are looked at peer by peer."""
 
 NOTICE_SECONDS = 60.0
 """Seconds after which something a peer said about the network is no longer news."""
@@ -184,6 +187,7 @@ class PeerRecords:
         self.evaluations = Tail(directory / "evaluations.jsonl")
         self.events = Tail(directory / "events.jsonl", most_rows=64)
         self._seen: list[tuple[float, int]] = []
+        self._recent: list[RoundRow] = []
 
     def refresh(self) -> bool:
         before = self.step
@@ -198,6 +202,13 @@ class PeerRecords:
     @property
     def rows(self) -> list[dict[str, Any]]:
         return self.metrics.rows
+
+    @property
+    def recent(self) -> Sequence[RoundRow]:
+        """The last rounds, sorted by peer once each: a row of a large swarm has thousands of keys."""
+        known = {id(row.measures): row for row in self._recent}
+        self._recent = [known.get(id(row)) or RoundRow.of(row) for row in self.rows[-RECENT:]]
+        return self._recent
 
     @property
     def step(self) -> int:
@@ -281,6 +292,7 @@ class ArmOfRun:
                 name,
                 self.rounds,
                 peer.rows,
+                peer.recent,
                 swarm=self.swarm_of(name),
                 steps=steps,
                 started=bool(peer.evaluations.rows),

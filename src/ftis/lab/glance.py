@@ -13,7 +13,7 @@ from typing import Any
 
 from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import amount, counted, seconds_text
-from ftis.lab.plots import Chart, Series, chart
+from ftis.lab.plots import ROUND, Chart, Series, chart
 from ftis.lab.reading import VALIDATION, OwnSeconds, RoundRow
 from ftis.lab.sentences import About, about, headline
 from ftis.lab.standing import reward_means
@@ -92,7 +92,7 @@ def rounds(arm: ArmOfRun) -> Rounds | None:
         return None
     spent = {name: _spent(peer.rows) for name, peer in arm.peers.items()}
     axes: list[tuple[str, str, Callable[[_Spent], float]]] = [
-        ("rounds", "round", lambda at: at.step),
+        ("rounds", ROUND, lambda at: at.step),
         ("tokens", "own tokens", lambda at: at.tokens),
         ("seconds", "own seconds", lambda at: at.seconds),
     ]
@@ -147,7 +147,7 @@ def spent_table(arm: ArmOfRun) -> Spent | None:
     for name, peer in arm.peers.items():
         if not peer.rows:
             continue
-        lately = [RoundRow.of(row) for row in peer.rows[-32:]]
+        lately = peer.recent
         own, step = OwnSeconds.over(lately), lately[-1].step
         waited = fmean(row.measures.get("time/wait", 0.0) for row in lately)
 

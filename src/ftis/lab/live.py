@@ -20,7 +20,7 @@ from ftis.lab.jobs import jobs
 from ftis.lab.latest import Spelling, latest
 from ftis.lab.layout import Page, Place, Section, Watching, render_around, render_header, render_section
 
-PART_OF_TIME = 0.005
+PART_OF_TIME = 0.001
 """Of one core, for each section beyond the first ones."""
 
 SOON, SELDOM = 0.5, 60.0
@@ -75,6 +75,7 @@ class View:
         self._directory, self._address, self._link = directory, address, link
         self._lock = threading.Lock()
         self._arm: ArmOfRun | None = None
+        self._seen: glance.Glance | None = None
         self._drawn: dict[str, _Drawn] = {}
         self._spelling = Spelling()
         self._looked = self._told = float("-inf")
@@ -103,13 +104,13 @@ class View:
 
     def _draw(self, now: float) -> None:
         self._directory.look()
-        changed, page, makers = self._experiment(now) if self._is_experiment else self._of_arm()
-        if changed:
-            for drawn in self._drawn.values():
-                drawn.stale = True
         tell_time = now - self._told >= CLOCK
         if tell_time:
             self._told = now
+        changed, page, makers = self._experiment() if self._is_experiment else self._of_arm(tell_time)
+        if changed:
+            for drawn in self._drawn.values():
+                drawn.stale = True
         sections = {}
         for anchor, (title, make) in makers.items():
             drawn = self._drawn.setdefault(anchor, _Drawn())
@@ -122,7 +123,8 @@ class View:
             if drawn.html:
                 sections[anchor] = drawn.html
         titled = [Section(anchor, makers[anchor][0], None) for anchor in sections]
-        self._show(replace(page(), sections=titled), sections)
+        if changed or tell_time or sections != self._shown.sections:
+            self._show(replace(page(), sections=titled), sections)
 
     def _show(self, page: Page, sections: Mapping[str, str]) -> None:
         self._page = page
@@ -145,10 +147,12 @@ class View:
 
     # --- an arm of a run ---
 
-    def _of_arm(self) -> tuple[bool, Callable[[], Page], dict[str, tuple[str, Callable[[], object]]]]:
+    def _of_arm(self, tell_time: bool) -> tuple[bool, Callable[[], Page], dict[str, tuple[str, Callable[[], object]]]]:
         arm = self._followed()
         changed = arm.refresh()
-        seen = glance.glance(arm, time.time())
+        if changed or tell_time or self._seen is None:
+            self._seen = glance.glance(arm, time.time())
+        seen = self._seen
         makers: dict[str, tuple[str, Callable[[], object]]] = {
             "glance": ("Is it working?", lambda: seen),
             "rounds": ("Curves", lambda: glance.rounds(arm)),
@@ -172,7 +176,7 @@ class View:
         run, here = directory.run_of(seed), directory.peers_of(seed, arm)
         known = self._arm
         if known is None or (known.run, known.arm, tuple(known.peers)) != (run, arm, tuple(here)):
-            known, self._drawn = ArmOfRun(run, arm, here), {}
+            known, self._drawn, self._seen = ArmOfRun(run, arm, here), {}, None
             self._arm = known
         return known
 
@@ -192,7 +196,7 @@ class View:
 
     # --- an experiment ---
 
-    def _experiment(self, now: float) -> tuple[bool, Callable[[], Page], dict[str, tuple[str, Callable[[], object]]]]:
+    def _experiment(self) -> tuple[bool, Callable[[], Page], dict[str, tuple[str, Callable[[], object]]]]:
         directory = self._directory
         grid = jobs(directory)
         changed, self._progress = grid != self._progress, grid

@@ -22,6 +22,9 @@ NAMED = 8
 COLOURS = 8
 """page.css has so many colours of lines, ``--line-0`` and on."""
 
+ROUND = "round"
+"""The label of an axis of whole numbers."""
+
 MOST_POINTS = 300
 GAP = 0.075
 """Between two names, as a part of the height."""
@@ -132,7 +135,9 @@ def chart(
         alt=f"{title} over {x_label}; at the end {said}" + ("" if named else f" and {len(known) - NAMED} more"),
         x_label=x_label,
         strokes=strokes,
-        x_ticks=[Tick(place(x, low)[0], in_short(x)) for x in _round_numbers(first, last, 4)],
+        x_ticks=[
+            Tick(place(x, low)[0], in_short(x)) for x in _round_numbers(first, last, 4, least=float(x_label == ROUND))
+        ],
         y_ticks=[Tick(place(first, y)[1], f"{y:g}") for y in _round_numbers(low, high, 4)],
         named=named,
         level=None if level is None else Tick(place(first, level[1])[1], level[0]),
@@ -160,9 +165,9 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return start + "".join(f"L{x:g} {y:g}" for before, (x, y) in pairwise(points) if (x, y) != before)
 
 
-def _round_numbers(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from ``low`` to ``high``, about so many."""
-    rough = (high - low) / most
+def _round_numbers(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
+    """Round numbers from ``low`` to ``high``, about so many, and at least ``least`` apart."""
+    rough = max((high - low) / most, least)
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * times for times in (1, 2, 5, 10) if size * times >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)

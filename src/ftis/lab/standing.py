@@ -105,6 +105,7 @@ def standing(
     name: str,
     rounds: int,
     rows: Sequence[Mapping[str, Any]],
+    recent: Sequence[RoundRow] = (),
     *,
     swarm: Sequence[str] = (),
     steps: Mapping[str, int] | None = None,
@@ -117,7 +118,8 @@ def standing(
     """How a peer stands.
 
     Args:
-        rows: its lines of metrics.jsonl; the last ones at least, without gaps between them.
+        rows: its lines of metrics.jsonl; between the last ones there are no gaps.
+        recent: the last of them as rounds, if they were sorted by peer before.
         swarm: the names of those who learn together, its own too.
         steps: rounds that each of them has finished.
         started: whether anything else was recorded of it, as the untrained model's evaluation.
@@ -125,7 +127,7 @@ def standing(
     """
     if not rows:
         return Standing(name, rounds, started=started, together=len(swarm) > 1, silent_for=silent_for, notice=notice)
-    recent = [RoundRow.of(row) for row in rows[-WINDOW:]]
+    recent = recent[-WINDOW:] or [RoundRow.of(row) for row in rows[-WINDOW:]]
     step = recent[-1].step
     means = reward_means(rows)
     reward, change, over = _change(means)
@@ -157,9 +159,11 @@ def standing(
 def reward_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     """The step of each row, and the mean reward of the rows up to it, :data:`MEAN_OF` at most."""
     known = [(int(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
-    return [
-        (known[i][0], fmean(reward for _, reward in known[max(0, i - MEAN_OF + 1) : i + 1])) for i in range(len(known))
-    ]
+    means = []
+    for i, (step, _) in enumerate(known):
+        last = known[max(0, i - MEAN_OF + 1) : i + 1]
+        means.append((step, sum(reward for _, reward in last) / len(last)))
+    return means
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:

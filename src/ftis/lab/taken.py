@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ftis.lab.following import ArmOfRun
-from ftis.lab.plots import Chart, Series, chart
+from ftis.lab.plots import ROUND, Chart, Series, chart
 from ftis.lab.reading import RoundRow
 from ftis.lab.views import Cell, RowGroup, Table
 from ftis.metric_keys import PREFIX
@@ -81,10 +81,7 @@ def taken(arm: ArmOfRun) -> Taken | None:
     if not pairs or not last:
         return None
     first = max(1, last - LAST_ROUNDS + 1)
-    by_step = {
-        name: {row.step: row for raw in peer.rows[-LAST_ROUNDS:] if (row := RoundRow.of(raw)).step >= first}
-        for name, peer in arm.peers.items()
-    }
+    by_step = {name: {row.step: row for row in peer.recent if row.step >= first} for name, peer in arm.peers.items()}
     together = len(pairs) > MOST_ROWS
     rows = []
     for learner, source in [(name, "the others") for name in arm.peers] if together else pairs:
@@ -135,7 +132,7 @@ def weighed(arm: ArmOfRun) -> Weighed | None:
             for learner, peer in arm.peers.items():
                 others = [other for other in arm.swarm_of(learner) if other != learner]
                 lines = [Series(other, arm.colour_of(other), _points(peer.rows, [other], measure)) for other in others]
-                charts.append(chart(f"{title}: {learner} learns", "round", lines, low=low, high=high))
+                charts.append(chart(f"{title}: {learner} learns", ROUND, lines, low=low, high=high))
         else:
             lines = [
                 Series(
@@ -145,7 +142,7 @@ def weighed(arm: ArmOfRun) -> Weighed | None:
                 )
                 for learner, peer in arm.peers.items()
             ]
-            charts.append(chart(f"{title}, mean over sources", "round", lines, low=low, high=high))
+            charts.append(chart(f"{title}, mean over sources", ROUND, lines, low=low, high=high))
     return Weighed(charts, cap_of(arm))
 
 
@@ -162,8 +159,8 @@ def cap_of(arm: ArmOfRun) -> float | None:
     if said is not None:
         return float(said)
     for peer in arm.peers.values():
-        for row in reversed(peer.rows[-LAST_ROUNDS:]):
-            for measures in RoundRow.of(row).by_peer.values():
+        for row in reversed(peer.recent):
+            for measures in row.by_peer.values():
                 ratio = measures.get("sampling/importance_sampling_ratio/max")
                 weight = measures.get("sampling/importance_sampling_weight/max")
                 if ratio is not None and weight is not None and ratio > weight:
@@ -176,7 +173,7 @@ def honesty(arm: ArmOfRun) -> Honesty | None:
     rows = []
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for learner, peer in arm.peers.items():
-        last = RoundRow.of(peer.rows[-1]).by_peer if peer.rows else {}
+        last = peer.recent[-1].by_peer if peer.rows else {}
         for source, measures in last.items():
             if "honesty/evidence" in measures and source != learner:
                 found.setdefault(source, []).append((learner, measures))

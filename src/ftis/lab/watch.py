@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -30,8 +31,11 @@ PORT = 8730
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Where a server is reached from this machine alone, so that its pages need no token."""
 
-EVERY = 0.5
+EVERY = 0.8
 """Seconds between two looks at the records."""
+
+YIELDING = 10
+"""By how much the server is nicer than what it watches: where cores are scarce, the run goes first."""
 
 SIGN_OF_LIFE = 15.0
 """Seconds after which a browser hears something in any case, so that it notices a connection that is gone."""
@@ -175,6 +179,8 @@ def serve(directory: Path, host: str, port: int, say: Callable[[str], None]) -> 
         raise WatchError(f"{host}:{port} cannot be listened at ({error.strerror}): give another --port, or 0") from None
     with listening:
         name = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
+        if hasattr(os, "nice"):
+            os.nice(YIELDING)
         say(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
         # Browsers keep their event streams open: they are not waited for at the end.
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, server_header=False)
