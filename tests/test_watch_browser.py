@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import command
+from commands import ROOT, command
 from scene import HOSTILE, Scene, both_budgets, cut
 from watched import Watched
 
@@ -31,8 +31,8 @@ TEXT = HOSTILE.replace("\ud800", "")
 PICTURES = os.environ.get("FTIS_PICTURES", "")
 """A directory that screenshots are kept in."""
 
-AXE = os.environ.get("FTIS_AXE", "")
-"""axe.min.js of the npm package axe-core."""
+AXE = ROOT / ".venv" / "axe" / "package" / "axe.min.js"
+"""Of the npm package axe-core; ``make axe`` fetches it."""
 
 
 class Server:
@@ -156,14 +156,14 @@ def test_it_fits_any_screen(browser: Any, server: Server, width: int, scheme: st
     page.context.close()
 
 
-@pytest.mark.skipif(not AXE, reason="FTIS_AXE does not name axe.min.js (npm pack axe-core): no accessibility check")
+@pytest.mark.skipif(not AXE.exists(), reason="make axe has not fetched axe-core: no check of accessibility")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Any, server: Server, tmp_path: Path, scheme: str) -> None:
     experiment = Server(both_budgets(tmp_path / "experiment"), tmp_path / "server.log")
     try:
         for address in (server.address, experiment.address):
             page, _, _ = page_at(browser, address, color_scheme=scheme, bypass_csp=True)
-            page.evaluate(Path(AXE).read_text(encoding="utf-8"))
+            page.evaluate(AXE.read_text(encoding="utf-8"))
             found = page.evaluate("axe.run().then((result) => result.violations)")
             serious = [(v["id"], [n["html"][:200] for n in v["nodes"][:3]]) for v in found if v["impact"] in SERIOUS]
             assert serious == [], json.dumps(serious, indent=1)
