@@ -51,6 +51,11 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
     "F-TIS": {"honesty.action": "off"},
     "F-TIS-joint": {"objective.clip_joint": True, "honesty.action": "off"},
     "F-TIS-tested": {},
+    "F-NoIS-novelty": {
+        "objective.name": "F-NoIS",
+        "honesty.action": "off",
+        "training.selections": ["ftis.honesty.novelty.Novelty"],
+    },
 }
 ROUNDS = 40
 LOG_PROBS_UNREAD = "NoIS"
