@@ -1,7 +1,7 @@
 """How a recipe's names lead to objects: a built-in by its name, anything else by its dotted path.
 
-Each seam of docs/extending.md has a table here, from its built-in names to their places. The core reaches its wings
-through these tables only, and imports none of them.
+Each seam of docs/extending.md has a table here, from its built-in names to their places; that of attacks stands beside
+them in :mod:`ftis.lab.attacks`. The core reaches its wings through these tables only, and imports none of them.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class Novelty(Selection):
         self._bursts = [*self._bursts, *of_round][-REMEMBERED:]
 
     def shares(self, judged: Judged) -> Tensor:
-        own_R = torch.from_numpy(judged.batch.own_N[judged.rows])
-        unusual_R = torch.tensor([burst(logp) > self._usual for logp in judged.old_logp], dtype=torch.bool)
-        return 1 - (unusual_R & ~own_R & (judged.advantage_R > 0)).float()
+        asked_R = ~judged.batch.own_N[judged.rows] & (judged.advantage_R > 0).numpy()
+        asked = zip(asked_R, judged.old_logp, strict=True)
+        return torch.tensor([float(not (ask and burst(logp) > self._usual)) for ask, logp in asked])
 
     def state(self) -> Mapping[str, Any]:
         return {"bursts": self._bursts, "usual": self._usual if np.isfinite(self._usual) else None}
