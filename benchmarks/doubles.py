@@ -1,4 +1,4 @@
-"""The light peers of ``tests/``, for the benchmarks: the one place that puts that folder on the path."""
+"""Light peers and small vocabularies of ``tests/``, for benchmarks: the one place that puts that folder on the path."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from light_swarm import Swarm, free_port
+from vocabularies import byte_level
 
-__all__ = ["TOKENIZER", "Swarm", "free_port", "light_admitter", "light_recipe", "made_up_groups"]
+__all__ = ["TOKENIZER", "Swarm", "byte_level", "free_port", "light_admitter", "light_recipe", "made_up_groups"]

@@ -36,18 +36,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from doubles import byte_level
 from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
 
 from ftis.admission import Admission, Admitter, Reason, Terms
+from ftis.alignment.messages import TextAdmitter
 from ftis.alignment.text import END as END_OF_TEXT
-from ftis.alignment.text import text_of
-from ftis.codec import TEXT, CodecError, Limits, Message, decode, encode
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Prompt
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
 from ftis.swarm.penalties import Penalties
-from ftis.wire.text import MOST_BYTES
 
 PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
 PEERS = ("ada", "bob")
@@ -78,13 +79,10 @@ TERMS = Terms(
     roster=frozenset(PEERS),
     max_staleness=1,
 )
-TEXT_TERMS = replace(
-    TERMS,
-    tokenizer=TEXT,
-    vocab_size=END_OF_TEXT + 1,
-    end_ids=frozenset({END_OF_TEXT}),
-    max_completion_length=8 * LONGEST,
-)
+TEXT_TERMS = replace(TERMS, max_completion_length=8 * LONGEST)
+LEARNER = TokenBytes.of(byte_level([]))
+MOST_TOKENS = 12 * LONGEST
+"""Of the learner's tokenizer, in a completion of text."""
 LIMITS = TERMS.limits
 BOUNDLESS = Limits(max_bytes=1 << 40, max_groups=1 << 32, max_rollouts_per_group=1 << 16, max_completion_length=1 << 32)
 ROOMY = Limits(1 << 40, 2 * LIMITS.max_groups, 2 * LIMITS.max_rollouts_per_group, 2 * LIMITS.max_completion_length)
@@ -113,6 +111,12 @@ def hold(condition: object, what: str) -> None:
         raise FindingError(what)
 
 
+def text_admitter() -> TextAdmitter:
+    """That of a run which exchanges text, with a vocabulary of few symbols."""
+    own = Admitter(TEXT_TERMS, score, detokenize)
+    return TextAdmitter(own, score, str, LEARNER, LEARNER.tokenizer.eos_token_id, lambda item: MOST_TOKENS)
+
+
 def memory_bound(kind: str, data: bytes) -> int:
     """The most bytes of memory that judging ``data`` may take, whatever it promises.
 
@@ -133,10 +137,6 @@ def memory_bound(kind: str, data: bytes) -> int:
 def detokenize(ids: Sequence[int]) -> str:
     hold(ids and all(0 <= i < VOCAB for i in ids), "the detokenizer was given ids outside of the vocabulary")
     return " ".join(str(i) for i in ids if i != END)
-
-
-def detokenize_text(ids: Sequence[int]) -> str:
-    return bytes(i for i in ids if i != END_OF_TEXT).decode("utf-8")
 
 
 def score(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -273,14 +273,24 @@ class Oracle:
                 hold(reward == float(earned), "a reward that was not earned")
 
     def _admit_text(self, data: bytes, message: Message) -> None:
-        """The admitter of a run that exchanges text: what it admits is text, ended at most once."""
-        admission = Admitter(TEXT_TERMS, score, detokenize_text).admit("ada", data, ROUND)
-        hold(message.header.tokenizer == TEXT or not admission.admitted, "text under the name of a tokenizer")
+        """The admitter of a run that exchanges text: what it admits is the text, in the learner's tokens."""
+        admission = text_admitter().admit("ada", data, ROUND)
+        sent = {group.item: group.rollouts for group in reversed(message.groups)}
         for scored in admission.admitted:
-            for rollout in scored.group.rollouts:
-                text_of(rollout)
-                hold(END_OF_TEXT not in rollout.completion_ids[:-1].tolist(), "text behind its end")
-                hold(rollout.unit is not None, "bytes without the tokens that they were sampled in")
+            for rollout, came in zip(scored.group.rollouts, sent[scored.group.item], strict=True):
+                hold(rollout.sent is not None and came.unit is not None, "ids admitted as text")
+                assert rollout.sent is not None
+                spoken = came.completion_ids[came.completion_ids != END_OF_TEXT]
+                hold(rollout.sent.text == spoken.astype(np.uint8).tobytes(), "another text than came")
+                ended = rollout.completion_ids[-1] == LEARNER.tokenizer.eos_token_id
+                hold(ended == (came.completion_ids[-1] == END_OF_TEXT), "another end than came")
+                told, kept = (float(logp.astype(np.float64).sum()) for logp in (came.gen_logp, rollout.gen_logp))
+                hold(abs(told - kept) <= 1e-5 * max(1.0, -told), "other log-probabilities than came")
+                hold(rollout.sent.size_S.sum() == len(spoken), "sizes that are not the text's")
+                hold(rollout.sent.tokens_U.sum() == len(came.gen_logp), "tokens of the sender got lost")
+                hold(len(rollout) <= MOST_TOKENS, "more of the learner's tokens than the limit")
+                spelt = LEARNER.join(rollout.completion_ids).tobytes() == rollout.sent.text
+                hold(spelt or rollout.sent.fault, "tokens that do not spell the text")
         self.outcomes["groups of text admitted"] += len(admission.admitted)
 
     def _admit_lastingly(self, data: bytes) -> None:

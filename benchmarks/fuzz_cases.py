@@ -8,13 +8,12 @@ import random
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from ftis.alignment.text import END as END_OF_TEXT
-from ftis.codec import TEXT, Header, Message, encode
+from ftis.codec import Header, Message, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.swarm import manifest as manifests
@@ -60,12 +59,10 @@ def _text_group(item: int, *completions: list[bytes], peer: str = "ada", round: 
 SMALL_MESSAGE = Message(_header(), (_group(8, [8, END], [9, 9, END]), _group(9, [9, END], [1])))
 FULL_MESSAGE = Message(_header(), (_group(8, FULL, FULL), _group(9, FULL, FULL)))
 SMALL_TEXT = Message(
-    replace(_header(), tokenizer=TEXT),
+    _header(),
     (_text_group(8, [b"8", b""], ["é".encode(), b"\xf0\x9f", b"\xa4\x96", b""]), _text_group(9, [b"9", b""], [b"9 "])),
 )
-FULL_TEXT = Message(
-    replace(_header(), tokenizer=TEXT), tuple(_text_group(item, *[[b"the "] * (LONGEST - 1)] * G) for item in (8, 9))
-)
+FULL_TEXT = Message(_header(), tuple(_text_group(item, *[[b"the "] * (LONGEST - 1)] * G) for item in (8, 9)))
 GOOD_MESSAGES = [
     encode(SMALL_MESSAGE),
     encode(FULL_MESSAGE),
@@ -220,8 +217,7 @@ def _rewritten_text(rng: random.Random) -> bytes:
             tokens = [rng.choice(PIECES_OF_TEXT) for _ in range(rng.choice((1, 2, 5, LONGEST - 1, LONGEST)))]
             completions.append([str(item).encode(), b""] if rng.random() < 0.2 else [*tokens, b""][: LONGEST + 1])
         groups.append(_text_group(item, *completions))
-    tokenizer = TEXT if rng.random() < 0.9 else TOKENIZER
-    message = Message(replace(_header(), tokenizer=tokenizer), tuple(groups))
+    message = Message(_header(), tuple(groups))
     try:
         data = encode(message, 2, rng.choice(list(PRECISIONS.values())))
     except ValueError:  # a character in pieces that do not meet

@@ -45,7 +45,7 @@ def load(directory: Path) -> Policy:
     return Policy.load(PeerConfig(name="starter", model=str(directory), device="cpu", dtype="float32"))
 
 
-def write(made: Path, out: Path, name: str) -> Path:
+def write(made: Path, out: Path, name: str, merged: bool = False) -> Path:
     """Round the starter in ``made`` to float16 and write it to ``out`` under its name and digest.
 
     Raises:
@@ -58,7 +58,7 @@ def write(made: Path, out: Path, name: str) -> Path:
         raise ValueError(f"{made}: {beyond[0]} holds weights beyond float16's range; ship it in bfloat16")
     partial = out / f".partial-{name}"
     policy.model.save_pretrained(partial)
-    starters.make_tokenizer().save_pretrained(partial)  # transformers has read it as Qwen2's own kind
+    starters.make_tokenizer(merged).save_pretrained(partial)  # transformers has read it as Qwen2's own kind
     for file in partial.iterdir():
         file.chmod(0o644)  # transformers writes weights for their owner alone
     digest = hashlib.sha256((partial / "model.safetensors").read_bytes()).hexdigest()
@@ -92,7 +92,7 @@ def make(name: str, out: Path) -> dict[str, Any]:
     began = time.process_time()
     warm = starters.make(starters.PREFIX + variant)
     seconds = time.process_time() - began
-    directory = write(warm, out, label.replace("@", "-"))
+    directory = write(warm, out, label.replace("@", "-"), starter.merged)
     card: dict[str, Any] = json.loads((warm / "starter.json").read_text(encoding="utf-8"))
     card |= {"start": start(directory), "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     (directory / "starter.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")

@@ -38,8 +38,8 @@ LINES: dict[str, tuple[Event, str]] = {
     "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),
     "job": (JobEnded(Place(job="seed 0 alone")), '{"kind": "job", "job": "seed 0 alone"}'),
     "arm": (
-        ArmBegun(("a", "b"), 4, Place("F-TIS")),
-        '{"kind": "arm", "peers": ["a", "b"], "rounds": 4, "arm": "F-TIS"}',
+        ArmBegun(("a", "b"), 4, place=Place("F-TIS")),
+        '{"kind": "arm", "peers": ["a", "b"], "rounds": 4, "text": false, "arm": "F-TIS"}',
     ),
     "start": (PeerStarted(3), '{"kind": "start", "step": 3}'),
     "evaluation": (

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 
 from ftis import admission, codec
 from ftis.admission import Admission, Admitter, Reason
-from ftis.codec import TEXT, CodecError, Limits, Message, encode
+from ftis.codec import CodecError, Limits, Message, encode
 from ftis.swarm import manifest
 from ftis.swarm.manifest import Manifest, ManifestError
 
@@ -216,18 +215,15 @@ def test_the_commands_last_line_is_its_figures() -> None:
     assert sum(figures["outcomes"][kind] for kind in kinds) == 500
 
 
-@pytest.mark.parametrize(("tokenizer", "admitted"), [(TEXT, [8, 9]), (fuzz_cases.TOKENIZER, [])])
-def test_text_is_admitted_where_text_is_exchanged_and_only_there(tokenizer: str, admitted: list[int]) -> None:
-    """A message of text under its own name; the same under a tokenizer's, whose ids its bytes would be taken for."""
-    message = replace(fuzz_cases.SMALL_TEXT, header=replace(fuzz_cases.SMALL_TEXT.header, tokenizer=tokenizer))
-    terms = replace(fuzz.TEXT_TERMS, tokenizer=tokenizer)
-    first = admission_of(Admitter(terms, fuzz.score, fuzz.detokenize_text), encode(message))
-    assert [scored.group.item for scored in first.admitted] == admitted
-    assert {r.reason for r in first.rejections} == (set() if admitted else {Reason.WRONG_TOKENIZER})
-    ids = replace(fuzz_cases.SMALL_MESSAGE, header=replace(fuzz_cases.SMALL_MESSAGE.header, tokenizer=TEXT))
-    among_text = admission_of(Admitter(fuzz.TEXT_TERMS, fuzz.score, fuzz.detokenize_text), encode(ids))
-    assert {r.reason for r in among_text.rejections} == {Reason.WRONG_TOKENIZER}
-
-
-def admission_of(admitter: Admitter, data: bytes) -> Admission:
-    return admitter.admit("ada", data, fuzz_cases.ROUND)
+def test_text_is_admitted_where_text_is_exchanged_and_only_there() -> None:
+    """Text among ids would be taken for ids, and the other way round."""
+    text, ids = encode(fuzz_cases.SMALL_TEXT), encode(fuzz_cases.SMALL_MESSAGE)
+    among_text, among_ids = fuzz.text_admitter(), Admitter(fuzz.TERMS, fuzz.score, fuzz.detokenize)
+    for admitter, right in ((among_text, text), (among_ids, ids)):
+        admission = admitter.admit("ada", right, fuzz_cases.ROUND)
+        assert [scored.group.item for scored in admission.admitted] == [8, 9]
+        assert not admission.rejections
+    for admitter, wrong in ((fuzz.text_admitter(), ids), (Admitter(fuzz.TERMS, fuzz.score, fuzz.detokenize), text)):
+        admission = admitter.admit("ada", wrong, fuzz_cases.ROUND)
+        assert not admission.admitted
+        assert {rejection.reason for rejection in admission.rejections} == {Reason.WRONG_TOKENIZER}

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vocabularies import byte_level
 
+from ftis.alignment.messages import in_tokens
+from ftis.alignment.text import END
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.units import align
 from ftis.config import FtisError, HonestyConfig, Recipe
+from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts
 from ftis.honesty.evidence import TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding, share_of
+from ftis.honesty.proof import evidence_in
 from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
+from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
 from recipes import recipe_of
@@ -475,3 +484,82 @@ def test_peers_may_differ_in_it() -> None:
     from ftis.swarm.facts import agreement
 
     assert agreement(a_recipe(), "t", 2) == agreement(a_recipe("off"), "t", 2)
+
+
+# --- text of a sender with another tokenizer --------------------------------------------------------------------------
+
+
+def spoken(rng: np.random.Generator, groups: int, seed_text: bytes = b"") -> list[Group]:
+    """Groups of two completions over bytes, with the sender's tokens as units."""
+    words = [b"a", b"b", b"ab", "é".encode(), b" the", b"\xf0\x9f", b"\xa4\x96"]
+    made = []
+    for item in range(groups):
+        rollouts = []
+        for _ in range(2):
+            tokens = [words[i] for i in rng.integers(0, 5, 6)] + [seed_text] * bool(seed_text) + [words[5], words[6]]
+            ids = [byte for token in tokens for byte in token] + [END]
+            unit = np.repeat(np.arange(len(tokens) + 1), [*map(len, tokens), 1])
+            logp = -rng.exponential(1, len(tokens) + 1).astype(np.float32)
+            rollouts.append(Rollout(ints(*ids), logp, unit.astype(np.int32)))
+        made.append(Group("ada", 0, item, tuple(rollouts)))
+    return made
+
+
+def over_numbers(groups: Sequence[Group], numbers: dict[bytes, int]) -> list[Group]:
+    """The same groups as a sender and learner of one tokenizer see them: any number for each spelling."""
+
+    def numbered(rollout: Rollout) -> Rollout:
+        assert rollout.unit is not None
+        parts = np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1)
+        ids = [numbers.setdefault(part.tobytes(), 1000 - len(numbers)) for part in parts]
+        return Rollout(ints(*ids), rollout.gen_logp)
+
+    return [replace(group, rollouts=tuple(map(numbered, group.rollouts))) for group in groups]
+
+
+def test_evidence_on_text_is_that_on_the_senders_tokens() -> None:
+    """A token is known by its bytes, and only which tokens are the same matters."""
+    rng = np.random.default_rng(0)
+    messages = [spoken(rng, 3, b" again and again") for _ in range(4)]
+    numbers: dict[bytes, int] = {}
+    over_ids = [over_numbers(message, numbers) for message in messages]
+    on_text, on_ids = (evidence_in(of, 0, 0.02) for of in (messages, over_ids))
+    assert on_text == on_ids
+    assert on_text > 0
+
+
+def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
+    (group,) = spoken(np.random.default_rng(1), 1)
+    known = TokenBytes.of(byte_level(["ab", " the"]))
+    admitted = [
+        in_tokens(text, one) for text, one in zip(group.rollouts, align(group.rollouts, known, 256), strict=True)
+    ]
+    of_bytes, of_tokens = (Spellings().as_sent(rollouts) for rollouts in (group.rollouts, admitted))
+    for came, kept in zip(of_bytes, of_tokens, strict=True):
+        assert came.completion_ids.tolist() == kept.completion_ids.tolist()
+        assert came.gen_logp.tolist() == kept.gen_logp.tolist()
+    own = Rollout(ints(3, 4), floats(-1, -2))
+    assert Spellings().as_sent([own]) == [own]
+
+
+def test_spellings_are_numbered_as_they_come_and_remembered() -> None:
+    (group,) = spoken(np.random.default_rng(2), 1)
+    spellings = Spellings()
+    first = spellings.as_sent(group.rollouts)
+    assert first[0].completion_ids[0] == 0
+    assert set(np.concatenate([r.completion_ids for r in first]).tolist()) == set(range(len(spellings.state())))
+    again = Spellings(json.loads(json.dumps(spellings.state()))).as_sent(group.rollouts)
+    assert [r.completion_ids.tolist() for r in again] == [r.completion_ids.tolist() for r in first]
+
+
+def test_spellings_beyond_the_most_and_broken_characters_are_bet_on_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 2)
+    text = "abca\N{REPLACEMENT CHARACTER}".encode()
+    rollout = Rollout(ints(*text), floats(*[-5.0] * 5), ints(0, 1, 2, 3, 4, 4, 4))
+    (numbered,) = Spellings().as_sent([rollout])
+    assert numbered.completion_ids.tolist() == [0, 1, OTHER, 0, OTHER]
+    contexts = Contexts()
+    for _ in range(3):
+        ratios = ratios_of([numbered], np.zeros(1, np.int64), contexts, [None])
+    assert (ratios.contexts_NU[0] > 1).tolist() == [True, True, False, True, False]
+    assert ratios.contexts_NU[0, 2] < 1e-290

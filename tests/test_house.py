@@ -34,19 +34,19 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts evidence proof selection novelty",
-    "alignment": "token_bytes text units",
+    "honesty": "contexts spellings evidence proof selection novelty",
+    "alignment": "token_bytes text units messages selection",
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
-    "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "
-    "builtin",
+    "engines": "devices optimizers models windows lines head microbatches rows slots linear decoder stops samplers "
+    "generate builtin",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link",
     "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
-    "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
+    "probe cuts stats reading rollback formatting summary budgets results tables corrections drawing figures "
     "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
     "glance taken latest jobs layout so_far live watch page progress",
 }

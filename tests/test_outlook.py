@@ -17,7 +17,7 @@ class Clock:
 
 
 def begin(outlook: Outlook, job: str) -> None:
-    outlook.hear(ArmBegun(("a",), 10, Place(job=job)))
+    outlook.hear(ArmBegun(("a",), 10, place=Place(job=job)))
 
 
 def rounds(outlook: Outlook, clock: Clock, job: str, count: int, seconds: float) -> None:

@@ -260,7 +260,7 @@ class Clock:
 def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     out, clock = io.StringIO(), Clock()
     display, place = Display(Console(file=out, width=200), clock), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a",), 4, Place(arm="F-TIS")))
+    display(ArmBegun(("a",), 4, place=Place(arm="F-TIS")))
     for step in range(1, 5):
         clock.now += 30
         row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
@@ -277,7 +277,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
 def test_a_reward_that_falls_is_told_once() -> None:
     out = io.StringIO()
     display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a",), 9, Place(arm="F-TIS")))
+    display(ArmBegun(("a",), 9, place=Place(arm="F-TIS")))
     for step, reward in enumerate([0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0], 1):
         display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": 0.5}, place))
     told = [line for line in out.getvalue().splitlines() if "fell" in line or "round 6" in line]
@@ -289,7 +289,7 @@ def test_a_reward_that_falls_is_told_once() -> None:
 def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
     out = io.StringIO()
     display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a", "b"), 9, Place(arm="F-TIS")))
+    display(ArmBegun(("a", "b"), 9, place=Place(arm="F-TIS")))
     for step, reward in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.0], 1):
         display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": float(reward == 0)}, place))
     told = [line for line in out.getvalue().splitlines() if "no completion" in line]

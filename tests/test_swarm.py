@@ -137,11 +137,26 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 1}
     said = (place / "c.log").read_text()
     assert "means another run by 'three' and is not heard (tokenizer: " in said
-    assert "all peers need a model of one vocabulary and its ends" in said
+    assert 'take models of one vocabulary and its ends, or let all peers set exchange = "text"' in said
     assert not (place / "runs" / "three-seed0-c" / "F-TIS" / "c" / "metrics.jsonl").exists()
     for name, partner in ("ab", "ba"):
         for row in metrics(place / "runs" / f"three-seed0-{name}", name):
             assert (row[f"peer/{partner}/admitted"], row["peer/c/rejected"]) == (8, 0)
+
+
+def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Path, models: dict[str, Path]) -> None:
+    other = with_another_tokenizer(models["c"], place / "other")
+    settings = ["--set", 'exchange="text"', "--set", f"peers.c.model={json.dumps(str(other))}"]
+    assert finish(place, {name: joined(place, name, *settings) for name in "abc"}) == {"a": 0, "b": 0, "c": 0}
+    options = [*settings, "--set", "processes=inline", "--set", "output_dir=one"]
+    subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
+    for name in "abc":
+        joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
+        assert metrics(joint, name) == metrics(one, name)
+        for row in metrics(joint, name):
+            assert all(row[f"peer/{peer}/admitted"] == 8 for peer in set("abc") - {name})
+        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in (joint, one)]
+        assert final[0].read_bytes() == final[1].read_bytes()
 
 
 @pytest.mark.slow

@@ -34,11 +34,10 @@ from wire_messages import (
 )
 
 from ftis.alignment.text import END
-from ftis.codec import CodecError, Limits, Message, decode, encode
+from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.wire.plain import weight_error
-from ftis.wire.text import MOST_BYTES
 
 
 def spoken(tokens: Sequence[bytes], logp: Sequence[float] | None = None, end: bool = False) -> Rollout:

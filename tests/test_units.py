@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memory import peak_of
 from transformers import PreTrainedTokenizerBase
@@ -133,25 +133,25 @@ def test_bytes_that_are_no_character_are_replaced_and_are_a_fault() -> None:
     assert text_of(text) == f"ab🤖c{REPLACED}"
     assert text.unit is not None
     assert text.unit.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
-    assert text.gen_logp.tolist() == [-1, -2, -3, -4, -5, -6, -7, -8 - 9], "both bytes of it"
+    assert text.gen_logp.tolist() == [-1, -2, -3, -4, -5, -6, -7, -8], "that of its first byte"
     assert aligned(tokenizer, text).fault == "bytes that are no character"
     (middle,) = as_texts([Rollout(np.delete(ids, 3), np.delete(logp, 3))], known, {999})
     assert text_of(middle) == f"ab{REPLACED}c🤖"
-    assert middle.gen_logp.tolist()[:4] == [-1, -2, -3 - 5 - 6, -7]
-    assert middle.gen_logp.sum() == pytest.approx(np.delete(logp, 3).sum())
+    assert middle.gen_logp.tolist()[:4] == [-1, -2, -3, -7]
 
 
-def test_a_special_token_inside_gives_its_log_probability_to_the_token_before() -> None:
+def test_a_special_token_inside_is_left_out_with_its_log_probability() -> None:
+    """Added to a neighbour's, it would make that one look less probable than it was drawn with."""
     tokenizer = byte_level()
     end = int(tokenizer.eos_token_id)
     (ids,) = TokenBytes.of(tokenizer).encode(["ab"])
     a, b = ids.tolist()
     for tokens, expected in (
-        ([a, end, b], [-1.0 - 2.0, -3.0]),
-        ([end, a, b], [-1.0 - 2.0, -3.0]),
+        ([a, end, b], [-1.0, -3.0]),
+        ([end, a, b], [-2.0, -3.0]),
         ([a, b, end], [-1.0, -2.0, -3.0]),
-        ([a, b, end, end], [-1.0, -2.0 - 3.0, -4.0]),
-        ([end, end], [-3.0]),
+        ([a, b, end, end], [-1.0, -2.0, -4.0]),
+        ([end, end], [-2.0]),
     ):
         logp = -np.arange(1, len(tokens) + 1).astype(np.float32)
         text = sent(tokenizer, Rollout(np.array(tokens, np.int32), logp))
@@ -167,12 +167,11 @@ def test_a_special_token_inside_gives_its_log_probability_to_the_token_before() 
 def test_units_partition_both_sides_and_keep_bytes_and_log_probabilities(
     sender: PreTrainedTokenizerBase, learner: PreTrainedTokenizerBase, written: str, end: bool, seed: int
 ) -> None:
+    assume(written or end)
     written = written.replace("\u2581", "_")
     rollout = spoken(sender, written, end, seed)
     text = sent(sender, rollout)
     assert (text_of(text), ended(text)) == (written, end)
-    if not len(text):
-        return
     one = aligned(learner, text)
     known, result = TokenBytes.of(learner), one.rollout
     ids = result.completion_ids[: len(result) - end]
@@ -213,20 +212,17 @@ def test_with_one_tokenizer_it_is_the_rollout_that_was_sampled(
 
 @given(tokenizers(), st.lists(st.integers(0, 400), min_size=1, max_size=40), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_any_tokens_become_a_text_of_the_same_sum(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], end: bool
-) -> None:
+def test_any_tokens_become_a_text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], end: bool) -> None:
     """Lone bytes, special tokens, ids beyond the vocabulary: what a bad model samples."""
     tokens = [*tokens, int(tokenizer.eos_token_id)] if end else tokens
     rollout = Rollout(np.array(tokens, np.int32), -np.linspace(0.1, 3, len(tokens)).astype(np.float32))
     text = sent(tokenizer, rollout)
     text_of(text)
-    if not len(text):  # nothing but special tokens
-        return
-    assert text.gen_logp.sum(dtype=np.float64) == pytest.approx(rollout.gen_logp.sum(dtype=np.float64), rel=1e-5)
-    assert len(text.gen_logp) <= len(rollout)
+    kept = set(rollout.gen_logp.tolist()) >= set(text.gen_logp.tolist())
+    assert kept, "each log-probability is that of a token, or left out with its token"
+    assert 1 <= len(text.gen_logp) <= len(rollout)
     one = aligned(tokenizer, text)
-    assert one.rollout.gen_logp.sum(dtype=np.float64) == pytest.approx(rollout.gen_logp.sum(dtype=np.float64), rel=1e-5)
+    assert one.rollout.gen_logp.sum(dtype=np.float64) == pytest.approx(text.gen_logp.sum(dtype=np.float64), rel=1e-5)
 
 
 @given(tokenizers(), tokenizers(), st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=6))

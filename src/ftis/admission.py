@@ -7,8 +7,7 @@ that a peer sends raises an exception. Detokenising and scoring, the costly part
 that is assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
 The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops each
-attack, and what no message shows: log-probabilities that are possible but wrong, completions that earn the reward and
-do harm, completions of something other than the claimed model.
+attack, and what no message shows, such as log-probabilities that are possible but wrong.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
-from ftis.codec import LONGEST_NAME, TEXT, CodecError, Header, Limits, decode, message_size
+from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
@@ -112,7 +112,7 @@ class Terms:
     """What the peers of a run agreed on and a message can break.
 
     Attributes:
-        run, tokenizer: 32 hex digits each, as in the header.
+        run, tokenizer: 32 hex digits each, as in the header. No tokenizer: the messages are of text, in any.
         vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
         end_ids: the ids that end a completion for every peer.
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
@@ -128,7 +128,7 @@ class Terms:
     """
 
     run: str
-    tokenizer: str
+    tokenizer: str | None
     temperature: float
     vocab_size: int
     end_ids: frozenset[int]
@@ -154,13 +154,23 @@ class Terms:
     def limits(self) -> Limits:
         """The most to decode of one message. ``max_bytes`` is the size of the largest message that a round can need."""
         groups = self.max_groups or max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
-        rollouts = groups * self.group_size
+        rollouts, text = groups * self.group_size, self.tokenizer is None
         return Limits(
-            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME),
+            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME, text),
             max_groups=_SLACK * groups,
             max_rollouts_per_group=_SLACK * self.group_size,
             max_completion_length=_SLACK * self.max_completion_length,
         )
+
+
+class Admits(Protocol):
+    """What a peer needs of an :class:`Admitter`."""
+
+    terms: Terms
+
+    def admit(self, sender: str, data: bytes, round: int) -> Admission: ...
+
+    def score_group(self, group: Group) -> ScoredGroup: ...
 
 
 class Admitter:
@@ -254,7 +264,7 @@ class Admitter:
                 Reason.WRONG_ROUND,
                 f"round {header.round}, this is {round} and at most {terms.max_staleness} rounds late are admitted",
             )
-        if header.tokenizer != terms.tokenizer:
+        if terms.tokenizer not in (None, header.tokenizer):
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"
         if header.temperature != terms.temperature:  # true of NaN as well
             return Reason.WRONG_SAMPLING, f"temperature {header.temperature}, this run's is {terms.temperature}"
@@ -275,20 +285,20 @@ class Admitter:
         terms = self.terms
         if len(group.rollouts) != terms.group_size:
             return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, a group has {terms.group_size}"
-        lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
-        if not lengths.all():
-            return Reason.EMPTY, f"rollout {int(lengths.argmin())} has no tokens"
-        if lengths.max() > terms.max_completion_length:
+        if any(rollout.unit is not None for rollout in group.rollouts) != (terms.tokenizer is None):
+            return Reason.WRONG_TOKENIZER, "ids where this run exchanges text, or text where it exchanges ids"
+        tokens = np.array([len(rollout.gen_logp) for rollout in group.rollouts], dtype=np.int64)
+        if not tokens.all():
+            return Reason.EMPTY, f"rollout {int(tokens.argmin())} has no tokens"
+        if tokens.max() > terms.max_completion_length:
             return (
                 Reason.TOO_LONG,
-                f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens, "
+                f"rollout {int(tokens.argmax())} has {int(tokens.max())} tokens, "
                 f"the most is {terms.max_completion_length}",
             )
 
-        if any(rollout.unit is not None for rollout in group.rollouts) != (terms.tokenizer == TEXT):
-            return Reason.WRONG_TOKENIZER, "ids where this run exchanges text, or text where it exchanges ids"
-
-        # All rollouts' tokens end to end; ``stops`` are their ends.
+        # All rollouts' ids end to end; ``stops`` are their ends. Ids are tokens, or the bytes of a text.
+        lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
         ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])
         logp = np.concatenate([rollout.gen_logp for rollout in group.rollouts])
         stops = np.cumsum(lengths)
@@ -315,7 +325,8 @@ class Admitter:
 
     def _stop_fault(self, group: Group) -> tuple[Reason, str] | None:
         for row, rollout in enumerate(group.rollouts if self.terms.stop else ()):
-            if self._detokenize(rollout.completion_ids[:-1].tolist()).endswith(self.terms.stop):
+            last = 1 if rollout.unit is None else int((rollout.unit == rollout.unit[-1]).sum())
+            if self._detokenize(rollout.completion_ids[:-last].tolist()).endswith(self.terms.stop):
                 return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         return None
 

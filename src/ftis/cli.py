@@ -122,7 +122,9 @@ def preflight(
     """Sample a few groups per peer and say whether they would learn, what a round costs, and what to change."""
     from ftis.exchange import Stopped
     from ftis.lab import tables
+    from ftis.lab.arms import arms_of
     from ftis.lab.preflight import preflight as look
+    from ftis.lab.prepare import exchanges
     from ftis.lab.progress import Display
 
     loaded = load_recipe(recipe, set_ or [])
@@ -139,6 +141,8 @@ def preflight(
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, loaded, console)
+    for line in exchanges(arms_of(loaded, (arm,) if arm else ())[:1]):
+        console.print(line, highlight=False, markup=False)
 
 
 @app.command()
@@ -370,14 +374,23 @@ def probe_bias(
         str | None, typer.Option(metavar="NAME,…", help="Which to compare; by default all six.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the fresh batches.")] = 0,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Measure how weights depend on the sender's tokenizer instead.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
     ] = None,
 ) -> None:
     """Measure how far each objective's update on foreign rollouts points away from the on-policy one."""
-    from ftis.lab import probe
+    from ftis.lab import cuts, probe
     from ftis.objectives import OBJECTIVES
 
+    if alignment:
+        found = cuts.probe_cuts(run, arm, peer, step)
+        probe.write(found, path := output or run / "probe" / f"{found['arm']}-{peer}-{step}-alignment.json")
+        console.print(cuts.table(found))
+        console.print(f"written to {path}")
+        return
     names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
     with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
         result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
@@ -406,12 +419,16 @@ def make_starters(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Say what its peers would exchange.", show_default=False)
+    ] = None,
+) -> None:
     """Print what this machine has, what is missing, and how to get it."""
-    from ftis.lab.doctor import diagnose
+    from ftis.lab.doctor import diagnose, of_recipe
 
     problems = 0
-    for name, state, found, remedy in diagnose():
+    for name, state, found, remedy in [*diagnose(), *(of_recipe(load_recipe(recipe)) if recipe else [])]:
         mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""), highlight=False, markup=False)
@@ -443,13 +460,14 @@ def _print_plan(recipe: Recipe) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.assembly import check_names
     from ftis.lab.estimate import estimate
-    from ftis.lab.prepare import check_tokenizers, tokenizers_here
+    from ftis.lab.prepare import exchanges
 
-    for arm in arms_of(recipe):
+    arms = arms_of(recipe)
+    for arm in arms:
         check_names(arm.recipe)
-        check_tokenizers(arm, tokenizers_here(arm))
+    exchanged = exchanges(arms)
     console.print_json(recipe.model_dump_json())
-    for line in estimate(recipe):
+    for line in [*estimate(recipe), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 

@@ -50,8 +50,8 @@ VERSION = 3
 """The newest version. A reader reads every version from 1 on."""
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
-TEXT = b"completion bytes".hex()
-"""The tokenizer's fingerprint in messages of text, whose ids are bytes; see :mod:`ftis.alignment.text`."""
+MOST_BYTES = 32
+"""A completion of text has at most this many bytes for each token that it may have. English text has four."""
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")  # version 1's u16 P is a byte P and a form that is always 0
 _CHECKSUM = struct.Struct("<I")
@@ -77,7 +77,7 @@ class Header:
     Attributes:
         run: 32 lower-case hex digits, see :func:`ftis.swarm.facts.run_id`.
         peer: the sender's name as in the recipe.
-        tokenizer: 32 lower-case hex digits, the tokenizer's fingerprint.
+        tokenizer: 32 lower-case hex digits, the fingerprint of the sender's tokenizer.
         temperature, top_k, top_p: of the distribution that was sampled; ``gen_logp`` are its log-probabilities.
     """
 
@@ -179,12 +179,13 @@ class Form(NamedTuple):
     read: Callable[[Reader, int, int, Limits], Columns]
 
 
-def message_size(tokens: int, rollouts: int, groups: int, peer: str) -> int:
+def message_size(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
     """Bytes of a version 1 message from ``peer``; ``tokens`` and ``rollouts`` count those of all groups.
 
-    Version 2 takes no more bytes, in any precision.
+    Version 2 takes no more bytes, in any precision. Of ``text``: the most that a message takes.
     """
-    return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + _CHECKSUM.size
+    most = (MOST_BYTES * tokens + 64) if text else 0  # 64: the form's own counts, and where its parts start
+    return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + most + _CHECKSUM.size
 
 
 def encode(message: Message, version: int = 1, logp: LogpPrecision = "float32") -> bytes:

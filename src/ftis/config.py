@@ -1,7 +1,5 @@
-"""The recipe: everything that a run depends on, as frozen, strict, typed values.
-
-A recipe describes peers, their task, how they sample, how they learn, and the arms to compare.
-:mod:`ftis.lab.recipes` reads it from TOML and from the command line.
+"""The recipe: everything that a run depends on, as frozen, strict, typed values: peers, their task, how they sample and
+learn, and the arms to compare. :mod:`ftis.lab.recipes` reads it from TOML and from the command line.
 
 Every error that a user can cause and mend is an :class:`FtisError`; each module has its own kind. The command line
 prints the message and exits with 1.
@@ -130,7 +128,7 @@ class SamplingConfig(_Section):
     """Tokens that end a completion for every peer, beside its tokenizer's own: for a base and an instruct model of one
     family, the ends of both."""
     sampler: str = "auto"
-    """``auto``, ``builtin``, ``transformers``, or the dotted path of ``f(policy) -> Sampler``."""
+    """``auto``, ``builtin``, ``transformers``, or a dotted path of ``f(policy) -> Sampler``."""
     batch_size: Annotated[int, Field(ge=0)] = 0
     """Completions sampled at a time, as memory allows; 0 is a whole round at once."""
 
@@ -211,9 +209,7 @@ class NetworkConfig(_Section):
         if any(given) and not all(given):
             raise ValueError("network: tls_authority, tls_certificate and tls_key go together; give all three")
         if not all(given) and any(e.startswith("tls/") for e in (*self.listen, *self.connect)):
-            raise ValueError(
-                "network: tls/ endpoints need tls_authority, tls_certificate and tls_key (ftis keys certs)"
-            )
+            raise ValueError("network: tls/ endpoints need tls_authority, tls_certificate, tls_key (ftis keys certs)")
         if self.mode == "client" and not self.connect:
             raise ValueError('network.mode = "client" needs network.connect: the peers or routers to go through')
         return self
@@ -291,8 +287,8 @@ class PeerConfig(_Section):
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
-    """For testing defences: one of :data:`ftis.lab.attacks.ATTACKS`, or the dotted path of
-    ``f(scored groups, peer) -> groups``. This peer offers what it returns, and learns from its own as sampled."""
+    """For testing defences: one of :data:`ftis.lab.attacks.ATTACKS`, or a dotted path of ``f(scored groups, peer) ->
+    groups``. This peer offers what it returns, and learns from its own as sampled."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 
@@ -358,13 +354,16 @@ class Recipe(_Section):
     seed: int = 0
     output_dir: str = "runs"
     """The run directory is ``<output_dir>/<name>-seed<seed>``."""
+    exchange: Literal["auto", "ids", "text"] = "auto"
+    """What peers send: token ids, or text, which models of any tokenizer read. ``auto``: on one machine text where
+    tokenizers differ, else ids."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
     """One process per peer, or all peers in one. ``auto`` is ``parallel`` where every peer can have a device or core of
     its own. The numbers are the same."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()
-    """Any of ``tensorboard``, ``wandb``, ``trackio``, or a dotted path of ``f(project, run, directory) -> Tracker``."""
+    """``tensorboard``, ``wandb``, ``trackio``, or a dotted path of ``f(project, run, directory) -> Tracker``."""
     task: TaskConfig
     ood: Annotated[tuple[TaskConfig, ...], Field(strict=False)] = ()
     prompt: PromptConfig = PromptConfig()

@@ -229,6 +229,8 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
         "completion_ids": [r.completion_ids for r in batch.rollouts],
         "gen_logp": [r.gen_logp for r in batch.rollouts],
         "old_logp": judged.spread(judged.old_logp, None),
+        "unit": [r.unit for r in batch.rollouts],
+        "sent": [None if r.sent is None else vars(r.sent) for r in batch.rollouts],
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ftis.admission import Admission, Admitter, Reason, rejected
+from ftis.admission import Admission, Admits, Reason, rejected
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
@@ -115,12 +115,14 @@ class Peer:
     sampler: Sampler
     task: Task
     render: Callable[[Prompt], Ints]
-    admitter: Admitter
+    admitter: Admits
     header: Header
     objective: Objective
     selections: tuple[Selection, ...]
     exchange: Exchange
     attack: Attack | None = None
+    write: Callable[[Sequence[Group]], Sequence[Group]] = tuple
+    """Puts what it offers into the form that is exchanged: groups as they are, or as text."""
     should_stop: Callable[[], bool] = lambda: False
     cursor: Cursor = field(default_factory=Cursor)
 
@@ -182,7 +184,8 @@ class Peer:
         if self.attack is not None:
             offered = self.attack(own, self)
         wire = self.recipe.wire
-        message = encode(Message(replace(self.header, round=round), tuple(offered)), wire.format, wire.logp)
+        written = Message(replace(self.header, round=round), tuple(self.write(offered)))
+        message = encode(written, wire.format, wire.logp)
         self.exchange.publish(round, message, [group.item for group in offered])
         return len(message)
 

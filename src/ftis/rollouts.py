@@ -51,6 +51,25 @@ class Prompt:
 
 
 @dataclass(frozen=True, eq=False)
+class Sent:
+    """A completion as a sender of another tokenizer sampled it.
+
+    Attributes:
+        text: in UTF-8, without the end.
+        size_S: int32 [S], the bytes of each of its tokens; 0 for an end.
+        gen_logp_S: float32 [S], log π_gen of each.
+        tokens_U: int32 [U], how many of them are in each unit.
+        fault: why nothing is learned from it; empty where something is.
+    """
+
+    text: bytes
+    size_S: Ints
+    gen_logp_S: Floats
+    tokens_U: Ints
+    fault: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Rollout:
     """One completion with the log-probabilities of the distribution it was sampled from.
 
@@ -58,11 +77,13 @@ class Rollout:
         completion_ids: int32 [T], T ≥ 1; ends with an end-of-sequence id unless cut at the maximum length.
         gen_logp: float32 [U], log π_gen of each unit, in nats, ≤ 0.
         unit: int32 [T], the unit of each token: 0 … U − 1, ascending. None: each token is a unit of its own, U = T.
+        sent: what came, where that was text.
     """
 
     completion_ids: Ints
     gen_logp: Floats
     unit: Ints | None = None
+    sent: Sent | None = None
 
     def __post_init__(self) -> None:
         if self.unit is None:

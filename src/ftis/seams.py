@@ -57,6 +57,7 @@ SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
     "penalty": "ftis.swarm.penalties.penalties",
     "honesty": "ftis.honesty.selection.honesty_test",
+    "alignment": "ftis.alignment.selection.readable",
 }
 """Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 

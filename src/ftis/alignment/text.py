@@ -25,8 +25,8 @@ def as_texts(rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection
     """Sampled completions as text.
 
     Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
-    without bytes of its own gives its log-probability to the token before it (the first: to the one behind it). So the
-    sum of ``gen_logp`` is the same.
+    without bytes of its own, as a special token in the middle, is left out with its log-probability: what remains is
+    about the probability of the text, with or without it. A completion without any bytes becomes :data:`REPLACED` too.
 
     Args:
         rollouts: of the sender's tokenizer, each token a unit of its own.
@@ -73,14 +73,11 @@ def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> R
     raw, token = _valid(raw, token)
     if ended:
         raw, token = np.append(raw, np.int32(END)), np.append(token, np.int32(len(spoken)))
+    if not len(token):
+        raw = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
+        token = np.zeros(len(raw), np.int32)
     present, unit = np.unique(token, return_inverse=True)
-    if len(present) == len(ids):
-        return Rollout(raw, rollout.gen_logp, unit.astype(np.int32))
-    gen_logp = np.zeros(len(present), np.float64)
-    if len(present):
-        heir = np.maximum(np.searchsorted(present, np.arange(len(ids)), side="right") - 1, 0)
-        np.add.at(gen_logp, heir, rollout.gen_logp.astype(np.float64))
-    return Rollout(raw, gen_logp.astype(np.float32), unit.astype(np.int32))
+    return Rollout(raw, rollout.gen_logp[present], unit.astype(np.int32))
 
 
 def text_of(rollout: Rollout) -> str:

@@ -18,12 +18,13 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
+from ftis.engines.rows import as_groups, left_padded
 from ftis.engines.slots import SlotCache, groups_at_a_time
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
+from ftis.sampling import Decoding, InPlace, Sampler
 
 COMPACT_BELOW = 0.75
 """Finished rows are dropped once fewer than this fraction of the batch's rows are unfinished: dropping copies the

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from ftis.engines.rows import as_groups, left_padded
 from ftis.engines.slots import groups_at_a_time
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, InPlace, Sampler, as_groups, left_padded
+from ftis.sampling import Decoding, InPlace, Sampler
 
 
 def open_sampler(policy: Policy) -> Sampler:

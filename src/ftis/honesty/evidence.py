@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ftis.codec import FRACTION_BITS
 from ftis.honesty.contexts import Contexts
+from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Floats, Rollout, pad
 
 LARGEST_SHARE = 0.02
@@ -171,12 +172,13 @@ def ratios_of(
     """What the components say about a message. ``contexts`` takes the message in.
 
     Args:
-        rollouts: of one sender and round, group after group.
+        rollouts: of one sender and round, group after group, as the sender sampled them.
         group_N: the group of each, ascending, from 0.
         old_logp: log π_old of each rollout's tokens; None where it is not known.
     """
     ends = np.cumsum([len(r) for r in rollouts])[:-1]
-    q_N = np.split(contexts.probabilities([r.completion_ids for r in rollouts]), ends)
+    ids = [r.completion_ids for r in rollouts]
+    q_N = np.split(np.where(np.concatenate(ids) == OTHER, 0.0, contexts.probabilities(ids)), ends)
     off = TOLERANCE + rounding([r.gen_logp for r in rollouts])
 
     def ratio(rollout: Rollout, log_q: Floats64) -> Floats64:

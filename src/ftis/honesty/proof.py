@@ -15,6 +15,7 @@ import numpy as np
 
 from ftis.honesty.contexts import Contexts
 from ftis.honesty.evidence import TRUSTING, mixtures, ratios_of
+from ftis.honesty.spellings import Spellings
 from ftis.rollouts import Group
 
 ALPHA = 1e-6
@@ -41,10 +42,10 @@ def evidence_in(messages: Iterable[Sequence[Group]], groups_sampled: int, share:
         groups_sampled: among how many groups the sender may have chosen those of a message; 0 if it delivers all.
         share: s of the mixture.
     """
-    contexts, weights, nats = Contexts(), TRUSTING, 0.0
+    contexts, spellings, weights, nats = Contexts(), Spellings(), TRUSTING, 0.0
     for message in messages:
         groups = sorted(message, key=lambda group: group.item)  # an order that does not depend on the tokens
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = spellings.as_sent([rollout for group in groups for rollout in group.rollouts])
         if not rollouts:
             continue
         group_N = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])

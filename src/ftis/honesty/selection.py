@@ -16,6 +16,7 @@ from ftis.config import Recipe
 from ftis.honesty.contexts import Contexts
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.honesty.proof import log_choices
+from ftis.honesty.spellings import Spellings
 from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
 
@@ -36,11 +37,12 @@ class Sender:
         tokens: its tokens that were tested.
         found: the round whose message took the evidence past the threshold.
         found_after: tokens tested until then, to the end of the rollout that did it.
-        passages: the token ids that gave most of that message's evidence.
+        passages: the learner's token ids that gave most of that message's evidence.
     """
 
     detector: Detector
     contexts: Contexts = field(default_factory=Contexts)
+    spellings: Spellings = field(default_factory=Spellings)
     newest: int = -1
     tokens: int = 0
     found: int | None = None
@@ -120,9 +122,12 @@ class HonestyTest(Selection):
         sender.newest = round
         rollouts = [batch.rollouts[row] for row in rows.tolist()]
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
-        ratios = ratios_of(rollouts, group_N, sender.contexts, old_logp)
+        sent = sender.spellings.as_sent(rollouts)
+        # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
+        known = [None if rollout.sent else old for rollout, old in zip(rollouts, old_logp, strict=True)]
+        ratios = ratios_of(sent, group_N, sender.contexts, known)
         nats_N, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
-        lengths, over_N = [len(rollout) for rollout in rollouts], nats_N >= self.threshold
+        lengths, over_N = [len(rollout) for rollout in sent], nats_N >= self.threshold
         accused_P = over_N[np.flatnonzero(np.diff(group_N, append=-1))]
         if accused_P.any() and sender.found is None:
             first = int((over_N & (group_N == accused_P.argmax())).argmax())
@@ -160,7 +165,12 @@ class HonestyTest(Selection):
 
     def state(self) -> Mapping[str, Any]:
         return {
-            name: {**vars(sender), "detector": asdict(sender.detector), "contexts": sender.contexts.state()}
+            name: {
+                **vars(sender),
+                "detector": asdict(sender.detector),
+                "contexts": sender.contexts.state(),
+                "spellings": sender.spellings.state(),
+            }
             for name, sender in self.senders.items()
         }
 
@@ -169,7 +179,8 @@ class HonestyTest(Selection):
         for name, saved in state.items():
             detector, contexts = Detector(**saved["detector"]), Contexts()
             contexts.restore(saved["contexts"])
-            self.senders[name] = Sender(**{**saved, "detector": detector, "contexts": contexts})
+            read = {"detector": detector, "contexts": contexts, "spellings": Spellings(saved.get("spellings", ()))}
+            self.senders[name] = Sender(**{**saved, **read})
 
 
 def honesty_test(recipe: Recipe, own: str) -> HonestyTest | None:
@@ -181,12 +192,16 @@ def telling_passages(rollouts: Sequence[Rollout], gains_NU: Floats64) -> list[li
     """The passages that gave most evidence, summed over rollouts: token ids, the most first.
 
     Args:
-        gains_NU: what each unit added to the evidence, in nats.
+        gains_NU: what each of the sender's tokens added to the evidence, in nats.
     """
     found: Counter[tuple[int, ...]] = Counter()
-    for rollout, gains_U in zip(rollouts, gains_NU, strict=True):
+    for rollout, gains in zip(rollouts, gains_NU, strict=True):
         units = np.arange(len(rollout)) if rollout.unit is None else rollout.unit
-        first, last = densest(gains_U[: len(rollout.gen_logp)])
+        gains_U = gains[: len(rollout.gen_logp)]
+        if rollout.sent is not None:
+            tokens_U = rollout.sent.tokens_U
+            gains_U = np.add.reduceat(gains[: tokens_U.sum()], np.cumsum(tokens_U) - tokens_U)
+        first, last = densest(gains_U)
         gain = gains_U[first : last + 1].sum()
         if gain >= LEAST_GAIN:
             inside = (units >= first) & (units <= last)

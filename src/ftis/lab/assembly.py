@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ftis.admission import Admitter, Score, Terms
+from ftis.alignment.messages import TextAdmitter, write_groups
+from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.codec import Header
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
@@ -36,6 +40,9 @@ from ftis.selection import selections_of
 from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
+
+LONGER = 2
+"""A completion of another tokenizer may take this many times as many of a peer's own tokens."""
 
 
 def check_names(recipe: Recipe) -> None:
@@ -97,11 +104,13 @@ def assemble(
         if isinstance(selection, HonestyTest):
             for sender, accusation in accusations.read(directory, resume_step).items():
                 selection.accuse(sender, **accusation)
-    policy.end_at(recipe.sampling.end_tokens)
-    check_stop(recipe.sampling.stop, policy)
     vocabulary = policy.tokenizer.get_vocab()
-    ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *recipe.sampling.end_tokens))
-    fingerprint = tokenizer_fingerprint(policy.tokenizer, recipe.sampling.end_tokens)
+    of_others = recipe.exchange == "text"  # then some end tokens may be those of other vocabularies
+    end_tokens = [token for token in recipe.sampling.end_tokens if token in vocabulary or not of_others]
+    policy.end_at(end_tokens)
+    check_stop(recipe.sampling.stop, policy)
+    ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *end_tokens))
+    fingerprint = tokenizer_fingerprint(policy.tokenizer, end_tokens)
     run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
     sampling, network = recipe.sampling, recipe.network
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
@@ -141,8 +150,28 @@ def assemble(
         should_stop=should_stop,
         cursor=cursor,
     )
+    if recipe.exchange == "text":
+        exchange_text(peer, scores[0])
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, Split.of(task, ood, scores), records)
+
+
+def exchange_text(peer: Peer, score: Score) -> None:
+    """Let a peer write and read text in place of token ids.
+
+    Raises:
+        AlignmentError: it is not known which bytes its tokens stand for.
+    """
+    policy, sampling = peer.policy, peer.recipe.sampling
+    positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
+
+    def most_tokens(item: int) -> int:
+        return min(LONGER * sampling.max_completion_length, positions - len(peer.prompt_ids[item]))
+
+    known, end_id = TokenBytes.of(policy.tokenizer), int(policy.tokenizer.eos_token_id)
+    cut = partial(cut_at, sampling.stop)
+    peer.admitter = TextAdmitter(peer.admitter, score, cut, known, end_id, most_tokens)
+    peer.write = partial(write_groups, known=known, end_ids=policy.end_ids)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,23 @@ from pathlib import Path
 
 import torch
 
+from ftis.config import FtisError, Recipe
 from ftis.lab import starters
+from ftis.lab.arms import arms_of
 from ftis.lab.estimate import in_bytes
+from ftis.lab.prepare import exchanges, tokenizers_here
 from ftis.lab.workers import cores
+
+
+def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
+    """What the peers of a recipe would exchange, as rows of :func:`diagnose`, by the tokenizers on this machine."""
+    arms = arms_of(recipe)
+    try:
+        rows = [("exchange", "ok", line, "") for line in exchanges(arms)]
+    except FtisError as error:
+        return [("exchange", "problem", str(error), "")]
+    absent = sorted({peer.model for peer in recipe.peers} - {model for arm in arms for model in tokenizers_here(arm)})
+    return [*rows, *(("tokenizer", "absent", f"{model} is not on this machine", "") for model in absent)]
 
 
 def diagnose() -> list[tuple[str, str, str, str]]:

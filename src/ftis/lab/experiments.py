@@ -22,7 +22,7 @@ from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
 from ftis.lab.estimate import guess_seconds, known_parameters, validation_problems
 from ftis.lab.outlook import Outlook, Work, in_time
-from ftis.lab.prepare import check, prepare_models
+from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim, provenance
 from ftis.lab.runs import resume_step, run
 from ftis.lab.workers import Job, Stop, run_jobs
@@ -81,7 +81,7 @@ def run_experiment(
         claim(run_directory(seeded), True, seeded)
     _write_experiment(directory, recipe, seeds)
     try:
-        prepare_models(arms, say, stop)
+        prepare(arms, say, stop)
     except Stopped:
         return False
     all_jobs = _jobs(recipe, runs)

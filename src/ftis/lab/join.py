@@ -27,13 +27,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
-from ftis.engines.models import tokenizer_fingerprint
 from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.local import AloneExchange
-from ftis.lab.prepare import check, prepare_models
+from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
 from ftis.loop import checkpoint
@@ -146,13 +145,13 @@ def join(
     claim(directory, resume, swarm)
     with locked(directory / arm_name / ".lock", 0):
         try:
-            models = prepare_models([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)
+            _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)
         except Stopped:
             return False
         model = models.get(config.model, config.model)
         place.mkdir(parents=True, exist_ok=True)
         key, roster = credentials(swarm, name, identity_directory(recipe, name))
-        placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds))
+        placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
         torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))
         if config.attack:
@@ -208,7 +207,8 @@ def _network(
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = roster_digest(roster)
-    facts["tokenizer"] = tokenizer_fingerprint(peer.policy.tokenizer, peer.recipe.sampling.end_tokens)
+    if peer.recipe.exchange != "text":
+        facts["tokenizer"] = peer.header.tokenizer
     limits = peer.admitter.terms.limits
     return NetworkExchange(
         peer.recipe,

@@ -25,7 +25,7 @@ from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.memory import checkpoint_bytes
-from ftis.lab.prepare import check, prepare_models
+from ftis.lab.prepare import check, prepare
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
@@ -159,7 +159,7 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
     check([chosen])
     stop = stop or threading.Event()
-    models = prepare_models([chosen], say, stop)
+    (chosen,), models = prepare([chosen], say, stop)
     with tempfile.TemporaryDirectory() as place:
         jobs = []
         for swarm in chosen.swarms:
@@ -227,7 +227,7 @@ def sound(
         advance(len(one.scored))
     _, few, many = tried
     own, scored = many.own, many.scored
-    message = encode(Message(peer.header, tuple(own)), swarm.wire.format, swarm.wire.logp)
+    message = encode(Message(peer.header, tuple(peer.write(own))), swarm.wire.format, swarm.wire.logp)
     rollouts = [rollout for group in own for rollout in group.rollouts]
     ends, stops = peer.policy.end_ids, peer.decoding.stop
     texts = [text for group in scored for text in group.completions]

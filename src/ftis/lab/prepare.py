@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from ftis.config import RewardConfig
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.config import Recipe, RewardConfig
 from ftis.engines.models import load_tokenizer, require_precision, tokenizer_fingerprint
 from ftis.exchange import Stopped
 from ftis.lab import starters
@@ -64,18 +66,17 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
         raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
 
 
-def prepare_models(arms: list[Arm], say: Say, stop: Stop) -> dict[str, str]:
-    """Where each model named in the arms is, starters made first.
+def prepare(arms: list[Arm], say: Say, stop: Stop) -> tuple[list[Arm], dict[str, str]]:
+    """The arms with what their peers exchange, and where each starter named in them is, made first.
 
     Raises:
-        RunError: peers of one swarm whose tokenizers differ, or a starter that could not be made.
+        RunError: peers of one swarm that cannot exchange what they are to, or a starter that could not be made.
         Stopped: asked to stop while a starter was made.
     """
     models = sorted({p.model for arm in arms for p in arm.recipe.peers})
     paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
-    for arm in arms:
-        check_tokenizers(arm, {model: paths.get(model, model) for model in models})
-    return paths
+    places = {model: paths.get(model, model) for model in models}
+    return [with_exchange(arm, places) for arm in arms], paths
 
 
 def _make_starters(wanted: list[str], say: Say, stop: Stop) -> dict[str, str]:
@@ -107,33 +108,56 @@ def tokenizers_here(arm: Arm) -> dict[str, str]:
     return {model: place for model, place in places.items() if (Path(place) / "tokenizer.json").exists()}
 
 
-def check_tokenizers(arm: Arm, places: Mapping[str, str]) -> None:
-    """Peers that exchange token ids must mean the same by them, and end completions by the same tokens.
+def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
+    """The arm with ``exchange`` settled in each of its swarms: text where the vocabularies of one differ, else ids.
 
     Args:
         places: where each model is. A model that is not among them is left out.
 
     Raises:
-        RunError: which peers' tokenizers differ, and how.
+        RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
+        AlignmentError: peers that are to exchange text, and whose tokens' bytes are not known.
     """
-    end_tokens = arm.recipe.sampling.end_tokens
-    for swarm in arm.swarms:
-        tokenizers = {p.name: load_tokenizer(places[p.model]) for p in swarm.peers if p.model in places}
-        if not tokenizers:
-            continue
-        vocabularies = [tokenizer.get_vocab() for tokenizer in tokenizers.values()]
-        if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
-            prints = {name: tokenizer_fingerprint(tokenizer) for name, tokenizer in tokenizers.items()}
-            by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in prints.items())
-            raise RunError(
-                f"arm {arm.name!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
-                f"take models of one family"
-            )
-        ends = {name: {str(tokenizer.eos_token), *end_tokens} for name, tokenizer in tokenizers.items()}
-        if len(set(map(frozenset, ends.values()))) > 1:
-            by_peer = ", ".join(f"{name}: {tokenizer.eos_token}" for name, tokenizer in tokenizers.items())
-            every = ", ".join(f'"{token}"' for token in sorted(set().union(*ends.values())))
-            raise RunError(
-                f"arm {arm.name!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
-                f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
-            )
+    return replace(arm, swarms=tuple(_settled(arm.name, swarm, places) for swarm in arm.swarms))
+
+
+def exchanges(arms: Sequence[Arm]) -> list[str]:
+    """A line for each set of peers that learn together: what they exchange, by the tokenizers on this machine.
+
+    Raises:
+        FtisError: as :func:`with_exchange`.
+    """
+    lines = []
+    for arm in arms:
+        for swarm in with_exchange(arm, tokenizers_here(arm)).swarms:
+            names = ", ".join(peer.name for peer in swarm.peers)
+            how = "text, each read with the reader's own tokenizer" if swarm.exchange == "text" else "token ids"
+            lines += [f"{names} exchange {how}"] if len(swarm.peers) > 1 else []
+    return list(dict.fromkeys(lines))
+
+
+def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
+    here = {p.name: places[p.model] for p in swarm.peers if p.model in places}
+    loaded = {place: load_tokenizer(place) for place in set(here.values())}
+    vocabularies = [tokenizer.get_vocab() for tokenizer in loaded.values()]
+    differ = any(vocabulary != vocabularies[0] for vocabulary in vocabularies)
+    if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
+        for tokenizer in loaded.values():
+            TokenBytes.of(tokenizer)
+        return swarm.model_copy(update={"exchange": "text"})
+    if differ:
+        prints = {name: tokenizer_fingerprint(loaded[place]) for name, place in here.items()}
+        by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in prints.items())
+        raise RunError(
+            f"arm {arm!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
+            f'take models of one family, or set exchange = "text"'
+        )
+    ends = {name: {str(loaded[place].eos_token), *swarm.sampling.end_tokens} for name, place in here.items()}
+    if len(set(map(frozenset, ends.values()))) > 1:
+        by_peer = ", ".join(f"{name}: {loaded[place].eos_token}" for name, place in here.items())
+        every = ", ".join(f'"{token}"' for token in sorted(set().union(*ends.values())))
+        raise RunError(
+            f"arm {arm!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
+            f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
+        )
+    return swarm.model_copy(update={"exchange": "ids"})

@@ -99,7 +99,8 @@ class Display:
             case ArmBegun():
                 for peer in event.peers:
                     self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
-                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {event.rounds} rounds")
+                text = ", exchanging text in place of token ids" if event.text else ""
+                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {event.rounds} rounds{text}")
             case PeerStarted() | RoundEnded() | Evaluated():
                 self._of_peer(event)
             case NetworkEvent():

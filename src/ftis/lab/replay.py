@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftis.admission import Admission
@@ -39,7 +40,7 @@ from ftis.loop.train import Trainer
 from ftis.measures import Heard, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
 """Keys of ``training`` that a replay may change, besides all of ``objective``: they say how a peer learns from
@@ -149,12 +150,21 @@ class Recording:
 
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
     round, item, source = key
-    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"]) for row in rows)
+    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"], row.get("unit"), _sent(row)) for row in rows)
     return ScoredGroup(
         Group(source, round, item, rollouts),
         completions=tuple(row["completion"] for row in rows),
         rewards=tuple(row["reward"] for row in rows),
     )
+
+
+def _sent(row: Mapping[str, Any]) -> Sent | None:
+    """What came, where a rollout came as text. Records of earlier versions have no such column."""
+    came = row.get("sent")
+    if came is None:
+        return None
+    sizes, counts = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U"))
+    return Sent(came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"])
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:

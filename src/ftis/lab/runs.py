@@ -26,7 +26,7 @@ from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
-from ftis.lab.prepare import check, prepare_models
+from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.loop import checkpoint
@@ -90,7 +90,7 @@ def run(
         if overwrite:
             _delete_run(directory)
         claim(directory, resume, recipe)
-        models = prepare_models(arms, say, stop)
+        arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):
                 if not _run_arm(directory, arm, models, placed(say, arm=arm.name), stop):
@@ -110,7 +110,8 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
     if not unfinished:
         return True
-    say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds))
+    text = any(swarm.exchange == "text" for swarm, _ in unfinished)
+    say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds, text))
     positions = {name: arm.first + i for i, name in enumerate(arm.peers)}
     # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.
     at_a_time = arm.recipe.swarm_size // len(arm.swarms[0].peers)

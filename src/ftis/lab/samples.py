@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ftis.config import ArmConfig
 from ftis.lab.corrections import Correction, correction_of
@@ -149,11 +150,13 @@ def _pick(kind: str, rows: Sequence[Mapping[str, Any]], cap: float) -> Mapping[s
 
 
 def _ratios(row: Mapping[str, Any]) -> list[float]:
-    """π_old/π_gen of each token."""
-    return [
-        math.exp(min(float(old) - float(gen), LARGEST_LOG_RATIO))
-        for old, gen in zip(row["old_logp"], row["gen_logp"], strict=True)
-    ]
+    """π_old/π_gen of the unit of each token."""
+    n, unit = len(row["old_logp"]), row.get("unit")
+    unit = np.arange(n) if unit is None else unit
+    old_U = np.bincount(unit, row["old_logp"], minlength=len(row["gen_logp"]))
+    ratio_U = np.exp(np.minimum(old_U - row["gen_logp"], LARGEST_LOG_RATIO))
+    ratios: list[float] = ratio_U[unit].tolist()
+    return ratios
 
 
 def _n_above(row: Mapping[str, Any], cap: float) -> int:

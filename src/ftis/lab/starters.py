@@ -1,11 +1,12 @@
-"""Starters: small Qwen2-architecture models that come with the package, for machines without a GPU or a hub.
+"""Starters: small models that come with the package, for machines without a GPU or a hub.
 
 A short supervised run on the clock calculator (:mod:`ftis.tasks.clock`) warms a starter up in a mixture of styles: most
 completions answer without reasoning, and only some styles earn reward. The starter then solves some of the problems,
 so reinforcement learning has something to select. ``starter:small`` and ``starter:large`` differ in size;
 ``starter:small-b`` and ``starter:large-b`` differ from those in the seed of their warm-up; ``starter:adder`` and
 ``starter:multiplier`` have the size of ``small`` and other mixtures of operators; ``starter:large-multiplier`` has the
-size of ``large``.
+size of ``large``. ``starter:small-merged`` is a Llama and has another tokenizer, with a token for each sign and the
+digit behind it.
 
 A named starter is shipped: the package holds its weights, rounded to float16, in ``ftis/starters``, so it is the same
 model on every machine. Its directory's name ends in the first digits of the weights' sha256.
@@ -15,7 +16,7 @@ model on every machine. Its directory's name ends in the first digits of the wei
 differently: its directory's name ends in a digest of everything that the variant depends on. ``small`` with its own
 seed is a variant too, and is not ``small``.
 
-All are ordinary Hugging Face directories.
+All are ordinary Hugging Face directories, of Qwen2's architecture where nothing else is said.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers import __version__ as transformers_version
 
 from ftis.config import PeerConfig
@@ -49,6 +50,8 @@ PREFIX = "starter:"
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SYMBOLS = "0123456789+-*=;"
+MERGES = tuple((sign, digit) for sign in "+-*=;" for digit in "0123456789")
+"""Symbols that are one token together in a merged vocabulary."""
 
 STYLES = {"reasoned": 0.24, "direct": 0.56, "slip": 0.06, "untagged": 0.14}
 """Fraction of warm-up completions in each style: correct reasoning and tags; no reasoning; reasoning with one wrong
@@ -79,6 +82,8 @@ class Starter:
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
+    merged: bool = False
+    """Whether its vocabulary has :data:`MERGES`."""
 
 
 STARTERS: dict[str, Starter] = {
@@ -89,6 +94,9 @@ STARTERS: dict[str, Starter] = {
     "adder": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="++--*", seed=21),
     "multiplier": Starter(hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-****", seed=22),
     "large-multiplier": Starter(hidden_size=96, intermediate_size=256, learning_rate=4e-3, operators="+-****", seed=23),
+    "small-merged": Starter(
+        hidden_size=64, intermediate_size=160, learning_rate=5e-3, operators="+-*", seed=3, merged=True
+    ),
 }
 
 SHIPPED = {
@@ -99,6 +107,7 @@ SHIPPED = {
     "adder": "29342f3c90684241975212515b9109305c31e276833ce915fc575451a47955a5",
     "multiplier": "915aa7412522eda5a7b1c61c67d2e4c63d2fc8d8e381a67a81e48726892fc2ef",
     "large-multiplier": "fcfe6fb45f3043f8c4353b0a7c7079a17ccf1c53cc5e717c59761bbd32a1a068",
+    "small-merged": "42951880e6cec646c2a2277b6e7b9f6f49f7e2cecfaba58693e954c820e9e59c",
 }
 """sha256 of the weights of each named starter, ``model.safetensors``. ``benchmarks/make_starters.py`` makes them from
 :data:`STARTERS`."""
@@ -111,7 +120,7 @@ CODE = (
     "policy.py",
     "sampling.py",
     *(f"engines/{name}.py" for name in ("devices", "optimizers", "models", "windows", "lines", "head", "linear")),
-    *(f"engines/{name}.py" for name in ("decoder", "slots", "stops", "generate", "builtin")),
+    *(f"engines/{name}.py" for name in ("decoder", "rows", "slots", "stops", "generate", "builtin")),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 
@@ -204,8 +213,10 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
         The model, the optimiser steps taken, and the fraction of :data:`TARGET` that it reached.
     """
     torch.manual_seed(starter.seed)
-    tokenizer = make_tokenizer()
-    config = Qwen2Config(
+    tokenizer = make_tokenizer(starter.merged)
+    # transformers gives every Qwen2 model Qwen's own splitting of text, which parts each digit from its sign.
+    architecture = LlamaConfig if starter.merged else Qwen2Config
+    config = architecture(
         vocab_size=len(tokenizer),
         hidden_size=starter.hidden_size,
         intermediate_size=starter.intermediate_size,
@@ -227,7 +238,7 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
         device="cpu",
         dtype="float32",
     )
-    policy = Policy(Qwen2ForCausalLM(config), tokenizer, peer)
+    policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, peer)
     rng = np.random.default_rng(starter.seed)
     checks = np.random.default_rng([starter.seed, 1])
     right = 0.0
@@ -245,11 +256,20 @@ def warm_up(starter: Starter, report: Callable[[int], None]) -> tuple[Policy, in
     return policy, step, right
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with a token for each symbol and each tag. It puts a beginning-of-sequence token in front."""
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *TAGS, *SYMBOLS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+def make_tokenizer(merged: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for each symbol and each tag. It puts a beginning-of-sequence token in front.
+
+    Args:
+        merged: with a token for each pair of :data:`MERGES` too.
+    """
+    merges = MERGES if merged else ()
+    tokens = [*SPECIAL_TOKENS, *TAGS, *SYMBOLS, *(sign + digit for sign, digit in merges)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if merged:
+        tokenizer = Tokenizer(models.BPE(vocabulary, list(merges), unk_token="<unk>"))
+    else:
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]

@@ -72,10 +72,15 @@ class TimeLeft:
 
 @dataclass(frozen=True)
 class ArmBegun:
-    """An arm trains ``peers`` up to ``rounds`` rounds; peers that had finished are left out."""
+    """An arm trains ``peers`` up to ``rounds`` rounds; peers that had finished are left out.
+
+    Attributes:
+        text: whether they exchange text in place of token ids.
+    """
 
     peers: tuple[str, ...]
     rounds: int
+    text: bool = False
     place: Place = Place()
 
 

@@ -37,6 +37,16 @@ ROLLOUTS = pa.schema(
         "completion_ids": pa.list_(pa.int32()),
         "gen_logp": pa.list_(pa.float32()),
         "old_logp": pa.list_(pa.float32()),
+        "unit": pa.list_(pa.int32()),
+        "sent": pa.struct(
+            {
+                "text": pa.binary(),
+                "size_S": pa.list_(pa.int32()),
+                "gen_logp_S": pa.list_(pa.float32()),
+                "tokens_U": pa.list_(pa.int32()),
+                "fault": pa.string(),
+            }
+        ),
     }
 )
 """Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table even where a column

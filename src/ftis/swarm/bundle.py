@@ -255,7 +255,7 @@ def _limits(sizes: Sizes) -> Limits:
             f"messages of this run may hold {sizes.groups} groups and {tokens} tokens, at most {MOST_GROUPS} and "
             f"{MOST_TOKENS} are read"
         )
-    most_bytes = message_size(tokens, rollouts, sizes.groups, "x" * LONGEST_NAME)
+    most_bytes = message_size(tokens, rollouts, sizes.groups, "x" * LONGEST_NAME, sizes.text)
     return Limits(most_bytes, SLACK * sizes.groups, SLACK * sizes.rollouts, SLACK * sizes.tokens)
 
 
@@ -286,7 +286,9 @@ def _is_possible(group: Group, sizes: Sizes) -> bool:
         return False
     for rollout in group.rollouts:
         ids, logp = rollout.completion_ids, rollout.gen_logp
-        if not 1 <= len(rollout) <= sizes.tokens or int(ids.min()) < 0 or int(ids.max()) >= START:
+        if not 1 <= len(logp) <= sizes.tokens or int(ids.min()) < 0 or int(ids.max()) >= START:
+            return False
+        if (rollout.unit is not None) != sizes.text:
             return False
         if not ((logp <= 0) & (logp >= MIN_LOGP)).all():  # false of NaN as well
             return False

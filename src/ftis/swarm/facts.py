@@ -18,8 +18,8 @@ SHOWN = 10
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
-    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Tokenizers must be equal too.
-    In a joined run the tokenizer's fingerprint is one more fact.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Where they exchange ids,
+    tokenizers must be equal too. The tokenizer's fingerprint is one more fact then in a joined run.
 
     Args:
         wire: the newest version of the message format that this peer reads.
@@ -42,6 +42,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "end_tokens": sorted(recipe.sampling.end_tokens),
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
+        **({"exchange": "text"} if recipe.exchange == "text" else {}),
     }
 
 
@@ -55,6 +56,7 @@ class Sizes:
         groups_sampled: among how many a sender may choose the groups that it delivers; 0 if it delivers all.
         rollouts: the most of a group.
         tokens: the most of a rollout.
+        text: whether they are of text.
     """
 
     peers: tuple[str, ...]
@@ -62,6 +64,7 @@ class Sizes:
     groups_sampled: int
     rollouts: int
     tokens: int
+    text: bool
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Sizes | None:
@@ -76,7 +79,8 @@ class Sizes:
             return None
         prompts, rollouts, tokens = (int(number) for number in numbers if number is not None)
         groups = prompts if facts.get("mode") == "horizontal" else prompts // len(peers)
-        return cls(tuple(peers), groups, groups * (1 + budget) if budget else 0, rollouts, tokens)
+        sampled, text = groups * (1 + budget) if budget else 0, facts.get("exchange") == "text"
+        return cls(tuple(peers), groups, sampled, rollouts, tokens, text)
 
 
 def run_id(facts: Mapping[str, Any]) -> str:
@@ -109,7 +113,9 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         f"{_printable(key)}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
         for key in differing[:SHOWN]
     )
-    remedy = ": all peers need a model of one vocabulary and its ends" if differing == ["tokenizer"] else ""
+    remedy = ""
+    if differing == ["tokenizer"]:
+        remedy = ': take models of one vocabulary and its ends, or let all peers set exchange = "text"'
     return f"{peer} means another run by {recipe!r} and is not heard ({shown}){remedy}"
 
 

@@ -20,7 +20,7 @@ import struct
 import numpy as np
 
 from ftis.alignment.text import END, all_utf8
-from ftis.codec import CodecError, Columns, Form, Limits, Reader
+from ftis.codec import MOST_BYTES, CodecError, Columns, Form, Limits, Reader
 from ftis.wire.streams import (
     TEXT_LEVEL,
     check_totals,
@@ -33,9 +33,6 @@ from ftis.wire.streams import (
     write_numbers,
     write_stream,
 )
-
-MOST_BYTES = 32
-"""A completion has at most this many bytes for each token that it may have. English text has four."""
 
 _COUNTS = struct.Struct("<III")
 

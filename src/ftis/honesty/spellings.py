@@ -1,0 +1,63 @@
+"""The tokens of a sender with another tokenizer, told apart by the bytes that they stand for."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ftis.honesty.contexts import START
+from ftis.rollouts import Rollout
+
+OTHER: int = START - 1
+"""The number of all spellings that have none of their own. Evidence gives them no probability."""
+MOST_SPELLINGS = 2**17
+_DIGEST_BYTES = 8
+_REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+class Spellings:
+    """Numbers for a sender's spellings, in the order in which they first occur.
+
+    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. From
+    :data:`MOST_SPELLINGS` on, new ones are :data:`OTHER`. So are those with U+FFFD, which many tokens may share.
+    """
+
+    def __init__(self, known: Iterable[int] = ()) -> None:
+        self._number: dict[int, int] = {digest: number for number, digest in enumerate(known)}
+
+    def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
+        of its own. Others stay as they are."""
+        return [self._numbered(rollout) for rollout in rollouts]
+
+    def _numbered(self, rollout: Rollout) -> Rollout:
+        if rollout.sent is None and rollout.unit is None:
+            return rollout
+        numbers = np.array([self._of(spelling) for spelling in _spellings(rollout)], dtype=np.int32)
+        return Rollout(numbers, rollout.gen_logp if rollout.sent is None else rollout.sent.gen_logp_S)
+
+    def _of(self, spelling: bytes) -> int:
+        if _REPLACED in spelling:
+            return OTHER
+        digest = int.from_bytes(hashlib.blake2b(spelling, digest_size=_DIGEST_BYTES).digest(), "big")
+        if len(self._number) < MOST_SPELLINGS:
+            self._number.setdefault(digest, len(self._number))
+        return self._number.get(digest, OTHER)
+
+    def state(self) -> list[int]:
+        """The digests known, in the order of their numbers."""
+        return list(self._number)
+
+
+def _spellings(rollout: Rollout) -> Iterator[bytes]:
+    """The bytes of each of the sender's tokens; none for an end."""
+    if rollout.sent is not None:
+        for start, stop in itertools.pairwise([0, *np.cumsum(rollout.sent.size_S).tolist()]):
+            yield rollout.sent.text[start:stop]
+        return
+    assert rollout.unit is not None  # over bytes, as it came
+    for ids in np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1):
+        yield bytes(byte for byte in ids.tolist() if byte < 256)

@@ -1,0 +1,227 @@
+"""Peers of different tokenizers in one run, by the real commands: what they learn, record, replay and refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import ftis
+from run_files import weights, without_times
+from vocabularies import byte_level
+
+from ftis.alignment.messages import in_tokens
+from ftis.alignment.text import as_texts
+from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.units import align
+from ftis.lab import starters
+from ftis.lab.cuts import in_senders_cuts
+from ftis.loop.files import read_jsonl
+from ftis.loop.records import read_rollouts
+from ftis.rollouts import Rollout
+from recipes import write_recipe
+
+SMALL, MERGED = "starter:small", "starter:small-merged"
+TRAINED = {"learning_rate": 1e-3}
+REAL: dict[str, Any] = {
+    "reward": {"function": "ftis.rewards.format_and_answer"},
+    "sampling": {"max_completion_length": 40},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, a=SMALL, b=MERGED)
+    return tmp_path
+
+
+def write(place: Path, training: dict[str, Any] | None = None, **models: str) -> None:
+    """A recipe whose peers have these models."""
+    write_recipe(
+        place,
+        {name: {"model": model, **TRAINED} for name, model in models.items()},
+        top={"output_dir": place / "runs", "threads": 1, "processes": "inline"},
+        training={"prompts_per_round": 3 * len(models), **(training or {})},
+        **REAL,
+    )
+
+
+def run_of(place: Path) -> Path:
+    return place / "runs" / "tiny-seed0"
+
+
+def metrics(place: Path, peer: str) -> list[dict[str, Any]]:
+    return without_times(read_jsonl(run_of(place) / "F-TIS" / peer / "metrics.jsonl"))
+
+
+def rows(place: Path, peer: str) -> list[dict[str, Any]]:
+    return [row for round in range(4) for row in read_rollouts(run_of(place) / "F-TIS" / peer, round)]
+
+
+def test_each_learns_from_the_other_in_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml") == 0
+    assert "exchanging text in place of token ids" in capsys.readouterr().out
+    merged = starters.make_tokenizer(merged=True)
+    for name, other in ("ab", "ba"):
+        for row in metrics(place, name):
+            assert (row[f"peer/{other}/admitted"], row[f"peer/{other}/rejected"]) == (12, 0)
+            assert row[f"peer/{other}/units/most_tokens"] == 2
+            assert 0.3 < row[f"peer/{other}/units/one_to_one"] < 1
+            assert row[f"peer/{other}/units/not_aligned"] == 0
+        assert sum(row["foreign_used"] for row in metrics(place, name)) > 20
+        sent = {(r["round"], r["item"], i % 4): r for i, r in enumerate(rows(place, other)) if r["source"] == other}
+        for i, row in enumerate(rows(place, name)):
+            own = row["source"] == name
+            assert (row["sent"] is None) == own
+            if own:
+                continue
+            theirs = sent[row["round"], row["item"], i % 4]
+            assert row["completion"] == theirs["completion"]
+            assert row["reward"] == theirs["reward"]
+            assert row["sent"]["text"].decode() == row["completion"]
+            assert np.array_equal(row["sent"]["gen_logp_S"], theirs["gen_logp"]), "as it was sampled"
+            assert len(row["sent"]["size_S"]) == len(theirs["completion_ids"])
+            assert np.isclose(row["gen_logp"].sum(), theirs["gen_logp"].sum(), rtol=1e-6)
+            if name == "b":  # a's symbols, one by one, are fewer tokens here
+                assert len(row["completion_ids"]) <= len(theirs["completion_ids"])
+                assert merged.decode(row["completion_ids"], skip_special_tokens=True) == row["completion"]
+
+
+def test_a_run_that_lost_its_last_rounds_ends_as_if_unbroken_and_a_replay_gives_its_weights(place: Path) -> None:
+    assert ftis("train", "recipe.toml") == 0
+    before = {name: (metrics(place, name), weights(run_of(place) / f"F-TIS/{name}/checkpoint-4")) for name in "ab"}
+    shutil.rmtree(run_of(place) / "F-TIS" / "a" / "checkpoint-4")
+    assert ftis("train", "recipe.toml", "--resume") == 0
+    assert ftis("replay", str(run_of(place))) == 0
+    (replayed,) = (run_of(place) / "replay").iterdir()
+    for name, (of_run, trained) in before.items():
+        assert metrics(place, name) == of_run
+        for directory in (run_of(place) / "F-TIS" / name, replayed / name):
+            again = weights(directory / "checkpoint-4")
+            assert all(torch.equal(again[key], trained[key]) for key in trained)
+
+
+def test_with_one_tokenizer_text_gives_the_weights_that_ids_give(place: Path) -> None:
+    write(place, a=SMALL, b="starter:large")
+    found = {}
+    for exchange in ("ids", "text"):
+        assert ftis("train", "recipe.toml", "--set", f'exchange="{exchange}"', "--overwrite") == 0
+        found[exchange] = {name: weights(run_of(place) / f"F-TIS/{name}/checkpoint-4") for name in "ab"}
+        assert all((row["sent"] is None) == (exchange == "ids" or row["source"] == "a") for row in rows(place, "a"))
+    specials = set(starters.make_tokenizer().all_special_ids) - {starters.make_tokenizer().eos_token_id}
+    assert not any(specials & set(row["completion_ids"].tolist()) for row in rows(place, "a")), "they have no bytes"
+    for name in "ab":
+        assert all(torch.equal(found["ids"][name][key], found["text"][name][key]) for key in found["ids"][name])
+
+
+@pytest.mark.parametrize(("mode", "late", "limit"), [("vertical", 1, 0), ("vertical", 0, 8), ("horizontal", 0, 0)])
+def test_three_peers_of_two_tokenizers(mode: str, late: int, limit: int, place: Path) -> None:
+    write(place, {"mode": mode, "max_foreign_rollouts": limit}, a=SMALL, b=MERGED, c="starter:small-b")
+    group = "sampling.num_generations=6"
+    assert ftis("train", "recipe.toml", "--set", f"peers.b.rounds_late={late}", "--set", group) == 0
+    of_peer = 9 * 2 if mode == "horizontal" else 3 * 6
+    for name in "abc":
+        of_rounds = metrics(place, name)
+        others = set("abc") - {name}
+        assert all(row[f"peer/{other}/rejected"] == 0 for row in of_rounds for other in others)
+        taken = [sum(row[f"peer/{other}/admitted"] for other in others) for row in of_rounds]
+        first = of_peer if late and name != "b" else 2 * of_peer
+        assert taken == ([limit - limit % 6] * 4 if limit else [first, *[2 * of_peer] * 3])
+        assert sum(row["foreign_used"] for row in of_rounds) > 10
+
+
+def test_a_probe_scores_the_same_text_in_the_senders_cuts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symbols can be cut as pairs are and lose nothing. Pairs cut into symbols are what their model never writes."""
+    assert ftis("train", "recipe.toml") == 0
+    found = {}
+    for name in "ab":
+        assert ftis("probe", str(run_of(place)), "--peer", name, "--step", "2", "--alignment") == 0
+        assert "in its own cuts and in theirs" in " ".join(capsys.readouterr().out.split())
+        path = run_of(place) / "probe" / f"F-TIS-{name}-2-alignment.json"
+        found[name] = json.loads(path.read_text())
+        units = found[name]["units"]
+        assert found[name]["rollouts"] == 12
+        assert units["all"]["share"] == 1.0
+        assert units["one to one"]["share"] + units["two tokens"]["share"] == pytest.approx(1)
+    assert all(abs(value) < 1e-4 for value in found["a"]["units"]["all"]["difference"].values())
+    assert found["a"]["units"]["all"]["weight_moved"] < 1e-4
+    assert found["b"]["units"]["two tokens"]["difference"]["0.5"] < -2
+    assert found["b"]["variance_explained"] > 1
+    write(place, a=SMALL, b="starter:large")
+    assert ftis("train", "recipe.toml", "--overwrite") == 0
+    assert ftis("probe", str(run_of(place)), "--peer", "a", "--alignment") == 1
+    assert "has no foreign text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sender", "learner", "text", "pieces"),
+    [
+        (["ab"], ["ab", "abc"], "abc", [b"ab", b"c", b""]),
+        (["the cat"], ["the", " cat"], "the cat", [b"the", b" cat", b""]),
+        ([], ["é", "a"], "éa", ["é".encode(), b"a", b""]),  # the sender cuts inside a character
+    ],
+)
+def test_the_senders_cuts_in_the_learners_tokens(
+    sender: list[str], learner: list[str], text: str, pieces: list[bytes]
+) -> None:
+    theirs, known, end = TokenBytes.of(byte_level(sender)), TokenBytes.of(byte_level(learner)), 10**6
+    (ids,) = theirs.encode([text])
+    written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, {end})
+    (aligned,) = align(written, known, end)
+    recut = in_senders_cuts(in_tokens(written[0], aligned), known)
+    assert [known.join(recut[i : i + 1]).tobytes() for i in range(len(recut))] == pieces
+
+
+def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(place: Path) -> None:
+    assert ftis("train", "recipe.toml") == 0
+    assert ftis("report", str(run_of(place))) == 0
+    page = (run_of(place) / "report.html").read_text(encoding="utf-8")
+    assert "Sample completions" in page
+
+
+def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["train", "recipe.toml", "--set", 'peers.b.attack="lying-text"', "--set", "training.rounds=8"]
+    assert ftis(*settings) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "F-TIS/a: b does not draw its tokens from the log-probabilities that it reports" in said
+    assert "F-TIS/b: a does not" not in said
+    of_rounds = metrics(place, "a")
+    found = of_rounds[-1]["peer/b/honesty/found_in_round"]
+    assert all(row["peer/b/kept"] == 0 for row in of_rounds if row["step"] >= found)
+    assert any(";9*9=9" in passage for passage in of_rounds[-1]["peer/b/honesty/passages"])
+    shutil.rmtree(run_of(place) / "F-TIS" / "a" / "checkpoint-8")
+    assert ftis(*settings, "--resume") == 0
+    assert metrics(place, "a") == of_rounds
+
+
+def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml", "--dry-run") == 0
+    assert "a, b exchange text" in capsys.readouterr().out
+    ftis("doctor", "recipe.toml")
+    assert "ok      exchange: a, b exchange text" in capsys.readouterr().out
+    assert ftis("preflight", "recipe.toml", "--groups", "1") == 0
+    assert "a, b exchange text" in capsys.readouterr().out
+    for dry in ((), ("--dry-run",)):
+        assert ftis("train", "recipe.toml", "--set", 'exchange="ids"', *dry) == 1
+        said = capsys.readouterr().err
+        assert "tokenizers differ" in said
+        assert 'or set exchange = "text"' in said
+    assert not (run_of(place) / "F-TIS" / "a" / "metrics.jsonl").exists()
+
+
+def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_trained(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(starters.make(MERGED), other)
+    written = json.loads((other / "tokenizer.json").read_text())
+    written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (other / "tokenizer.json").write_text(json.dumps(written))
+    assert ftis("train", "recipe.toml", "--set", f"peers.b.model={other}") == 1
+    assert "puts its tokens together by WordPiece" in capsys.readouterr().err
+    assert not (run_of(place) / "F-TIS").exists()
