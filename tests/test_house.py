@@ -40,7 +40,7 @@ WINGS = {
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "devices optimizers models windows lines head microbatches slots linear decoder stops samplers generate "
-    "builtin",
+    "builtin handover vllm_server vllm",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link",
@@ -71,7 +71,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"swarm.link", "swarm.session", "lab.watch"}
+OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "lab.watch"}
 LIGHT = [
     "seams",
     "schedule",
@@ -187,7 +187,7 @@ def test_the_core_is_an_evenings_reading_and_no_file_is_long() -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_only_the_swarms_link_and_the_watched_page_open_sockets(module: str) -> None:
+def test_only_the_swarms_link_the_watched_page_and_vllm_serve_open_sockets(module: str) -> None:
     if module not in OPEN_SOCKETS:
         assert not touches(source(module), SOCKETS)
 

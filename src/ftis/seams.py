@@ -26,6 +26,7 @@ TASKS: Mapping[str, str] = {
 SAMPLERS: Mapping[str, str] = {
     "builtin": "ftis.engines.builtin.open_sampler",
     "transformers": "ftis.engines.generate.open_sampler",
+    "vllm": "ftis.engines.vllm.open_sampler",
 }
 """``sampling.sampler`` -> ``f(policy) -> Sampler``; see :mod:`ftis.sampling`."""
 

@@ -1,0 +1,375 @@
+"""Samplers with a copy of the weights: how they get new ones, and whether they sample the learner.
+
+An engine of its own, such as vLLM, is fast, and it may sample another policy than the learner's without anybody seeing
+it: new weights arrive in part or not at all, log-probabilities are those before temperature, top k and top p, or the
+temperature is another. Every importance weight is then wrong. So the learner scores a few of the engine's own
+completions, and training stops where the two do not fit:
+
+* at the first draw with new weights: are the log-probabilities those of the distribution that was asked for?
+* at the hand-over: does the engine give tokens of the latest draw the learner's new log-probabilities, at temperature
+  1, and did its log-probabilities move as the learner's did?
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ftis.config import FtisError
+from ftis.engines.models import in_bfloat16
+from ftis.learning import ROUNDING
+from ftis.policy import PaddedRows, Policy, selected_logp
+from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
+from ftis.sampling import Decoding, Sampler
+
+CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
+"""How many completions of a draw the learner scores, and how many tokens of each at most."""
+LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
+"""The largest root mean square of log π_engine − log π_θ, in nats, that is taken for rounding, by the coarser of the
+two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
+ROUNDED = 4
+"""In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: an engine also keeps weights
+and residual stream in bfloat16, which the learner keeps in float32."""
+FINEST = 1e-6
+"""Log-probabilities in float32 that differ by less are equal."""
+SURE = 5.0
+"""Standard errors of a finding."""
+ASIDE = 0.1
+"""Neighbouring temperatures are this part higher and lower."""
+
+Nats = npt.NDArray[np.float64]
+"""Log-probabilities of checked tokens, end to end: [M]."""
+
+
+class SamplerError(FtisError):
+    """An engine that samples for a learner is missing, fails, or does not sample the learner."""
+
+
+class Completion(NamedTuple):
+    """Ids with their log-probabilities, and whether they ended by themselves (``stop``) or were cut (``length``)."""
+
+    ids: Sequence[int]
+    logp: Sequence[float]
+    reason: str
+
+
+class Rows(NamedTuple):
+    """Prompts, and a completion of each."""
+
+    prompts: Sequence[Ints]
+    completions: Sequence[Ints]
+
+
+class Seen(NamedTuple):
+    """Rows of a draw, and the log-probabilities that engine and learner then gave them."""
+
+    rows: Rows
+    engine_M: Nats
+    learner_M: Nats
+
+
+class Engine(Protocol):
+    """Completes prompts with weights of its own.
+
+    Attributes:
+        name: for error messages.
+        dtype: the precision of its arithmetic.
+        remedy: what to set where its log-probabilities are of another distribution.
+    """
+
+    name: str
+    dtype: torch.dtype
+    remedy: str
+
+    def complete(
+        self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
+    ) -> list[list[Completion]]:
+        """``repeats`` completions of each prompt, each up to one of ``ends``. A prompt's draw follows from its seed."""
+
+    def score(self, rows: Rows) -> list[Floats]:
+        """log softmax(logits) of each row's completion, at temperature 1."""
+
+    def load(self, policy: Policy) -> None:
+        """Take over the policy's weights, and forget what was computed with earlier ones."""
+
+    def close(self) -> None:
+        """Free memory and files."""
+
+
+class Copied(Sampler):
+    """Draws from an engine with a copy of the weights, and checks that the copy is the learner.
+
+    Attributes:
+        gap: root mean square of log π_engine − log π_θ, in nats, at the latest check; 0 before the first.
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine, self.gap = engine, 0.0
+        engine.load(policy)
+        self.coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
+        self.largest_gap = LARGEST_GAP[torch.bfloat16 if self.coarse else torch.float32]
+        self._checked: set[Decoding] = set()
+        self._seen: Seen | None = None
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        """Draw as :class:`~ftis.sampling.Draw` says, but for ``batch_size``: the engine sees to its own memory.
+
+        Raises:
+            SamplerError: the engine fails, cuts completions short, or does not sample the learner.
+        """
+        if not prompt_ids:
+            return []
+        seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(len(prompt_ids))]
+        completions = self.engine.complete(prompt_ids, repeats, decoding, seeds, sorted(policy.end_ids))
+        for prompt, group in zip(prompt_ids, completions, strict=True):
+            for completion in group:
+                self._check_end(completion, len(prompt), decoding, policy)
+        groups = [tuple(_rollout(completion) for completion in group) for group in completions]
+        if decoding not in self._checked:
+            self._check_draw(policy, prompt_ids, groups, decoding)
+            self._checked.add(decoding)
+        return groups
+
+    def weights_moved(self, policy: Policy) -> None:
+        """Hand the weights over.
+
+        Raises:
+            SamplerError: the engine did not take them.
+        """
+        self.engine.load(policy)
+        self._checked.clear()
+        if self._seen is not None:
+            self._check_arrival(policy, self._seen)
+            self._seen = None
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _check_end(self, completion: Completion, prompt_length: int, decoding: Decoding, policy: Policy) -> None:
+        n = len(completion.ids)
+        whole = n == decoding.max_completion_length or completion.ids[-1] in policy.end_ids
+        if not whole and (completion.reason != "stop" or not decoding.stop):
+            raise SamplerError(
+                f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "
+                f"prompt of {prompt_length}, for {completion.reason!r}, at no token that ends one: raise its "
+                f"max_model_len, or leave out end tokens that only it knows"
+            )
+
+    def _check_draw(
+        self, policy: Policy, prompt_ids: Sequence[Ints], groups: Sequence[tuple[Rollout, ...]], decoding: Decoding
+    ) -> None:
+        """Compare the reported log-probabilities of a draw with the learner's, under this distribution and others."""
+        pairs = [(p, rollout) for p, group in zip(prompt_ids, groups, strict=True) for rollout in group]
+        chosen = np.unique(np.linspace(0, len(pairs) - 1, CHECKED_ROLLOUTS).astype(np.int64)).tolist()
+        # An engine draws one more token when it scores, for which a full row would have no room.
+        cut = {i: slice(min(CHECKED_TOKENS, max(1, len(pairs[i][1]) - 1))) for i in chosen}
+        rows = Rows([pairs[i][0] for i in chosen], [pairs[i][1].completion_ids[cut[i]] for i in chosen])
+        reported_M = _joined([pairs[i][1].gen_logp[cut[i]] for i in chosen])
+        asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
+        others = other_distributions(asked)
+        learner = learner_logps(policy, rows, [asked, *others.values()])
+        # Near the edge of top k and top p, rounding decides which side a token is on.
+        known_M = np.isfinite(learner[0])
+        if known_M.mean() < 1 - ASIDE:
+            raise SamplerError(
+                f"{self.engine.name}: {1 - known_M.mean():.0%} of the tokens that it drew are outside the learner's "
+                f"top k and top p: it does not draw as asked. {self.engine.remedy}"
+            )
+        reported_M, expected_M = reported_M[known_M], learner[0][known_M]
+        self.gap = _rms(reported_M - expected_M)
+        for what, other_M in zip(others, learner[1:], strict=True):
+            way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP))
+            # A gap that rounding does not explain may be of other weights, which a share alone cannot tell.
+            if way.share - SURE * way.error > 0.5 and (way.rest < self.gap / 2 or self.gap <= self.largest_gap):
+                raise SamplerError(
+                    f"{self.engine.name}'s log-probabilities are not those of the distribution that it was asked to "
+                    f"sample, {_in_words(asked)}: over {len(reported_M)} tokens they are {self.gap:.2g} nats from it, "
+                    f"and fit {what}. {self.engine.remedy}"
+                )
+        self._check_gap(f"of tokens that it drew from {_in_words(asked)}", policy, rows)
+        engine_M, learner_M = self._scores(policy, rows)
+        self._seen = Seen(rows, engine_M, learner_M)
+
+    def _check_arrival(self, policy: Policy, seen: Seen) -> None:
+        """Compare what engine and learner now think of the tokens of an earlier draw."""
+        engine_M, learner_M = self._scores(policy, seen.rows)
+        self.gap, before = _rms(engine_M - learner_M), _rms(seen.engine_M - seen.learner_M)
+        moved, change_M = _rms(learner_M - seen.learner_M), learner_M - seen.learner_M
+        facts = f"over {len(change_M)} tokens the update moved the learner by {moved:.2g} nats"
+        if moved > max(10 * FINEST, ASIDE * before) and np.abs(engine_M - seen.engine_M).max() <= FINEST:
+            raise SamplerError(
+                f"{self.engine.name} has not taken the new weights: {facts}, and the engine by none. {_REMEDY}"
+            )
+        if moved > 4 * max(FINEST, before):  # below, rounding in the learner's own change would blur the share
+            way = explained_by(engine_M, seen.engine_M + change_M, seen.engine_M)
+            if way.share - SURE * way.error > ASIDE:
+                raise SamplerError(
+                    f"{self.engine.name} has taken the new weights in part: {facts}, and {way.share:.0%} of it is "
+                    f"missing in the engine. {_REMEDY}"
+                )
+        self._check_gap("of the same tokens after the hand-over", policy, seen.rows)
+
+    def _check_gap(self, what: str, policy: Policy, rows: Rows) -> None:
+        if self.gap <= self.largest_gap:
+            return
+        if self.coarse:  # a model with sharp distributions rounds more coarsely than most
+            self.largest_gap = max(self.largest_gap, ROUNDED * rounding(policy, rows))
+            if self.gap <= self.largest_gap:
+                return
+        raise SamplerError(
+            f"{self.engine.name} does not sample the learner: its log-probabilities {what} are {self.gap:.2g} nats "
+            f"from the learner's (root mean square over {sum(map(len, rows.completions))} tokens), and rounding "
+            f"explains {self.largest_gap:.2g}. {_REMEDY}"
+        )
+
+    def _scores(self, policy: Policy, rows: Rows) -> tuple[Nats, Nats]:
+        return _joined(self.engine.score(rows)), _joined(policy.logps(rows.prompts, rows.completions, 1.0))
+
+
+_REMEDY = (
+    "Check that the engine serves this peer's model in a like precision, and that its hand-over reaches every part of "
+    "it; docs/vllm.md has the known cases"
+)
+
+
+class Written:
+    """Weights on their way through a directory.
+
+    Args:
+        directory: for engines elsewhere, which read it by the same path; a temporary one by default.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        self.temporary = tempfile.TemporaryDirectory(prefix="ftis-vllm-", dir=directory)
+        self.previous: tempfile.TemporaryDirectory[str] | None = None
+
+    def adapter(self, policy: Policy) -> Path:
+        """The policy's adapter in a directory of its own, which stays until the next one is written."""
+        old, self.previous = self.previous, self._new()
+        policy.save_pretrained(Path(self.previous.name))
+        if old:
+            old.cleanup()
+        return Path(self.previous.name)
+
+    @contextmanager
+    def weights(self, policy: Policy, dtype: torch.dtype) -> Iterator[Path]:
+        """A context with all of the policy's weights in a directory, in the engine's precision."""
+        with self._new() as name:
+            weights = {n: p.detach().to(dtype) for n, p in policy.model.named_parameters()}
+            policy.model.save_pretrained(name, state_dict=weights)
+            yield Path(name)
+
+    def close(self) -> None:
+        self.temporary.cleanup()
+
+    def _new(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(dir=self.temporary.name)
+
+
+class Way(NamedTuple):
+    """How far values lie on the way from what was expected to something else.
+
+    Attributes:
+        share: 0 as expected, 1 the other.
+        error: standard error of the share.
+        rest: root mean square of what the way does not explain, in nats.
+    """
+
+    share: float
+    error: float
+    rest: float
+
+
+def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats) -> Way:
+    """The way's share is the least-squares slope Σ (r − e)(o − e) / Σ (o − e)², 0 ± ∞ where both ends are the same."""
+    way_M, gap_M = other_M - expected_M, reported_M - expected_M
+    length = float(way_M @ way_M)
+    if length <= len(way_M) * FINEST**2:
+        return Way(0.0, np.inf, _rms(gap_M))
+    share = float(gap_M @ way_M) / length
+    rest = max(_rms(gap_M - share * way_M), FINEST)
+    return Way(share, rest / length**0.5, rest)
+
+
+def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
+    """What an engine's log-probabilities may be of by mistake, in words."""
+    others: dict[str, Decoding] = {}
+    if asked.truncated or asked.temperature != 1:
+        others["the model's own, before temperature, top k and top p"] = Decoding(asked.max_completion_length)
+    if asked.truncated and asked.temperature != 1:
+        others["that before top k and top p"] = replace(asked, top_k=0, top_p=1.0)
+    for factor in (1 - ASIDE, 1 + ASIDE):
+        temperature = asked.temperature * factor
+        others[f"a temperature of {temperature:.3g} or beyond"] = replace(asked, temperature=temperature)
+    return others
+
+
+@torch.no_grad()
+def learner_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[Nats]:
+    """log π_θ of all completions' tokens under each decoding, −∞ where top k or top p leave a token out."""
+    forward = PaddedRows(policy.model, policy.device)
+    found: list[list[Floats]] = [[] for _ in decodings]
+    for prompt, completion in zip(*rows, strict=True):
+        with policy.precision():
+            logits_TV = forward([prompt], [completion]).float()
+        target_T1 = torch.from_numpy(completion.astype(np.int64)).to(logits_TV.device)[:, None]
+        for of, decoding in zip(found, decodings, strict=True):
+            scores_TV = logits_TV
+            for warper in decoding.warpers():
+                scores_TV = warper(None, scores_TV)
+            logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
+            of.append(logp_T.cpu().numpy())
+    return [_joined(of) for of in found]
+
+
+@torch.no_grad()
+def rounding(policy: Policy, rows: Rows) -> float:
+    """Root mean square of what bfloat16 does to the learner's own log-probabilities, in nats; 0 where its weights are
+    in bfloat16 themselves."""
+    if in_bfloat16(policy.model):
+        return 0.0
+    forward = PaddedRows(policy.model, policy.device)
+    differences = []
+    for prompt, completion in zip(*rows, strict=True):
+        target_T = torch.from_numpy(completion.astype(np.int64)).to(policy.device)
+        exact_T = selected_logp(forward([prompt], [completion]), target_T, 1.0)
+        with torch.autocast(policy.device.type, dtype=torch.bfloat16):
+            coarse_TV = forward([prompt], [completion])
+        differences.append((selected_logp(coarse_TV, target_T, 1.0) - exact_T).cpu().numpy())
+    return _rms(_joined(differences))
+
+
+def _rollout(completion: Completion) -> Rollout:
+    logp = np.asarray(completion.logp, np.float32).clip(MIN_LOGP, 0.0)
+    return Rollout(np.asarray(completion.ids, np.int32), logp)
+
+
+def _joined(rows: Sequence[Floats]) -> Nats:
+    return np.concatenate(rows).astype(np.float64)
+
+
+def _rms(values_M: Nats) -> float:
+    return float(np.sqrt(np.mean(values_M**2)))
+
+
+def _in_words(decoding: Decoding) -> str:
+    words = [f"temperature {decoding.temperature:g}"]
+    words += [f"top k {decoding.top_k}"] if decoding.top_k else []
+    words += [f"top p {decoding.top_p:g}"] if decoding.top_p < 1 else []
+    return ", ".join(words)
