@@ -5,14 +5,17 @@ it: new weights arrive in part or not at all, log-probabilities are those before
 temperature is another. Every importance weight is then wrong. So the learner scores a few of the engine's own
 completions, and training stops where the two do not fit:
 
-* at the first draw with new weights: are the log-probabilities those of the distribution that was asked for?
+* at the first draw with new weights: do both give its tokens the same log-probabilities at temperature 1, and are those
+  that it drew them with of the distribution that was asked for?
 * at the hand-over: does the engine give tokens of the latest draw the learner's new log-probabilities, at temperature
   1, and did its log-probabilities move as the learner's did?
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,7 +57,7 @@ class SamplerError(FtisError):
 
 
 class Completion(NamedTuple):
-    """Ids with their log-probabilities, and whether they ended by themselves (``stop``) or were cut (``length``)."""
+    """Ids with their log-probabilities, and the engine's word for why it ended there."""
 
     ids: Sequence[int]
     logp: Sequence[float]
@@ -164,11 +167,11 @@ class Copied(Sampler):
     def _check_end(self, completion: Completion, prompt_length: int, decoding: Decoding, policy: Policy) -> None:
         n = len(completion.ids)
         whole = n == decoding.max_completion_length or completion.ids[-1] in policy.end_ids
-        if not whole and (completion.reason != "stop" or not decoding.stop):
+        if not whole and not (decoding.stop and _holds(decoding.stop, policy.detokenize(completion.ids))):
             raise SamplerError(
                 f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "
-                f"prompt of {prompt_length}, for {completion.reason!r}, at no token that ends one: raise its "
-                f"max_model_len, or leave out end tokens that only it knows"
+                f"prompt of {prompt_length}, for {completion.reason!r}, with nothing that ends one: raise "
+                f"its max_model_len, or leave out end tokens and stop strings that only it knows"
             )
 
     def _check_draw(
@@ -181,6 +184,10 @@ class Copied(Sampler):
         cut = {i: slice(min(CHECKED_TOKENS, max(1, len(pairs[i][1]) - 1))) for i in chosen}
         rows = Rows([pairs[i][0] for i in chosen], [pairs[i][1].completion_ids[cut[i]] for i in chosen])
         reported_M = _joined([pairs[i][1].gen_logp[cut[i]] for i in chosen])
+        engine_M, learner_M = self._scores(policy, rows)
+        self.gap = _rms(engine_M - learner_M)
+        self._check_gap("of tokens that it drew, scored at temperature 1,", policy, rows)
+        self._seen = Seen(rows, engine_M, learner_M)
         asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
         others = other_distributions(asked)
         learner = learner_logps(policy, rows, [asked, *others.values()])
@@ -195,16 +202,13 @@ class Copied(Sampler):
         self.gap = _rms(reported_M - expected_M)
         for what, other_M in zip(others, learner[1:], strict=True):
             way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP))
-            # A gap that rounding does not explain may be of other weights, which a share alone cannot tell.
-            if way.share - SURE * way.error > 0.5 and (way.rest < self.gap / 2 or self.gap <= self.largest_gap):
+            if way.share - SURE * way.error > 0.5:
                 raise SamplerError(
                     f"{self.engine.name}'s log-probabilities are not those of the distribution that it was asked to "
                     f"sample, {_in_words(asked)}: over {len(reported_M)} tokens they are {self.gap:.2g} nats from it, "
                     f"and fit {what}. {self.engine.remedy}"
                 )
         self._check_gap(f"of tokens that it drew from {_in_words(asked)}", policy, rows)
-        engine_M, learner_M = self._scores(policy, rows)
-        self._seen = Seen(rows, engine_M, learner_M)
 
     def _check_arrival(self, policy: Policy, seen: Seen) -> None:
         """Compare what engine and learner now think of the tokens of an earlier draw."""
@@ -249,62 +253,52 @@ _REMEDY = (
 
 
 class Written:
-    """Weights on their way through a directory.
+    """Weights on their way through a directory, which is deleted with this.
 
     Args:
-        directory: for engines elsewhere, which read it by the same path; a temporary one by default.
+        directory: for engines elsewhere, which read it by the same path; that for temporary files by default.
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        self.temporary = tempfile.TemporaryDirectory(prefix="ftis-vllm-", dir=directory)
-        self.previous: tempfile.TemporaryDirectory[str] | None = None
+        self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))
+        self.close = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+        self._number = 0
 
     def adapter(self, policy: Policy) -> Path:
-        """The policy's adapter in a directory of its own, which stays until the next one is written."""
-        old, self.previous = self.previous, self._new()
-        policy.save_pretrained(Path(self.previous.name))
-        if old:
-            old.cleanup()
-        return Path(self.previous.name)
+        """The policy's adapter in a directory of its own. That of the last but one is deleted."""
+        self._number += 1
+        shutil.rmtree(self.directory / f"{self._number - 2}", ignore_errors=True)
+        place = self.directory / f"{self._number}"
+        policy.save_pretrained(place)
+        return place
 
     @contextmanager
     def weights(self, policy: Policy, dtype: torch.dtype) -> Iterator[Path]:
         """A context with all of the policy's weights in a directory, in the engine's precision."""
-        with self._new() as name:
-            weights = {n: p.detach().to(dtype) for n, p in policy.model.named_parameters()}
-            policy.model.save_pretrained(name, state_dict=weights)
-            yield Path(name)
-
-    def close(self) -> None:
-        self.temporary.cleanup()
-
-    def _new(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(dir=self.temporary.name)
+        place = self.directory / "weights"
+        weights = {name: p.detach().to(dtype) for name, p in policy.model.named_parameters()}
+        policy.model.save_pretrained(place, state_dict=weights)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place)
 
 
 class Way(NamedTuple):
-    """How far values lie on the way from what was expected to something else.
-
-    Attributes:
-        share: 0 as expected, 1 the other.
-        error: standard error of the share.
-        rest: root mean square of what the way does not explain, in nats.
-    """
+    """How far values lie on the way from what was expected to something else: 0 as expected, 1 the other."""
 
     share: float
     error: float
-    rest: float
 
 
 def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats) -> Way:
-    """The way's share is the least-squares slope Σ (r − e)(o − e) / Σ (o − e)², 0 ± ∞ where both ends are the same."""
+    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal."""
     way_M, gap_M = other_M - expected_M, reported_M - expected_M
     length = float(way_M @ way_M)
     if length <= len(way_M) * FINEST**2:
-        return Way(0.0, np.inf, _rms(gap_M))
+        return Way(0.0, np.inf)
     share = float(gap_M @ way_M) / length
-    rest = max(_rms(gap_M - share * way_M), FINEST)
-    return Way(share, rest / length**0.5, rest)
+    return Way(share, max(_rms(gap_M - share * way_M), FINEST) / length**0.5)
 
 
 def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
@@ -358,6 +352,10 @@ def rounding(policy: Policy, rows: Rows) -> float:
 def _rollout(completion: Completion) -> Rollout:
     logp = np.asarray(completion.logp, np.float32).clip(MIN_LOGP, 0.0)
     return Rollout(np.asarray(completion.ids, np.int32), logp)
+
+
+def _holds(stop: Sequence[str], text: str) -> bool:
+    return any(s in text for s in stop)
 
 
 def _joined(rows: Sequence[Floats]) -> Nats:

@@ -26,6 +26,8 @@ from ftis.sampling import Decoding, Sampler
 SETTINGS = "FTIS_VLLM"
 ON_A_GPU = {"gpu_memory_utilization": 0.4}
 """The learner is on the same GPU."""
+ON_A_CPU = {"enable_chunked_prefill": False}
+"""vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
 OURS = ("model", "logprobs_mode", "generation_config", "enable_lora")
 """Options of ``vllm.LLM`` that follow from the policy."""
 
@@ -98,7 +100,7 @@ class InProcess(Engine):
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         settings = {
             "dtype": "float32" if policy.compute_dtype == torch.float32 else "bfloat16",
-            **(ON_A_GPU if policy.device.type == "cuda" else {}),
+            **(ON_A_GPU if policy.device.type == "cuda" else ON_A_CPU),
             **options,
         }
         self.dtype, self.lora = dtype_of(settings["dtype"]), policy.config.train == "lora"
@@ -216,4 +218,5 @@ def _errors_told(what: str) -> Iterator[None]:
     except SamplerError:
         raise
     except Exception as error:  # another program's, with errors of all kinds
-        raise SamplerError(f"vLLM could not {what}: {type(error).__name__}: {first_line(error)}") from error
+        text = " ".join(str(error).split())[:300]
+        raise SamplerError(f"vLLM could not {what}: {type(error).__name__}: {text}") from error
