@@ -93,7 +93,7 @@ class InProcess(Engine):
     """``vllm.LLM``. The weights go from tensor to tensor where one process holds both, else through a directory."""
 
     name = "vLLM"
-    remedy = "Leave logits processors and other sampling options of vLLM out"
+    remedy = "Leave logits processors and sampling options of vLLM out"
 
     def __init__(self, policy: Policy, options: dict[str, Any]) -> None:
         # Read when vllm is imported: the engine runs in this process, and weights need no copy on their way.
