@@ -54,6 +54,7 @@ def test_make_targets_are_found() -> None:
         "demo",
         "test",
         "test-slow",
+        "test-vllm",
         "models",
         "axe",
         "coverage",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from conftest import TinyModelDir, assert_one_line  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
-from ftis.config import PeerConfig, run_directory  # noqa: E402
+from ftis.config import FtisError, PeerConfig, run_directory  # noqa: E402
 from ftis.engines import vllm as engine  # noqa: E402
 from ftis.engines.builtin import builtin_sampler  # noqa: E402
 from ftis.engines.handover import Copied, SamplerError  # noqa: E402
@@ -189,30 +189,65 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
     assert_one_line(error, "vLLM", "nats")
 
 
-def test_two_peers_learn_together(
-    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model_dir("llama", **FITS_VLLM)
-    peer = {"model": str(model), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
+FAULTS = """
+from dataclasses import replace
+from ftis.engines.vllm import in_process
+
+def silent(policy):
+    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
+    sampler.engine.load = lambda policy: None
+    return sampler
+
+def hot(policy):
+    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
+    complete = sampler.engine.complete
+    sampler.engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
+    return sampler
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory."""
+    peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
     lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
-    recipe = load(
-        write_recipe(
-            tmp_path,
-            {"full": peer, "lora": lora},
-            top={"output_dir": tmp_path / "runs", "processes": "parallel"},
-            sampling={"sampler": "vllm"},
-            training={"rounds": 5},
-        )
-    )
+    (tmp_path / "faults.py").write_text(FAULTS, encoding="utf-8")
     monkeypatch.setenv(engine.SETTINGS, '{"enforce_eager": true, "max_model_len": 64}')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
-    ftis.run(recipe)
+
+    def of(sampler: str) -> Path:
+        top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
+        peers = {"full": peer, "lora": lora}
+        recipe = load(
+            write_recipe(
+                tmp_path, peers, top=top, sampling={"sampler": sampler}, training={"rounds": 5, "eval_every": 0}
+            )
+        )
+        ftis.run(recipe)
+        return run_directory(recipe)
+
+    return of
+
+
+def test_two_peers_learn_together(run: Callable[[str], Path]) -> None:
+    directory = run("vllm")
     for name in ("full", "lora"):
-        rows = read_jsonl(run_directory(recipe) / "F-TIS" / name / "metrics.jsonl")
+        rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-        assert all(row["foreign_used"] > 0 for row in rows), name
+        assert all(row["foreign_used"] > 0 for row in rows)
         assert all(row["sampling/sampling_logp_difference/max"] < 1e-3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("faults.silent", "has not taken the new weights"), ("faults.hot", "fit a temperature of 1.1")]
+)
+def test_a_run_stops_in_the_round_in_which_vllm_goes_wrong(
+    run: Callable[[str], Path], tmp_path: Path, fault: str, words: str
+) -> None:
+    with pytest.raises(FtisError, match=words):
+        run(fault)
+    assert not [row for path in tmp_path.rglob("metrics.jsonl") for row in read_jsonl(path)]
 
 
 @contextmanager
