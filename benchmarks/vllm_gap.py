@@ -5,8 +5,8 @@
     python benchmarks/vllm_gap.py models/smollm2-135m --learner bfloat16 --engine bfloat16
 
 It runs in the environment of ``make test-vllm``. vLLM samples in this process: 4 prompts x 4 completions of at most 48
-tokens. An update adds plus or minus a number to each weight. Gaps are root mean squares of log π_vLLM − log π_θ over the
-tokens that are checked, in nats.
+tokens. An update adds plus or minus a number to each weight. Gaps are root mean squares of log π_vLLM − log π_θ over
+the tokens that are checked, in nats.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Pair:
         def hot(prompts: Any, repeats: int, decoding: Decoding, *rest: Any) -> Any:
             return complete(prompts, repeats, replace(decoding, temperature=temperature), *rest)
 
-        self.engine.complete = hot  # type: ignore[method-assign]
+        self.engine.complete = hot  # type: ignore[assignment, method-assign]
         yield
         self.engine.complete = complete  # type: ignore[method-assign]
 

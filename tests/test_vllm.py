@@ -48,6 +48,7 @@ DECODINGS = [
 FITS_VLLM: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """vLLM's attention on a CPU wants heads of 32 or more."""
 ENGINE = {"enforce_eager": True, "max_model_len": 64}
+LORA_SERVER = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "v_proj")
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
@@ -189,9 +190,16 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
     assert_one_line(error, "vLLM", "nats")
 
 
-FAULTS = """
+SAMPLERS = """
+import os
 from dataclasses import replace
-from ftis.engines.vllm import in_process
+from ftis.engines import builtin
+from ftis.engines.vllm import in_process, served
+
+def one_served(policy):
+    if policy.config.train == "full":
+        return builtin.open_sampler(policy)
+    return served(policy, os.environ["SERVER"], dtype="float32")
 
 def silent(policy):
     sampler = in_process(policy, enforce_eager=True, max_model_len=64)
@@ -211,7 +219,7 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
     """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory."""
     peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
     lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
-    (tmp_path / "faults.py").write_text(FAULTS, encoding="utf-8")
+    (tmp_path / "samplers_here.py").write_text(SAMPLERS, encoding="utf-8")
     monkeypatch.setenv(engine.SETTINGS, '{"enforce_eager": true, "max_model_len": 64}')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -240,7 +248,8 @@ def test_two_peers_learn_together(run: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("faults.silent", "has not taken the new weights"), ("faults.hot", "fit a temperature of 1.1")]
+    ("fault", "words"),
+    [("samplers_here.silent", "has not taken the new weights"), ("samplers_here.hot", "fit a temperature of 1.1")],
 )
 def test_a_run_stops_in_the_round_in_which_vllm_goes_wrong(
     run: Callable[[str], Path], tmp_path: Path, fault: str, words: str
@@ -280,14 +289,25 @@ def answers(url: str) -> bool:
         return False
 
 
+def test_a_peer_with_a_server_and_one_without_learn_together(
+    run: Callable[[str], Path], tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch, unused_port: int
+) -> None:
+    with serving(tiny_model_dir("llama", **FITS_VLLM), unused_port, *LORA_SERVER) as url:
+        monkeypatch.setenv("SERVER", url)
+        directory = run("samplers_here.one_served")
+    for name in ("full", "lora"):
+        rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+        assert all(row["foreign_used"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_server_samples_the_learner_and_takes_its_weights(
     tiny_model_dir: TinyModelDir, tmp_path: Path, train: str, unused_port: int
 ) -> None:
     model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
     policy = policy_of(model, train)
-    lora = ["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "v_proj"]
-    with serving(model, unused_port, *(lora if train == "lora" else [])) as url:
+    with serving(model, unused_port, *(LORA_SERVER if train == "lora" else [])) as url:
         sampler = engine.served(policy, url, dtype="float32", directory=str(tmp_path))
         assert isinstance(sampler, Copied)
         pair = policy, sampler
