@@ -28,6 +28,7 @@ ON_A_GPU = {"gpu_memory_utilization": 0.4}
 """The learner is on the same GPU."""
 ON_A_CPU = {"enable_chunked_prefill": False}
 """vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
+OF_A_SERVER = ("url", "dtype", "directory", "timeout")
 OURS = ("model", "logprobs_mode", "generation_config", "enable_lora")
 """Options of ``vllm.LLM`` that follow from the policy."""
 
@@ -46,7 +47,11 @@ def open_sampler(policy: Policy) -> Sampler:
         raise RecipeError(f"{SETTINGS} = {text!r} is no JSON ({error}): write {{}} or leave it out") from None
     if not isinstance(settings, dict):
         raise RecipeError(f'{SETTINGS} = {text!r} is no JSON object: write it as {{"max_model_len": 2048}}')
-    return served(policy, **settings) if "url" in settings else in_process(policy, **settings)
+    if "url" not in settings:
+        return in_process(policy, **settings)
+    if unknown := [name for name in settings if name not in OF_A_SERVER]:
+        raise RecipeError(f"{SETTINGS}: {unknown[0]!r} is none of a server's settings: {', '.join(OF_A_SERVER)}")
+    return served(policy, **settings)
 
 
 def in_process(policy: Policy, **options: Any) -> Sampler:
@@ -110,7 +115,7 @@ class InProcess(Engine):
             settings |= {"lora_target_modules": modules}
         workers = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
         self.direct = workers == 1 and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-        source = str(policy.model.config._name_or_path)
+        source = str(policy.model.config.name_or_path)
         with _errors_told(f"load {source}"):
             llm: Callable[..., Any] = _vllm().LLM
             self.llm = llm(model=source, logprobs_mode="processed_logprobs", generation_config="vllm", **settings)

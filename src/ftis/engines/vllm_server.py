@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -78,8 +79,9 @@ class Served(Engine):
         self._ask("/reset_prefix_cache", {})
 
     def close(self) -> None:
-        if self.adapter:
-            self._ask("/v1/unload_lora_adapter", {"lora_name": self.adapter})
+        with suppress(SamplerError):  # the server may be gone, and the run is over
+            if self.adapter:
+                self._ask("/v1/unload_lora_adapter", {"lora_name": self.adapter})
         self.written.close()
 
     def _completions(self, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
