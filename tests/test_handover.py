@@ -99,6 +99,23 @@ def test_weights_that_are_not_handed_over_are_found_at_the_hand_over(pair: Sampl
     assert_one_line(error, "the twin has not taken the new weights", "the engine by none", "docs/vllm.md")
 
 
+def test_small_updates_that_are_not_handed_over_add_up_until_they_are_found(pair: Sampler) -> None:
+    policy, sampler, twin = pair
+    twin.deaf = True
+    draw(pair)
+    move(policy, 1e-7)
+    sampler.weights_moved(policy)
+    for round in range(20):
+        draw(pair, seed=round)
+        move(policy, 1e-7)
+        try:
+            sampler.weights_moved(policy)
+        except SamplerError as error:
+            assert "has not taken the new weights" in str(error)
+            return
+    pytest.fail("nothing was found")
+
+
 @pytest.mark.parametrize("misses", ["embed_tokens", "q_proj", "layers.1", "mlp"])
 def test_weights_of_which_a_part_is_missing_are_found_at_the_hand_over(pair: Sampler, misses: str) -> None:
     policy, sampler, twin = pair

@@ -161,8 +161,7 @@ class Copied(Sampler):
         """
         self.engine.load(policy)
         self._checked.clear()
-        if self._seen is not None:
-            self._check_arrival(policy, self._seen)
+        if self._seen is not None and self._check_arrival(policy, self._seen):
             self._seen = None
 
     def close(self) -> None:
@@ -191,7 +190,7 @@ class Copied(Sampler):
         engine_M, learner_M = self._scores(policy, rows)
         self.gap = _rms(engine_M - learner_M)
         self._check_gap("of tokens that it drew, scored at temperature 1,", policy, rows, _REMEDY)
-        self._seen = Seen(rows, engine_M, learner_M)
+        self._seen = self._seen or Seen(rows, engine_M, learner_M)
         asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
         others = other_distributions(asked)
         learner = learner_logps(policy, rows, [asked, *others.values()])
@@ -215,8 +214,11 @@ class Copied(Sampler):
         drawn = f"of tokens that it drew from {_in_words(asked)}"
         self._check_gap(drawn, policy, rows, f"Its weights are the learner's. {self.engine.remedy}")
 
-    def _check_arrival(self, policy: Policy, seen: Seen) -> None:
-        """Compare what engine and learner now think of the tokens of an earlier draw."""
+    def _check_arrival(self, policy: Policy, seen: Seen) -> bool:
+        """Compare what engine and learner now think of the tokens of an earlier draw.
+
+        Returns whether the learner has moved enough to tell. If not, later updates add to this one.
+        """
         engine_M, learner_M = self._scores(policy, seen.rows)
         self.gap, before = _rms(engine_M - learner_M), _rms(seen.engine_M - seen.learner_M)
         moved, change_M = _rms(learner_M - seen.learner_M), learner_M - seen.learner_M
@@ -225,7 +227,7 @@ class Copied(Sampler):
             raise SamplerError(
                 f"{self.engine.name} has not taken the new weights: {facts}, and the engine by none. {_REMEDY}"
             )
-        if moved > 4 * max(FINEST, before):  # below, rounding in the learner's own change would blur the share
+        if moved > max(STILL, 4 * before):  # below, rounding in the learner's own change would blur the share
             way = explained_by(engine_M, seen.engine_M + change_M, seen.engine_M)
             if way.share - SURE * way.error > ASIDE:
                 raise SamplerError(
@@ -233,6 +235,7 @@ class Copied(Sampler):
                     f"missing in the engine. {_REMEDY}"
                 )
         self._check_gap("of the same tokens after the hand-over", policy, seen.rows, _REMEDY)
+        return moved > STILL
 
     def _check_gap(self, what: str, policy: Policy, rows: Rows, remedy: str) -> None:
         if self.gap <= self._largest_gap:
