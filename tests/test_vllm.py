@@ -191,15 +191,15 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
 
 
 SAMPLERS = """
-import os
 from dataclasses import replace
+from pathlib import Path
 from ftis.engines import builtin
 from ftis.engines.vllm import in_process, served
 
 def one_served(policy):
     if policy.config.train == "full":
         return builtin.open_sampler(policy)
-    return served(policy, os.environ["SERVER"], dtype="float32")
+    return served(policy, Path(__file__).with_name("url").read_text(), dtype="float32")
 
 def silent(policy):
     sampler = in_process(policy, enforce_eager=True, max_model_len=64)
@@ -290,10 +290,10 @@ def answers(url: str) -> bool:
 
 
 def test_a_peer_with_a_server_and_one_without_learn_together(
-    run: Callable[[str], Path], tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch, unused_port: int
+    run: Callable[[str], Path], tmp_path: Path, tiny_model_dir: TinyModelDir, unused_port: int
 ) -> None:
     with serving(tiny_model_dir("llama", **FITS_VLLM), unused_port, *LORA_SERVER) as url:
-        monkeypatch.setenv("SERVER", url)
+        (tmp_path / "url").write_text(url)
         directory = run("samplers_here.one_served")
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
