@@ -182,6 +182,17 @@ def test_rounding_in_bfloat16_is_no_fault(tiny_policy: TinyPolicy) -> None:
         sampler.weights_moved(policy)
 
 
+@pytest.mark.parametrize("longest", [1, 2, 6])
+def test_a_few_tokens_in_bfloat16_accuse_nobody(tiny_policy: TinyPolicy, longest: int) -> None:
+    policy = tiny_policy("llama")
+    coarse = Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"}))
+    twin = Twin(coarse, dtype=torch.bfloat16)
+    sampler = Copied(twin, policy)
+    for seed in range(30):
+        sampler(policy, PROMPTS[:1], 1, Decoding(longest, 0.9, 20), seed)
+        sampler.weights_moved(policy)
+
+
 def test_a_completion_cut_short_is_an_error(pair: Sampler) -> None:
     twin = pair[2]
     short = Completion([20, 21], [-1.0, -2.0], "length")

@@ -123,6 +123,8 @@ class Copied(Sampler):
         engine.load(policy)
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
+        # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.
+        self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
         self._seen: Seen | None = None
 
@@ -204,7 +206,7 @@ class Copied(Sampler):
         reported_M, expected_M = reported_M[known_M], learner[0][known_M]
         self.gap = _rms(reported_M - expected_M)
         for what, other_M in zip(others, learner[1:], strict=True):
-            way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP))
+            way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP), self._noise)
             if way.share - SURE * way.error > 0.5:
                 raise SamplerError(
                     f"{self.engine.name}'s log-probabilities are not those of the distribution that it was asked to "
@@ -228,7 +230,7 @@ class Copied(Sampler):
                 f"{self.engine.name} has not taken the new weights: {facts}, and the engine by none. {_REMEDY}"
             )
         if moved > max(STILL, 4 * before):  # below, rounding in the learner's own change would blur the share
-            way = explained_by(engine_M, seen.engine_M + change_M, seen.engine_M)
+            way = explained_by(engine_M, seen.engine_M + change_M, seen.engine_M, self._noise)
             if way.share - SURE * way.error > ASIDE:
                 raise SamplerError(
                     f"{self.engine.name} has taken the new weights in part: {facts}, and {way.share:.0%} of it is "
@@ -299,14 +301,18 @@ class Way(NamedTuple):
     error: float
 
 
-def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats) -> Way:
-    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal."""
+def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float = FINEST) -> Way:
+    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal.
+
+    Args:
+        noise: the least standard deviation of a value, in nats.
+    """
     way_M, gap_M = other_M - expected_M, reported_M - expected_M
     length = float(way_M @ way_M)
     if length <= len(way_M) * FINEST**2:
         return Way(0.0, np.inf)
     share = float(gap_M @ way_M) / length
-    return Way(share, max(_rms(gap_M - share * way_M), FINEST) / length**0.5)
+    return Way(share, max(_rms(gap_M - share * way_M), noise) / length**0.5)
 
 
 def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
