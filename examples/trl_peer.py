@@ -4,7 +4,8 @@ Make keys once (``ftis keys new small large``, ``ftis keys roster keys/small.pub
 terminals in the repository, a TRL peer and a peer of ours learn together, 20 rounds on the CPU in a minute:
 
     python examples/trl_peer.py
-    ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml --set training.rounds=20
+    ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml \\
+        --set training.rounds=20
 
 Ctrl-C or a kill ends it; ``--resume`` goes on from its last checkpoint. It needs TRL: pip install "ftis[trl]".
 """
@@ -25,7 +26,7 @@ from ftis.trl import FTISTrainer, Swarm  # one
 
 def right_answer(prompts: Any, completions: Any, answer: Any, **columns: Any) -> list[float]:
     """1 for reasoning, tags and the right answer, as the recipe's built-in reward."""
-    pattern = r"<think>.*</think><answer>(.*)</answer>"
+    pattern = r"<think>[^<]*</think><answer>([^<]*)</answer>"
     found = [re.fullmatch(pattern, completion.strip()) for completion in completions]
     return [float(match is not None and match[1] == a) for match, a in zip(found, answer, strict=True)]
 

@@ -43,7 +43,6 @@ from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
 from ftis.schedule import assigned, minibatches, seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
-from ftis.tasks.rendering import render_prompt
 from ftis.trl.member import AloneError, HostPolicy, Swarm, adapted, connected, peer_of, restore, state_of
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
@@ -136,8 +135,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             place = model if isinstance(model, str) else model.config._name_or_path
             processing_class = AutoTokenizer.from_pretrained(place, padding_side="left", truncation_side="left")
         if train_dataset is None:
-            prompt_ids = [render_prompt(problem, recipe.prompt, processing_class) for problem in task.train]
-            train_dataset = dataset_of(task, prompt_ids, processing_class)
+            train_dataset = dataset_of(task, recipe.prompt, processing_class)
         if isinstance(train_dataset, IterableDataset) or len(train_dataset) != len(task.train):
             size = "no length" if isinstance(train_dataset, IterableDataset) else f"{len(train_dataset)} rows"
             raise OptionError(
