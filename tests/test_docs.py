@@ -54,6 +54,8 @@ def test_make_targets_are_found() -> None:
         "demo",
         "test",
         "test-slow",
+        "test-trl",
+        "trl",
         "models",
         "axe",
         "coverage",
