@@ -20,7 +20,6 @@ import torch
 from trl import GRPOConfig
 
 import ftis
-from ftis.lab import starters
 from ftis.trl import FTISTrainer, Swarm  # one
 
 
@@ -66,8 +65,7 @@ def main() -> None:
         logging_steps=4,
         report_to="none",
     )
-    model = given.model or str(starters.make(f"starter:{given.peer}"))
-    trainer = FTISTrainer(model, right_answer, args, swarm=swarm)  # three
+    trainer = FTISTrainer(given.model or f"starter:{given.peer}", right_answer, args, swarm=swarm)  # three
     trainer.train(resume_from_checkpoint=given.resume)
 
 

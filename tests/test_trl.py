@@ -306,6 +306,42 @@ def test_a_step_without_gradient_moves_nothing(model: Path, tmp_path: Path) -> N
         assert torch.equal(parameter, before[name]), name
 
 
+@needs_trl
+def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> None:
+    """Two optimiser steps a round, twice over the round, in one micro-batch each or in two."""
+    weights = []
+    for size, parts in ((8, 1), (4, 2)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        args = config(tmp_path / str(parts), **options, steps_per_generation=2 * parts, num_iterations=2, save_steps=4)
+        trainer = trainer_of(model, args, scene_recipe(2))
+        before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+        trainer.train()
+        assert [row["optimizer_steps"] for row in read_jsonl(trainer.place / "metrics.jsonl")] == [4, 4]
+        weights.append(dict(trainer.model.named_parameters()))
+    for name, weight in weights[0].items():
+        assert not torch.equal(weight, before[name]), name
+        assert weights[1][name].detach() == pytest.approx(weight.detach(), abs=1e-5), name
+
+
+@needs_trl
+@pytest.mark.parametrize("way", ["lora", "bfloat16", "checkpointed"])
+def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    options = {"lora": {}, "bfloat16": {"bf16": True}, "checkpointed": {"gradient_checkpointing": True}}[way]
+    adapter = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])} if way == "lora" else {}
+    trainer = trainer_of(model, config(tmp_path, **options), scene_recipe(2), **adapter)
+    trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.train()
+    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    assert all(row["foreign_used"] > 0 and row["peer/a/kept"] > 0 for row in rows)
+    moved = [name for name, p in trainer.model.named_parameters() if name in trained and not p.equal(trained[name])]
+    assert len(moved) == len(trained)
+    saved = "adapter_model.safetensors" if way == "lora" else "model.safetensors"
+    assert (tmp_path / "checkpoint-4" / saved).exists()
+    assert (tmp_path / "checkpoint-4" / "ftis.json").exists()
+
+
 # --- what is refused --------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [

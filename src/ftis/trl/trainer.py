@@ -31,6 +31,7 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
+from ftis.lab import starters
 from ftis.lab.arms import RunError
 from ftis.learning import StepLoss, Update, weighed
 from ftis.loop.events import RoundEnded, Say, unheard
@@ -97,6 +98,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """TRL's GRPOTrainer as one peer of a swarm. See docs/trl.md.
 
     Args:
+        model: as GRPOTrainer's, or ``starter:<name>``.
         swarm: whom to learn with.
         train_dataset: row i has the ``prompt`` of the task's training problem i, as the recipe renders it, and the
             columns that the reward functions ask for. None: the recipe's task, with the columns ``prompt``,
@@ -131,6 +133,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if args.max_steps == -1:
             args.max_steps = recipe.training.rounds * steps_per_round(args)
         task = load_task(recipe.task)
+        if isinstance(model, str) and starters.is_starter(model):
+            model = str(starters.make(model))
         if processing_class is None:
             place = model if isinstance(model, str) else model.config._name_or_path
             processing_class = AutoTokenizer.from_pretrained(place, padding_side="left", truncation_side="left")
