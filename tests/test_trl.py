@@ -5,10 +5,10 @@ TRL lives in an environment of its own, where ``make test-trl`` runs these; else
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import inspect
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -71,6 +71,15 @@ def test_without_trl_the_package_says_what_to_install() -> None:
         _ = ftis.trl.FTISTrainer
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ftis.trl.nothing
+
+
+@pytest.mark.parametrize("version", ["1.15.2", "1.18.0", "2.0"])
+def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ftis.trl
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+    with pytest.raises(ImportError, match=f"TRL here is {version}"):
+        _ = ftis.trl.FTISTrainer
 
 
 @needs_trl
@@ -274,16 +283,15 @@ def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: 
 
 @needs_trl
 def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis.trl.member import AloneError
 
     trainer = trainer_of(model, config(tmp_path), exchange=AloneExchange())
-    with caplog.at_level(logging.WARNING, "ftis.trl"), pytest.raises(AloneError, match="in any of 3 rounds"):
+    with pytest.raises(AloneError, match="in any of 3 rounds"):
         trainer.train()
-    assert [r.message for r in caplog.records if r.name == "ftis.trl"] == [
-        f"no foreign rollout was used in round {step} (b: nothing came)" for step in (1, 2, 3)
-    ]
+    said = [line for line in capsys.readouterr().err.splitlines() if "no foreign" in line]
+    assert said == [f"F-TIS/a: no foreign rollout was used in round {n} (b: nothing came)" for n in (1, 2, 3)]
     assert (tmp_path / "checkpoint-6" / "model.safetensors").exists()
 
 
@@ -357,6 +365,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 0.1}, "min_p = 0.1"),
     ({"repetition_penalty": 1.1}, "set repetition_penalty=1.0"),
     ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs"),
+    ({"use_vllm": True}, "set vllm_importance_sampling_correction=False"),
     ({"temperature": 0.9}, "the recipe's sampling.temperature is 1.0; set temperature=1.0"),
     ({"top_k": 50}, "the recipe's sampling.top_k is 0"),
     ({"top_p": 0.9}, "the recipe's sampling.top_p is 1.0"),

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+
+from rich.console import Console
 
 from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION as WIRE_VERSION
@@ -28,9 +29,9 @@ from ftis.exchange import Exchange
 from ftis.lab.arms import arms_of
 from ftis.lab.join import EventLog, choose_arm, credentials, network_exchange, next_incarnation
 from ftis.lab.local import AloneExchange
+from ftis.lab.progress import Display
 from ftis.lab.recipes import load, network_settings
-from ftis.lab.summary import unused
-from ftis.loop.events import Event, NetworkEvent, PeerStarted, RoundEnded, Say, placed
+from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
 from ftis.loop.files import write_whole
 from ftis.objectives import resolve
 from ftis.peer import Peer
@@ -44,8 +45,6 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.inbox import Inbox
 from ftis.swarm.witness import Witness
 from ftis.tasks.rendering import render_prompt
-
-logger = logging.getLogger("ftis.trl")
 
 
 class AloneError(FtisError):
@@ -179,7 +178,10 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
     """
     place.mkdir(parents=True, exist_ok=True)
     write_whole(place / "recipe.json", peer.recipe.model_dump_json(indent=1) + "\n")
-    log = EventLog(place / "events.jsonl", placed(tell, peer=peer.name))
+    arm = peer.recipe.arms[0].name if peer.recipe.arms else peer.recipe.objective.name
+    display = Display(Console(stderr=True, soft_wrap=True))  # says what ftis join says
+    placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds))
+    log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
     if swarm.exchange is not None:
         peer.exchange = swarm.exchange
         log(PeerStarted(peer.cursor.step))
@@ -195,18 +197,6 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
         log(PeerStarted(peer.cursor.step))
         evidence = place / "evidence"
         yield Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log
-
-
-def tell(event: Event) -> None:
-    """Warn of what the network reports, and of a round without others."""
-    match event:
-        case NetworkEvent():
-            logger.warning(event.text)
-        case RoundEnded(metrics=metrics) if metrics.get("without_foreign"):
-            why = "; ".join(f"{name}: {reason}" for name, reason, _ in unused(event.place.peer, metrics))
-            logger.warning("no foreign rollout was used in round %d (%s)", event.step, why or "none was sent")
-        case _:
-            pass
 
 
 def state_of(peer: Peer) -> str:
