@@ -267,6 +267,12 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
     for (name, one), other in zip(trainer.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
+    finished = trainer_of(model, config(tmp_path / "killed"), exchange=(silent := MadeUp()))
+    assert finished.train(resume_from_checkpoint=True).global_step == 6
+    assert silent.published == []
+    for (name, one), other in zip(trainer.model.named_parameters(), finished.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
 
 @needs_trl
 def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import AutoTokenizer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
@@ -57,6 +57,7 @@ RELIED_ON: Mapping[str, tuple[str, ...]] = {
     "_tokenize_prompts": ("self", "prompts"),
     "_compute_loss": ("self", "model", "inputs"),
     "_save_checkpoint": ("self", "model", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_get_output_dir": ("self", "trial"),
     "_get_learning_rate": ("self",),
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
@@ -198,7 +199,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Train to the recipe's last round, from the start or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: True is the newest in ``output_dir``, or the start where there is none.
+            resume_from_checkpoint: True is the newest in ``output_dir``, or the start where there is none. From the
+                last round's, the model is loaded and nothing is trained.
 
         Raises:
             AloneError: no foreign rollout was used in any round. The model is saved.
@@ -209,12 +211,15 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir)
         with contextlib.ExitStack() as stack:
-            self._ranks.from_main(lambda: self._open(stack, anew, checkpoint))
+            if self._ranks.from_main(lambda: self._open(stack, anew, checkpoint)):
+                self._load_from_checkpoint(checkpoint)
+                return TrainOutput(self.args.max_steps, float("nan"), {})
             result = super().train(resume_from_checkpoint=checkpoint, **options)
         self._ranks.from_main(self._refuse_solitude)
         return result
 
-    def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> None:
+    def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
+        """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
@@ -231,6 +236,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
         self._records.cut_back_to(self.peer.cursor.step or -1)
         self._round_said = stack.enter_context(connected(self.peer, self._swarm, self.place))
+        finished = self.peer.cursor.step >= self.peer.recipe.training.rounds
+        if finished:  # others may have come back for its messages
+            self.peer.exchange.catch_up(self.peer.cursor.step)
+        return finished
 
     def _refuse_solitude(self) -> None:
         rows = read_jsonl(self.place / "metrics.jsonl")
