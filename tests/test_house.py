@@ -49,7 +49,7 @@ WINGS = {
     "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
     "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
     "glance taken latest jobs layout so_far live watch page progress",
-    "trl": "options ranks problems tensors member trainer",
+    "trl": "options ranks problems models tensors member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

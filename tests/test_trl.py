@@ -441,6 +441,27 @@ def test_a_model_with_dropout_and_a_data_set_of_another_length_are_refused(
 
 
 @needs_trl
+def test_a_model_that_takes_padding_for_positions_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    trainer = trainer_of(tiny_model_dir("gpt2"), config(tmp_path, disable_dropout=True))
+    with pytest.raises(OptionError, match="it has absolute positions"):
+        trainer.train()
+    assert trainer.peer.exchange.published == []
+
+
+@needs_trl
+def test_generation_defaults_of_a_model_do_not_leak_into_what_is_sampled(
+    tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    from ftis.trl.options import OptionError
+
+    model = tiny_model_dir("qwen2", generation_config={"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5})
+    with pytest.raises(OptionError, match=r"generation_config.no_repeat_ngram_size = None"):
+        trainer_of(model, config(tmp_path))
+
+
+@needs_trl
 def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     from ftis.trl import FTISTrainer, Swarm
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ftis.learning import Update
 from ftis.objectives import Diagnostics
-from ftis.rollouts import MIN_LOGP, Batch, Rows, pad
+from ftis.rollouts import MIN_LOGP, Ints, Rows, pad
 from ftis.sampling import left_padded
 from ftis.selection import Chosen, Judged
 
@@ -20,10 +20,9 @@ Seen = Sequence[tuple[Rows, Diagnostics]]
 """The rows of each micro-batch of a step, and their diagnostics."""
 
 
-def padded(batch: Batch, rows: Sequence[int] | Rows, device: torch.device) -> dict[str, Tensor]:
-    """Prompts of rollouts padded on the left and completions on the right, with masks, by TRL's names: int64."""
-    prompts, prompt_mask = left_padded(batch.prompts(rows), device)
-    completion_ids = batch.completion_ids(rows)
+def padded(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> dict[str, Tensor]:
+    """Prompts padded on the left and completions on the right, with masks, by TRL's names: int64."""
+    prompts, prompt_mask = left_padded(prompt_ids, device)
     lengths = np.array([len(ids) for ids in completion_ids])
     return {
         "prompt_ids": prompts,

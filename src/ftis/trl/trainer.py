@@ -45,6 +45,7 @@ from ftis.schedule import assigned, minibatches, seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
 from ftis.trl.member import AloneError, HostPolicy, Swarm, adapted, connected, peer_of, restore, state_of
+from ftis.trl.models import check_model, check_positions
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
@@ -148,7 +149,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"each, in their order, or leave train_dataset out"
             )
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
-        self._check_model()
+        check_model(self.model)
+        if self.aux_loss_enabled:
+            raise OptionError("router_aux_loss_coef: F-TIS has no auxiliary loss; set router_aux_loss_coef=0.0")
         embedding = self.model.get_input_embeddings().weight
         vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
         policy = HostPolicy(self.model, self._tokenizer, vocab_size, frozenset(self.eos_token_ids))
@@ -166,16 +169,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # --- what must hold -----------------------------------------------------------------------------
 
-    def _check_model(self) -> None:
-        """Refuse a model whose log-probabilities are not one distribution, or whose loss has a part of its own."""
-        dropping = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.model.modules())
-        if dropping or getattr(self.model.config.get_text_config(), "attention_dropout", None):
-            raise OptionError(
-                "the model has dropout, so that it samples from another distribution than it learns: set "
-                "disable_dropout=True, and attention_dropout = 0.0 in its config"
-            )
-        if self.aux_loss_enabled:
-            raise OptionError("router_aux_loss_coef: F-TIS has no auxiliary loss; set router_aux_loss_coef=0.0")
+    def _check_positions(self) -> None:
+        """Refuse a model whose log-probabilities depend on the padding before a prompt."""
+        ids, device = self.peer.prompt_ids[0], self.accelerator.device
+        parts = [
+            tokens_of(self._logps(inputs), inputs["completion_mask"])[-1:]
+            for inputs in (padded([ids[-1:]], [ids], device), padded([ids, ids[-1:]], [ids, ids], device))
+        ]
+        check_positions(*parts, in_16_bits=self.args.bf16 or self.args.fp16)
 
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
@@ -273,6 +274,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _begin_round(self) -> list[dict[str, Any]]:
         """Sample, exchange, judge and select. Returns this process's micro-batches."""
         peer, ranks, clock = self.peer, self._ranks, Stopwatch()
+        if self._step == 0:
+            self._check_positions()
         round = ranks.from_main(lambda: peer.exchange.catch_up(peer.cursor.step))
         own, own_old_logp = self._sample(round)
         clock.lap("sample")
@@ -385,7 +388,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
             mine = filled(self._ranks.mine(foreign), foreign, self._ranks.size)
-            inputs = padded(batch, mine, self.accelerator.device)
+            inputs = padded(batch.prompts(mine), batch.completion_ids(mine), self.accelerator.device)
             logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
@@ -422,7 +425,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         step, micro = inputs["loss"], inputs["micro"]
         batch = step.judged.batch
         rows = step.rows[micro] if len(micro) else np.zeros(1, np.int64)  # every process runs every micro-batch
-        tensors = padded(batch, rows, self.accelerator.device)
+        tensors = padded(batch.prompts(rows), batch.completion_ids(rows), self.accelerator.device)
         mask_nT = tensors["completion_mask"].bool()
         logp_nT, entropy_nT = self._forward(model, tensors, compute_entropy=True)
         counted = torch.stack([entropy_nT[mask_nT].sum(), mask_nT.sum()]).detach() * float(bool(len(micro)))
