@@ -172,11 +172,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _check_positions(self) -> None:
         """Refuse a model whose log-probabilities depend on the padding before a prompt."""
         ids, device = self.peer.prompt_ids[0], self.accelerator.device
-        parts = [
+        alone, shifted = (
             tokens_of(self._logps(inputs), inputs["completion_mask"])[-1:]
             for inputs in (padded([ids[-1:]], [ids], device), padded([ids, ids[-1:]], [ids, ids], device))
-        ]
-        check_positions(*parts, in_16_bits=self.args.bf16 or self.args.fp16)
+        )
+        check_positions(alone, shifted, self.args.bf16 or self.args.fp16)
 
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
