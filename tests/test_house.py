@@ -43,12 +43,12 @@ WINGS = {
     "builtin",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
-    "link",
+    "link onlooker lookout",
     "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
     "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
     "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
-    "glance taken latest jobs layout so_far live watch page progress",
+    "glance taken latest jobs layout so_far swarms live contents watch page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
@@ -71,7 +71,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"swarm.link", "swarm.session", "lab.watch"}
+OPEN_SOCKETS = {"swarm.link", "swarm.session", "swarm.lookout", "lab.watch"}
 LIGHT = [
     "seams",
     "schedule",

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 
-from ftis.lab import live, watch
+from ftis.lab import contents, live, watch
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.glance import glance
 from ftis.lab.reading import ReportError
@@ -222,6 +222,11 @@ def test_what_a_peer_waits_for_is_said_while_it_is_news(tmp_path: Path) -> None:
     assert any(text.startswith("Nothing new for 1.7 min") for text in said(100))
 
 
+def view_of(run: Path) -> live.View:
+    address = contents.Address(0, "F-TIS")
+    return live.View(contents.of_directory(Directory(run), address, lambda path, **query: f"/{path}"))
+
+
 def changes_of(app_view: live.View, *, after: Any) -> list[dict[str, Any]]:
     """The first message of a page's events, and the next one after ``after`` was called."""
 
@@ -248,7 +253,7 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
     file = run / "F-TIS" / "small" / "metrics.jsonl"
     whole = file.read_text()
     cut(file, 2)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     first, second = changes_of(view, after=lambda: file.write_text(whole))
     assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "latest", "events"]
     assert set(first["sections"]) == set(first["order"])
@@ -261,7 +266,7 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
 def test_a_run_that_is_deleted_and_started_anew_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SOON", 0.0)
     run = run_of(tmp_path)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     assert view.look().title == "All 2 peers have finished"
     recipe = (run / "recipe.json").read_text()
     (run / "recipe.json").unlink()
@@ -277,7 +282,7 @@ def test_what_takes_long_is_drawn_seldom(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(live, "SOON", 0.0)
     monkeypatch.setattr(live, "PART_OF_TIME", 1e-9)
     run = run_of(tmp_path)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     before = view.look().sections
     cut(run / "F-TIS" / "small" / "metrics.jsonl", 1)
     after = view.look().sections

@@ -312,18 +312,39 @@ def make_report(
 
 @app.command()
 def watch(
-    directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Argument(help="A run's or an experiment's directory.", show_default=False)
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to serve at; one other than this machine's own needs the token in its URL.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8730,
+    connect: Endpoints = None,
+    client: Annotated[bool, typer.Option("--client", help="Reach the swarm only through --connect.")] = False,
+    roster: Annotated[Path | None, typer.Option(help="The swarm's public keys: whose offers are whose.")] = None,
+    tls: Certificates = None,
 ) -> None:
-    """Show a run or an experiment in the browser while it is written. Nothing is changed; Ctrl-C ends it."""
+    """Show a run, an experiment or (--connect) a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
     from ftis.lab.watch import serve
 
-    serve(
-        directory, host, port, lambda at: console.print(f"watching {directory}: {at}", soft_wrap=True, highlight=False)
-    )
+    def say(at: str) -> None:
+        console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True, highlight=False)
+
+    if (directory is None) == (connect is None):
+        raise typer.BadParameter("name a directory, or a peer of a swarm with --connect")
+    if directory is not None:
+        if client or roster or tls:
+            raise typer.BadParameter("--client, --roster and --tls are about a swarm: give --connect, and no directory")
+        serve(directory, host, port, say)
+        return
+    from ftis.swarm.identity import read_roster
+    from ftis.swarm.lookout import Lookout
+    from ftis.swarm.onlooker import Onlooker
+
+    onlooker = Onlooker(read_roster(roster) if roster else None)
+    mode = {"mode": "client"} if client else {}
+    with Lookout(network_settings(_network_settings(connect, None, tls) | mode), onlooker):
+        serve(onlooker, host, port, say)
 
 
 @app.command("replay")

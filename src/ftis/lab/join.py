@@ -249,7 +249,7 @@ class EventLog:
         """Add a round to the totals per peer, counted since this one was started."""
         for name, measures in by_peer(metrics).items():
             totals = self._totals.setdefault(name, {})
-            for measure in ("admitted", "rejected", "late", "bytes"):
+            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
         if self.exchange is not None:

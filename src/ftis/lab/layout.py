@@ -37,11 +37,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Watching:
-    """What a watched page needs: the addresses of its stylesheet, its script and its events."""
+    """What a watched page needs: the addresses of its stylesheet, its script and its events.
+
+    Attributes:
+        about: what it follows, as a sentence.
+    """
 
     stylesheet: str
     script: str
     events: str
+    about: str
     places: Sequence[Place] = ()
 
 

@@ -23,12 +23,13 @@ class ArmLabel:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: an arm, or text and an interval after it."""
+    """A cell of a table: an arm, or text and an interval after it. ``claimed``: anybody could have said so."""
 
     text: str = ""
     interval: str = ""
     strong: bool = False
     arm: ArmLabel | None = None
+    claimed: bool = False
 
 
 Row = Sequence[Cell]
