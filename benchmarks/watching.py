@@ -1,7 +1,7 @@
 """What watching a long run takes: the time until its page is there, the server's memory, and its share of a core.
 
     python benchmarks/watching.py                      10,000 rounds of 8 peers
-    python benchmarks/watching.py --rounds 1000 --peers 64
+    python benchmarks/watching.py --peers 64 --linked  of 64, on 1 GB of disk
     python benchmarks/watching.py --every 5 --seconds 60   while each peer ends a round every 5 s
 
 It writes the records of such a run (0.9 GB for the first), serves them in a process of its own, and opens the page.
@@ -55,8 +55,12 @@ def row(step: int, names: list[str], own: str) -> dict[str, Any]:
     return line
 
 
-def write_run(place: Path, peers: int, rounds: int) -> Path:
-    """The records of such a run, one round short of its end."""
+def write_run(place: Path, peers: int, rounds: int, linked: bool = False) -> Path:
+    """The records of such a run, half of its rounds.
+
+    Args:
+        linked: every peer's metrics.jsonl is the first one's, by a hard link; they are read as if each were its own.
+    """
     names = [f"peer-{i}" for i in range(peers)]
     recipe = parse(
         {
@@ -71,9 +75,13 @@ def write_run(place: Path, peers: int, rounds: int) -> Path:
     for name in names:
         directory = run / recipe.objective.name / name
         directory.mkdir(parents=True)
-        with (directory / "metrics.jsonl").open("w") as file:
-            for step in range(1, rounds + 1):
-                file.write(json.dumps(row(step, names, name)) + "\n")
+        metrics = directory / "metrics.jsonl"
+        if linked and name != names[0]:
+            metrics.hardlink_to(directory.parent / names[0] / "metrics.jsonl")
+        else:
+            with metrics.open("w") as file:
+                for step in range(1, rounds + 1):
+                    file.write(json.dumps(row(step, names, name)) + "\n")
         with (directory / "evaluations.jsonl").open("w") as file:
             for step in range(0, rounds + 1, 100):
                 file.write(json.dumps({"step": step, "split": "validation", "accuracy": 0.5, "problems": 300}) + "\n")
@@ -162,9 +170,12 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round while it is watched")
     parser.add_argument("--seconds", type=float, default=0.0, help="for so long it is watched; 0: only opened")
+    parser.add_argument("--linked", action="store_true", help="peers share one file on the disk; only for opening")
     settings = parser.parse_args()
+    if settings.linked and settings.seconds:
+        parser.error("--linked is for opening: rounds that end are added to every peer's own file")
     with tempfile.TemporaryDirectory() as place:
-        run = write_run(Path(place), settings.peers, settings.rounds)
+        run = write_run(Path(place), settings.peers, settings.rounds, settings.linked)
         size = sum(file.stat().st_size for file in run.rglob("*.jsonl"))
         found = {"peers": settings.peers, "rounds": settings.rounds, "MB of records": size / 1e6}
         print(json.dumps(found | measure(run, settings.every, settings.seconds), indent=1))

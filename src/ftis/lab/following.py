@@ -18,7 +18,7 @@ from typing import Any
 from ftis.config import Recipe, RecipeError, RewardConfig
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow, parse_recorded
-from ftis.lab.standing import Formats, Standing, standing
+from ftis.lab.standing import Formats, RewardMeans, Standing, standing
 from ftis.lab.tail import OPENING, Tail, last_row
 from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.rewards.answers import extract_answer
@@ -188,6 +188,7 @@ class PeerRecords:
         self.events = Tail(directory / "events.jsonl", most_rows=64)
         self._seen: list[tuple[float, int]] = []
         self._recent: list[RoundRow] = []
+        self._means = RewardMeans()
 
     def refresh(self) -> bool:
         before = self.step
@@ -209,6 +210,10 @@ class PeerRecords:
         known = {id(row.measures): row for row in self._recent}
         self._recent = [known.get(id(row)) or RoundRow.of(row) for row in self.rows[-RECENT:]]
         return self._recent
+
+    @property
+    def reward_means(self) -> Sequence[tuple[int, float]]:
+        return self._means.of(self.rows)
 
     @property
     def step(self) -> int:
@@ -293,6 +298,7 @@ class ArmOfRun:
                 self.rounds,
                 peer.rows,
                 peer.recent,
+                peer.reward_means,
                 swarm=self.swarm_of(name),
                 steps=steps,
                 started=bool(peer.evaluations.rows),
