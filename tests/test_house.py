@@ -46,9 +46,9 @@ WINGS = {
     "link onlooker lookout",
     "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
-    "probe stats reading rollback formatting summary budgets results tables corrections drawing figures "
-    "exchange_figures views scaling verdicts page_tables exchanges samples tail standing sentences plots following "
-    "glance taken latest jobs layout so_far swarms live contents watch page progress",
+    "probe stats reading rollback formatting summary budgets results tables corrections drawing "
+    "plots layout paper figures exchange_figures views scaling verdicts page_tables exchanges samples tail standing "
+    "sentences following glance taken latest jobs so_far swarms live contents watch page progress",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

@@ -46,6 +46,19 @@ def _watching(link: Link, about: str, places: Sequence[Place] = (), **query: Any
     return Watching(link("page.css"), link("watch.js"), link("events", **query), about, places)
 
 
+def sections_of(arm: ArmOfRun, seen: glance.Glance) -> dict[str, tuple[str, Callable[[], object]]]:
+    """What a page shows of an arm, while it is trained and at the end: titles, and what makes the views."""
+    return {
+        "glance": ("Is it working?", lambda: seen),
+        "rounds": ("Curves", lambda: glance.rounds(arm)),
+        "taken": ("Who learned from whom", lambda: taken.taken(arm)),
+        "weighed": ("Weights and divergence", lambda: taken.weighed(arm)),
+        "honesty": ("Honesty", lambda: taken.honesty(arm)),
+        "spent": ("Cost", lambda: glance.spent_table(arm)),
+        "events": ("Events", lambda: glance.events(arm)),
+    }
+
+
 class OfArm:
     """One arm of a run, section by section."""
 
@@ -65,16 +78,8 @@ class OfArm:
         if changed or tell_time or self._seen is None:
             self._seen = glance.glance(arm, time.time())
         seen = self._seen
-        sections: dict[str, tuple[str, Callable[[], object]]] = {
-            "glance": ("Is it working?", lambda: seen),
-            "rounds": ("Curves", lambda: glance.rounds(arm)),
-            "taken": ("Who learned from whom", lambda: taken.taken(arm)),
-            "weighed": ("Weights and divergence", lambda: taken.weighed(arm)),
-            "honesty": ("Honesty", lambda: taken.honesty(arm)),
-            "spent": ("Cost", lambda: glance.spent_table(arm)),
-            "latest": ("Last completions", lambda: latest(arm, self._spelling)),
-            "events": ("Events", lambda: glance.events(arm)),
-        }
+        sections = {**sections_of(arm, seen), "latest": ("Last completions", lambda: latest(arm, self._spelling))}
+        sections["events"] = sections.pop("events")
         about = (arm.run, arm.arm, tuple(arm.peers))
         return Made(about, changed, lambda: self._page(arm, seen), sections)
 

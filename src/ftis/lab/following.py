@@ -272,6 +272,11 @@ class ArmOfRun:
         """Read what was added; whether anything was."""
         return sum(peer.refresh() for peer in self.peers.values()) > 0  # every one of them is asked
 
+    @property
+    def started(self) -> bool:
+        """Whether anything of it was recorded."""
+        return any(peer.changed for peer in self.peers.values())
+
     def swarm_of(self, peer: str) -> tuple[str, ...]:
         return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
 

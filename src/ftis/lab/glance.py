@@ -49,6 +49,7 @@ class Rounds:
 
     overs: Sequence[Over]
     thinned: bool
+    arm: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def rounds(arm: ArmOfRun) -> Rounds | None:
         ]
         charts = [chart("Accuracy on validation", label, accuracy), chart("Reward of own completions", label, rewards)]
         overs.append(Over(key, label, charts))
-    return Rounds(overs, any(peer.metrics.thinned for peer in arm.peers.values()))
+    return Rounds(overs, any(peer.metrics.thinned for peer in arm.peers.values()), arm.arm.name)
 
 
 def _spent(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Spent]:
