@@ -162,13 +162,13 @@ def test_one_killed_one_of_another_seed_and_one_without_reward_are_each_named(tm
     for name, seed in (("a", 0), ("b", 0), ("eve", 7)):
         made.come(name, seed)
         made.mean(name, seed)
-        made.say(name, seed, step=1, reward=0.0 if name == "b" else 0.25)
+        made.say(name, seed, step=5, reward=0.25, unrewarded=4 if name == "b" else 0)
     made.sign("a", 1)
     made.sign("b", 1)
     made.come("a", gone=True, at=AT + 1)
-    assert made.headline(AT + 9) == "Trouble at a and eve"
+    assert made.headline(AT + 9) == "Trouble at a, b and eve"
     assert made.remarks("a", AT + 9) == ["Gone for 8 s; its last offer was of round 2"]
-    assert made.remarks("b", AT + 9) == ["Says that it earned no reward in the last round"]
+    assert made.remarks("b", AT + 9) == ["Says that it earned no reward in the last “4” rounds"]
     assert made.remarks("eve", AT + 9) == [
         "“Means” another run, and none of the others hears it (seed: 0 here, 7 there)",
     ]

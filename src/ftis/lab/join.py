@@ -235,6 +235,7 @@ class EventLog:
         self.exchange: NetworkExchange | None = None
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
+        self._unrewarded = 0
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -252,5 +253,7 @@ class EventLog:
             for measure in ("admitted", "kept", "rejected", "late", "bytes"):
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
+        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
         if self.exchange is not None:
-            self.exchange.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
+            own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
+            self.exchange.status |= {**own, "from": dict(self._totals)}

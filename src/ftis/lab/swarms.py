@@ -122,9 +122,9 @@ def remarks_on(peer: Seen, run: Run, runs: Sequence[Run], onlooker: Onlooker, no
         found.append(Remark("look", f"{n} offers in its name were not signed by its key; anyone may have sent them"))
     if onlooker.roster is not None and peer.peer not in onlooker.roster:
         found.append(Remark("look", "It is not in the roster: nobody vouches for anything said in this name"))
-    if peer.unrewarded:
-        rounds = "the last round" if peer.unrewarded == 1 else f"the last “{peer.unrewarded}” rounds"
-        level: Level = "trouble" if peer.unrewarded >= UNREWARDED else "look"
+    if unrewarded := int(peer.said.get("unrewarded", 0)):
+        rounds = "the last round" if unrewarded == 1 else f"the last “{unrewarded:,}” rounds"
+        level: Level = "trouble" if unrewarded >= UNREWARDED else "look"
         found.append(Remark(level, f"Says that it earned no reward in {rounds}"))
     versions = Counter(str(p.said["version"]) for r in runs for p in r.peers if "version" in p.said)
     usual, of = max(versions.items(), key=lambda one: one[1], default=("", 0))

@@ -75,7 +75,6 @@ class Seen:
         forged: offers in its name that its key did not sign.
         said: what its status says, each value of a known type; {} if it does not answer.
         said_at: when it last answered; None if it did not.
-        unrewarded: the rounds, one after the other up to the last, of which its status told no reward.
         facts: what it means by the recipe.
         committed: whether those facts are the ones whose digest it signed.
     """
@@ -87,7 +86,6 @@ class Seen:
     forged: int
     said: Mapping[str, Any]
     said_at: float | None
-    unrewarded: int
     facts: Mapping[str, Any]
     committed: bool
 
@@ -126,7 +124,6 @@ class _Heard:
     forged: int = 0
     said: dict[str, Any] = field(default_factory=dict)
     said_at: float | None = None
-    rewards: dict[int, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -214,11 +211,6 @@ class Onlooker:
                 return
             of.name = of.name or parts[2][:LONGEST_TEXT]
             of.said, of.said_at = _understood(said), now
-            step, reward = of.said.get("step"), of.said.get("reward")
-            if step is not None and reward is not None:
-                of.rewards[step] = reward
-                for old in sorted(of.rewards)[:-MOST_ROUNDS]:
-                    del of.rewards[old]
 
     def facts(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/facts/<recipe's name>/<peer>``."""
@@ -294,8 +286,6 @@ class Onlooker:
             pace = (at - began) / (round - first) if round > first else None
             known = self.roster is not None
             signed = Signed(of.key, known, round, at, pace, of.bytes, of.count, of.twice)
-        last = sorted(of.rewards, reverse=True)
-        earned = next((i for i, step in enumerate(last) if of.rewards[step] != 0), len(last))
         return Seen(
             peer=name,
             present=bool(of.tokens),
@@ -304,7 +294,6 @@ class Onlooker:
             forged=of.forged,
             said=of.said,
             said_at=of.said_at,
-            unrewarded=earned,
             facts=of.facts,
             committed=signed is not None and bool(of.facts),  # kept under the digest of these facts
         )
@@ -332,7 +321,7 @@ def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("state", "version"):
         if isinstance(said.get(key), str):
             found[key] = said[key][:LONGEST_TEXT]
-    for key in ("round", "rounds", "step", "bytes_offered", "incarnation"):
+    for key in ("round", "rounds", "step", "unrewarded", "bytes_offered", "incarnation"):
         if type(said.get(key)) is int and 0 <= said[key] < 2**53:
             found[key] = said[key]
     if isinstance(said.get("reward"), (int, float)) and abs(said["reward"]) < 1e9:
