@@ -246,7 +246,7 @@ def test_nonsense_does_no_harm(tmp_path: Path, data: bytes) -> None:
     )
     runs = made.of.runs()
     swarms.swarm_glance(runs, made.of, AT)
-    swarms.members(runs, made.of, AT)
+    swarms.members(runs, made.of)
     swarms.learned(runs)
 
 

@@ -95,7 +95,7 @@ def page_at(browser: Any, address: str, **settings: Any) -> tuple[Any, list[str]
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
     page.goto(address)
-    page.get_by_text("Live: the page follows the records.").wait_for(timeout=20_000)
+    page.get_by_text("Live: the page is kept up to date.").wait_for(timeout=20_000)
     return page, asked, wrong
 
 
@@ -148,7 +148,7 @@ def test_the_page_outlives_the_run_s_kill_and_the_server_s(browser: Any, run: Pa
     page.get_by_text("Not connected").wait_for(timeout=10_000)
     again = Watched(command("watch", str(run), "--port", port), tmp_path / "again.log")
     try:
-        page.get_by_text("Live: the page follows the records.").wait_for(timeout=60_000)
+        page.get_by_text("Live: the page is kept up to date.").wait_for(timeout=60_000)
         end_round(run, "large")
         large.get_by_text("round 3 of 4").wait_for(timeout=5000)
     finally:

@@ -185,7 +185,7 @@ class OfSwarm:
         changed, self._seen = (runs, happened) != self._seen, (runs, happened)
         sections: dict[str, tuple[str, Callable[[], object]]] = {
             "glance": ("Is it working?", lambda: seen),
-            "members": ("Peers", lambda: swarms.members(runs, self._onlooker, now)),
+            "members": ("Peers", lambda: swarms.members(runs, self._onlooker)),
             "learned": ("Who learned from whom", lambda: swarms.learned(runs)),
             "events": ("Seen since the page is kept", lambda: swarms.events(happened)),
         }

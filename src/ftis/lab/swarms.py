@@ -62,17 +62,16 @@ def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> SwarmGl
     """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
     found = []
     for run in runs:
-        elsewhere = {p.peer for other in runs if other.name == run.name and other.id != run.id for p in _there(other)}
-        for peer in run.peers:
-            if peer.peer in elsewhere and not (peer.present or peer.signed):
-                continue  # it is told of under the run that it means
+        for peer in _told_of(run, runs):
             remarks = sorted(remarks_on(peer, run, runs, onlooker, now), key=lambda remark: remark.level != "trouble")
-            found.append(About(peer.peer, level_of(remarks), where(peer, run), remarks))
+            found.append(About(peer.peer, level_of(remarks), where(peer), remarks))
     return SwarmGlance(_headline(found, runs), found)
 
 
-def _there(run: Run) -> list[Seen]:
-    return [peer for peer in run.peers if peer.present or peer.signed]
+def _told_of(run: Run, runs: Sequence[Run]) -> list[Seen]:
+    """The peers of a run that the page tells of: one that nobody spoke for, only where it is missed."""
+    met = {p.peer for other in runs if other.name == run.name and other.id != run.id for p in other.peers if p.met}
+    return [peer for peer in run.peers if peer.met or (not run.differs and peer.peer not in met)]
 
 
 def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
@@ -92,13 +91,13 @@ def has_finished(peer: Seen) -> bool:
     return peer.signed is not None and peer.signed.round + 1 == peer.said.get("rounds")
 
 
-def where(peer: Seen, run: Run) -> str:
+def where(peer: Seen) -> str:
     """``signed its offer of round 12; says that it is “training”, reward “.62”``."""
     parts = ["signed no offer yet"]
     if peer.signed is not None:
         of = f" of “{peer.said['rounds']}”" if "rounds" in peer.said else ""
         parts = [f"signed its offer of round {peer.signed.round + 1}{of}"]
-        if peer.signed.pace is not None:
+        if peer.signed.pace is not None and peer.signed.pace >= 1:
             parts[0] += f", one each {in_time(peer.signed.pace)}"
     said = [f"is “{peer.said['state']}”"] if "state" in peer.said and peer.present else []
     if "reward" in peer.said:
@@ -162,13 +161,13 @@ def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
     return found
 
 
-def members(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Members | None:
+def members(runs: Sequence[Run], onlooker: Onlooker) -> Members | None:
     """Every peer in a row, by run; None while nobody was heard."""
     groups = []
     for run in runs:
         newest = max((p.signed.round for p in run.peers if p.signed is not None), default=0)
         title = f"{run.name or 'a run'}, digest {run.id[:DIGITS]}"
-        groups.append(RowGroup(title, [_row(peer, newest, onlooker, now) for peer in run.peers]))
+        groups.append(RowGroup(title, [_row(peer, newest) for peer in _told_of(run, runs)]))
     if not groups:
         return None
     head = ["Peer", "Present", "Doing", "Offer of round", "Behind", "MB offered", "Reward", "Seed", "Tokenizer"]
@@ -176,7 +175,7 @@ def members(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Members | No
     return Members(Table("Peers, by the run that they mean", head, groups), onlooker.roster is not None)
 
 
-def _row(peer: Seen, newest: int, onlooker: Onlooker, now: float) -> list[Cell]:
+def _row(peer: Seen, newest: int) -> list[Cell]:
     signed, said = peer.signed, peer.said
     present = Cell("here", claimed=True) if peer.present else Cell("not seen" if peer.changed is None else "gone")
     reward = f"{said['reward']:.2f}" if "reward" in said else ""
@@ -191,7 +190,7 @@ def _row(peer: Seen, newest: int, onlooker: Onlooker, now: float) -> list[Cell]:
         _fact(peer, "seed"),
         _fact(peer, "tokenizer"),
         _claimed(str(said.get("version", ""))),
-        _key(peer, onlooker),
+        _key(peer),
     ]
 
 
@@ -206,7 +205,7 @@ def _fact(peer: Seen, key: str) -> Cell:
     return Cell(text[:DIGITS], claimed=not peer.committed) if text else Cell("–")
 
 
-def _key(peer: Seen, onlooker: Onlooker) -> Cell:
+def _key(peer: Seen) -> Cell:
     if peer.signed is None:
         return Cell("–")
     short = peer.signed.key[:DIGITS]

@@ -89,6 +89,11 @@ class Seen:
     facts: Mapping[str, Any]
     committed: bool
 
+    @property
+    def met(self) -> bool:
+        """Whether anybody spoke for the peer, and it is not only named by others."""
+        return self.changed is not None or self.signed is not None or bool(self.said)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -257,7 +262,7 @@ class Onlooker:
         of_roster = roster_digest(self.roster) if self.roster is not None else None
 
         def order(run: Run) -> tuple[Any, ...]:
-            signed, there = (sum(map(test, run.peers)) for test in (_has_signed, _counts))
+            signed, there = sum(p.signed is not None for p in run.peers), sum(p.met for p in run.peers)
             return run.name, run.facts.get("roster") != of_roster, -signed, -there, run.id
 
         runs.sort(key=order)
@@ -297,15 +302,6 @@ class Onlooker:
             facts=of.facts,
             committed=signed is not None and bool(of.facts),  # kept under the digest of these facts
         )
-
-
-def _has_signed(peer: Seen) -> bool:
-    return peer.signed is not None
-
-
-def _counts(peer: Seen) -> bool:
-    """Whether somebody speaks for the peer, and it is not only named by others."""
-    return peer.present or peer.signed is not None or bool(peer.said)
 
 
 def _difference(first: Run, run: Run) -> str:
