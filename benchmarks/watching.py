@@ -3,6 +3,7 @@
     python benchmarks/watching.py                      10,000 rounds of 8 peers
     python benchmarks/watching.py --peers 64 --linked  of 64, on 1 GB of disk
     python benchmarks/watching.py --every 5 --seconds 60   while each peer ends a round every 5 s
+    python benchmarks/watching.py --demo 10            the demo of 10 rounds, without and with somebody who watches
 
 It writes the records of such a run (0.9 GB for the first), serves them in a process of its own, and opens the page.
 Prints one JSON object.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -129,12 +131,9 @@ def measure(run: Path, every: float, seconds: float) -> dict[str, Any]:
         found = {"seconds to start": started, "seconds to open": first, "seconds to open again": second}
         found |= {"kB of the page": len(page) / 1000, "MB of memory": used(server.pid)[1]}
         if seconds:
-            events = re.search(rb'data-events="([^"]*)"', page)
-            assert events
             heard: list[float] = []
             ended = threading.Event()
-            path = events.group(1).decode().replace("&amp;", "&")
-            threading.Thread(target=listen, args=(port, path, heard, ended), daemon=True).start()
+            threading.Thread(target=listen, args=(port, events_of(page), heard, ended), daemon=True).start()
             time.sleep(2)
             found |= _while_rounds_end(run, server.pid, every, seconds, heard)
             ended.set()
@@ -164,6 +163,51 @@ def _while_rounds_end(run: Path, pid: int, every: float, seconds: float, heard: 
     }
 
 
+def demo(rounds: int) -> dict[str, Any]:
+    """Processor seconds and seconds of the demo by itself and watched, and what the server took meanwhile."""
+    found: dict[str, Any] = {"rounds": rounds}
+    for watched in (False, True):
+        with tempfile.TemporaryDirectory() as place:
+            arguments = ["demo", "--output-dir", place, "--set", f"training.rounds={rounds}"]
+            began, run = time.perf_counter(), Path(place) / "demo-seed0"
+            process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments], stdout=subprocess.DEVNULL)
+            server = _watched_while_it_goes(process, run) if watched else None
+            _, status, spent = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - began
+            name = "watched" if watched else "by itself"
+            found |= {f"seconds {name}": seconds, f"processor seconds {name}": spent.ru_utime + spent.ru_stime}
+            assert status == 0, status
+            if server is not None:
+                (serving, before), (took, memory) = server, used(server[0].pid)
+                found |= {"processor seconds of the server": took, "of these until the page was open": before}
+                found |= {"part of a core from then on": (took - before) / seconds}
+                found |= {"part of the run": took / (spent.ru_utime + spent.ru_stime), "MB of memory": memory}
+                serving.kill()
+                serving.wait()
+    return found
+
+
+def _watched_while_it_goes(process: subprocess.Popen[bytes], run: Path) -> tuple[subprocess.Popen[str], float]:
+    """A server of the run's page with one page open, and its processor seconds until then."""
+    while not (run / "recipe.json").exists() and process.poll() is None:
+        time.sleep(0.1)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "watch", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline().rstrip("/\n").rpartition(":")[2])
+    _, page = opened(port, "/")
+    threading.Thread(target=listen, args=(port, events_of(page), [], threading.Event()), daemon=True).start()
+    return server, used(server.pid)[0]
+
+
+def events_of(page: bytes) -> str:
+    """The address of a page's events."""
+    events = re.search(rb'data-events="([^"]*)"', page)
+    assert events
+    return events.group(1).decode().replace("&amp;", "&")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10_000)
@@ -171,7 +215,11 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round while it is watched")
     parser.add_argument("--seconds", type=float, default=0.0, help="for so long it is watched; 0: only opened")
     parser.add_argument("--linked", action="store_true", help="peers share one file on the disk; only for opening")
+    parser.add_argument("--demo", type=int, metavar="ROUNDS", help="watch the demo instead, of so many rounds")
     settings = parser.parse_args()
+    if settings.demo:
+        print(json.dumps(demo(settings.demo), indent=1))
+        return
     if settings.linked and settings.seconds:
         parser.error("--linked is for opening: rounds that end are added to every peer's own file")
     with tempfile.TemporaryDirectory() as place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -322,3 +323,17 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(watch.WatchError, match=rf"127\.0\.0\.1:{port} cannot be listened at .* another --port"):
             watch.serve(run_of(tmp_path), "127.0.0.1", port, lambda address: None)
+
+
+def test_before_a_checkpoint_tokens_are_coloured_by_the_model_s_own_tokenizer(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "<think>1+1</think>")
+    for peer in ("small", "large"):
+        shutil.move(run / "F-TIS" / peer / f"checkpoint-{ROUNDS}", tmp_path / peer)
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["peers"][0]["model"] = str(tmp_path / "small")
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    html = get(watch.application(run), "/?arm=F-TIS")[2]
+    assert "&lt;/think&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;eos&gt;</div>" in html  # token by token
+    # The starter's tokenizer, which is large's by the recipe, does not spell what was recorded.
+    assert html.count("Without colours: the tokenizer of large is not on this machine.") == 1
+    assert "Without colours: the tokenizer of small" not in html
