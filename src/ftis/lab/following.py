@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -121,10 +122,18 @@ class Directory:
             known = self._marks[path] = (mark, read(path))
         return known[1], stat.st_mtime
 
+    def _changed(self, seed: int, arm: Arm, peer: str) -> float:
+        """When a peer last recorded something, in seconds since the epoch; 0 if nothing."""
+        place, found = self.run_of(seed) / arm.name / peer, [0.0]
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            with suppress(OSError):
+                found.append((place / name).stat().st_mtime)
+        return max(found)
+
     def busiest(self) -> tuple[int, Arm]:
         """The run and arm that recorded something last; the first of all while nothing was recorded."""
         found = [
-            (max(self.progress(seed, arm, peer).changed for peer in arm.peers), -i, seed, arm)
+            (max(self._changed(seed, arm, peer) for peer in arm.peers), -i, seed, arm)
             for seed in self.seeds
             for i, arm in enumerate(self.arms)
         ]

@@ -205,11 +205,9 @@ def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | N
 
 def _last_without(rows: Sequence[Mapping[str, Any]], seen: Any) -> int:
     """Rounds since the last row with something, by their steps: rows of a long run have gaps."""
-    steps = [int(row["step"]) for row in rows]
-    found = next((i for i in range(len(rows) - 1, -1, -1) if seen(rows[i])), None)
-    if found is None:
-        return steps[-1] - steps[0] + 1
-    return steps[-1] - steps[found]
+    found = next((row for row in reversed(rows) if seen(row)), None)
+    before = int(rows[0]["step"]) - 1 if found is None else int(found["step"])
+    return int(rows[-1]["step"]) - before
 
 
 def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str, int]) -> Source:
