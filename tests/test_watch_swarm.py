@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commands import command, ftis
+from light_swarm import Swarm as Light
 from light_swarm import free_port
 from test_watch_browser import AXE, PICTURES, SERIOUS, Server, browser, page_at, pytestmark
 from watched import Watched
@@ -150,6 +151,21 @@ def test_who_was_killed_who_has_another_seed_and_who_earns_nothing_are_named_in_
         page.context.close()
     finally:
         server.process.kill()
+
+
+def test_a_frozen_onlooker_holds_nobody_up(tmp_path: Path) -> None:
+    with Light(tmp_path, ("a", "b"), rounds=80) as light:
+        light.start()
+        light.until_round("a", 3)
+        arguments = ["--connect", f"tcp/127.0.0.1:{light.network['port']}", "--roster", str(tmp_path / "roster.toml")]
+        server = Server.of(arguments, tmp_path / "watch.log")
+        try:
+            server.process.signal(signal.SIGSTOP)
+            light.finish()  # its deadline is 20 s a round
+        finally:
+            server.process.kill()
+        for name in "ab":
+            assert [record["missing"] for record in light.records(name)] == [[]] * 80
 
 
 def _events(place: Path, name: str) -> list[str]:

@@ -22,7 +22,10 @@ SOON, SELDOM = 0.5, 60.0
 """Seconds after which a section may be drawn again at the earliest, and at the latest if there is something new."""
 
 AT_ONCE = ("glance", "taken", "jobs", "members")
-"""Sections that are drawn again at every look: what a round came to is there within two seconds."""
+"""Sections that are drawn again at every look with something new: a round's end is there within two seconds."""
+
+OF_THE_TIME = ("glance", "jobs")
+"""Sections that say how long something took or still takes."""
 
 CLOCK = 5.0
 """Seconds after which time left and silence are told again though nothing was recorded."""
@@ -123,7 +126,7 @@ class View:
         for anchor, (title, make) in made.sections.items():
             drawn = self._drawn.setdefault(anchor, _Drawn())
             due = anchor in AT_ONCE or now - drawn.at >= min(SELDOM, max(SOON, drawn.took / PART_OF_TIME))
-            if (drawn.stale and due) or (tell_time and anchor in AT_ONCE):
+            if (drawn.stale and due) or (tell_time and anchor in OF_THE_TIME):
                 began = time.perf_counter()
                 view = make()
                 drawn.html = "" if view is None else render_section(Section(anchor, title, view))
