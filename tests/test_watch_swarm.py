@@ -45,7 +45,7 @@ save_every = 100
 
 [network]
 port = {port}
-start_seconds = 120
+start_seconds = 600
 deadline = 600
 """
 PEER = """
@@ -117,8 +117,8 @@ def test_who_was_killed_who_has_another_seed_and_who_earns_nothing_are_named_in_
             return page.locator("#glance .peer", has=page.locator("b", has_text=name)).first
 
         for name in ("works", "killed", "earns-nothing"):
-            of(name).get_by_text("signed its offer of round").wait_for(timeout=60_000)
-        of("other-seed").get_by_text("another run, and none of the others hears it").wait_for(timeout=60_000)
+            of(name).get_by_text("signed its offer of round").wait_for(timeout=240_000)
+        of("other-seed").get_by_text("another run, and none of the others hears it").wait_for(timeout=240_000)
         swarm.processes["killed"].signal(signal.SIGKILL)
         of("killed").get_by_text("Gone for").wait_for(timeout=10_000)
         of("earns-nothing").get_by_text("earned no reward").wait_for(timeout=10_000)
