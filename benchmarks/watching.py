@@ -1,8 +1,9 @@
 """What watching a long run takes: the time until its page is there, the server's memory, and its share of a core.
 
     python benchmarks/watching.py                      10,000 rounds of 8 peers
-    python benchmarks/watching.py --rounds 1000 --peers 64
+    python benchmarks/watching.py --peers 64 --linked  of 64, on 1 GB of disk
     python benchmarks/watching.py --every 5 --seconds 60   while each peer ends a round every 5 s
+    python benchmarks/watching.py --demo 10            the demo of 10 rounds, without and with somebody who watches
 
 It writes the records of such a run (0.9 GB for the first), serves them in a process of its own, and opens the page.
 Prints one JSON object.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -55,8 +57,12 @@ def row(step: int, names: list[str], own: str) -> dict[str, Any]:
     return line
 
 
-def write_run(place: Path, peers: int, rounds: int) -> Path:
-    """The records of such a run, one round short of its end."""
+def write_run(place: Path, peers: int, rounds: int, linked: bool = False) -> Path:
+    """The records of such a run, half of its rounds.
+
+    Args:
+        linked: every peer's metrics.jsonl is the first one's, by a hard link; they are read as if each were its own.
+    """
     names = [f"peer-{i}" for i in range(peers)]
     recipe = parse(
         {
@@ -71,9 +77,13 @@ def write_run(place: Path, peers: int, rounds: int) -> Path:
     for name in names:
         directory = run / recipe.objective.name / name
         directory.mkdir(parents=True)
-        with (directory / "metrics.jsonl").open("w") as file:
-            for step in range(1, rounds + 1):
-                file.write(json.dumps(row(step, names, name)) + "\n")
+        metrics = directory / "metrics.jsonl"
+        if linked and name != names[0]:
+            metrics.hardlink_to(directory.parent / names[0] / "metrics.jsonl")
+        else:
+            with metrics.open("w") as file:
+                for step in range(1, rounds + 1):
+                    file.write(json.dumps(row(step, names, name)) + "\n")
         with (directory / "evaluations.jsonl").open("w") as file:
             for step in range(0, rounds + 1, 100):
                 file.write(json.dumps({"step": step, "split": "validation", "accuracy": 0.5, "problems": 300}) + "\n")
@@ -121,12 +131,9 @@ def measure(run: Path, every: float, seconds: float) -> dict[str, Any]:
         found = {"seconds to start": started, "seconds to open": first, "seconds to open again": second}
         found |= {"kB of the page": len(page) / 1000, "MB of memory": used(server.pid)[1]}
         if seconds:
-            events = re.search(rb'data-events="([^"]*)"', page)
-            assert events
             heard: list[float] = []
             ended = threading.Event()
-            path = events.group(1).decode().replace("&amp;", "&")
-            threading.Thread(target=listen, args=(port, path, heard, ended), daemon=True).start()
+            threading.Thread(target=listen, args=(port, events_of(page), heard, ended), daemon=True).start()
             time.sleep(2)
             found |= _while_rounds_end(run, server.pid, every, seconds, heard)
             ended.set()
@@ -156,15 +163,67 @@ def _while_rounds_end(run: Path, pid: int, every: float, seconds: float, heard: 
     }
 
 
+def demo(rounds: int) -> dict[str, Any]:
+    """Processor seconds and seconds of the demo by itself and watched, and what the server took meanwhile."""
+    found: dict[str, Any] = {"rounds": rounds}
+    for watched in (False, True):
+        with tempfile.TemporaryDirectory() as place:
+            arguments = ["demo", "--output-dir", place, "--set", f"training.rounds={rounds}"]
+            began, run = time.perf_counter(), Path(place) / "demo-seed0"
+            process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments], stdout=subprocess.DEVNULL)
+            server = _watched_while_it_goes(process, run) if watched else None
+            _, status, spent = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - began
+            name = "watched" if watched else "by itself"
+            found |= {f"seconds {name}": seconds, f"processor seconds {name}": spent.ru_utime + spent.ru_stime}
+            assert status == 0, status
+            if server is not None:
+                (serving, before), (took, memory) = server, used(server[0].pid)
+                found |= {"processor seconds of the server": took, "of these until the page was open": before}
+                found |= {"part of a core from then on": (took - before) / seconds}
+                found |= {"part of the run": took / (spent.ru_utime + spent.ru_stime), "MB of memory": memory}
+                serving.kill()
+                serving.wait()
+    return found
+
+
+def _watched_while_it_goes(process: subprocess.Popen[bytes], run: Path) -> tuple[subprocess.Popen[str], float]:
+    """A server of the run's page with one page open, and its processor seconds until then."""
+    while not (run / "recipe.json").exists() and process.poll() is None:
+        time.sleep(0.1)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "watch", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline().rstrip("/\n").rpartition(":")[2])
+    _, page = opened(port, "/")
+    threading.Thread(target=listen, args=(port, events_of(page), [], threading.Event()), daemon=True).start()
+    return server, used(server.pid)[0]
+
+
+def events_of(page: bytes) -> str:
+    """The address of a page's events."""
+    events = re.search(rb'data-events="([^"]*)"', page)
+    assert events
+    return events.group(1).decode().replace("&amp;", "&")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round while it is watched")
     parser.add_argument("--seconds", type=float, default=0.0, help="for so long it is watched; 0: only opened")
+    parser.add_argument("--linked", action="store_true", help="peers share one file on the disk; only for opening")
+    parser.add_argument("--demo", type=int, metavar="ROUNDS", help="watch the demo instead, of so many rounds")
     settings = parser.parse_args()
+    if settings.demo:
+        print(json.dumps(demo(settings.demo), indent=1))
+        return
+    if settings.linked and settings.seconds:
+        parser.error("--linked is for opening: rounds that end are added to every peer's own file")
     with tempfile.TemporaryDirectory() as place:
-        run = write_run(Path(place), settings.peers, settings.rounds)
+        run = write_run(Path(place), settings.peers, settings.rounds, settings.linked)
         size = sum(file.stat().st_size for file in run.rglob("*.jsonl"))
         found = {"peers": settings.peers, "rounds": settings.rounds, "MB of records": size / 1e6}
         print(json.dumps(found | measure(run, settings.every, settings.seconds), indent=1))

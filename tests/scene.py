@@ -17,7 +17,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
 from ftis.config import Recipe
-from ftis.lab import drawing, exchange_figures, figures
+from ftis.lab import page
 from ftis.lab.reading import arm_configs
 from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
@@ -255,17 +255,9 @@ def joined(directory: Path, scene: Scene) -> Path:
 
 
 def without_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace drawing by panels without content; returns the list that their names go into as they are asked for."""
+    """Write no figures; returns the list that the names of those that would be written go into."""
     asked: list[str] = []
-
-    def panel(
-        directory: Path, name: str, title: str, subtitle: str, alt: str, *rest: Any, **more: Any
-    ) -> drawing.Panel:
-        asked.append(name)
-        return drawing.Panel(name, "<svg></svg>", alt)
-
-    for module in (figures, exchange_figures):
-        monkeypatch.setattr(module, "save_panel", panel)
+    monkeypatch.setattr(page, "write_figures", lambda directory, panels: asked.extend(panel.name for panel in panels))
     return asked
 
 

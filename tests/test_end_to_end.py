@@ -517,7 +517,7 @@ def test_without_any_reward_nothing_is_learned_and_that_is_said(
     assert all(torch.equal(trained[name], before[name]) for name in before)
 
 
-def test_peers_with_different_tokenizers_are_refused(
+def test_peers_with_different_tokenizers_that_are_to_exchange_ids_are_refused(
     workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(models["b"])
@@ -525,7 +525,8 @@ def test_peers_with_different_tokenizers_are_refused(
     AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     for dry in ((), ("--dry-run",)):
-        assert ftis("train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'other'}", *dry) == 1
+        other = ["--set", f"peers.b.model={tmp_path / 'other'}", "--set", 'exchange="ids"']
+        assert ftis("train", "recipe.toml", *other, *dry) == 1
         assert "tokenizers differ" in capsys.readouterr().err
 
 

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
 
-from ftis.lab import drawing
-from ftis.lab.drawing import arm_styles, in_short, spread_out
+from ftis.lab import drawing, plots
+from ftis.lab.drawing import INKS, arm_styles, in_short, spread_out
+from ftis.lab.layout import asset
+from ftis.lab.paper import write_figures
+from ftis.lab.plots import (
+    Chart,
+    Line,
+    Panel,
+    Plot,
+    Series,
+    Words,
+    both_sides_logarithmic,
+    chart,
+    empty,
+    logarithmic,
+    powers_of_ten,
+)
 
 
 def linear(colour: str) -> list[float]:
@@ -25,10 +43,20 @@ def test_arms_can_be_told_apart_and_their_names_read_on_white() -> None:
     baselines = ["alone", "alone-part", "NoIS"]
     styles = arm_styles([*names, *baselines], baselines)
     assert list(styles) == [*names, *baselines]
-    assert styles["alone"].colour == drawing.INK
-    assert len({(style.colour, str(style.line)) for style in styles.values()}) == 23
-    for colour in (*drawing.COLOURS, *drawing.BASELINE_COLOURS, drawing.THRESHOLD):
-        assert 1.05 / (luminance(colour) + 0.05) >= 4.5, colour
+    assert INKS[styles["alone"].ink] == INKS["ink"]
+    assert len({(style.ink, style.dashes) for style in styles.values()}) == 23
+    for ink in (*drawing.COLOURS, *drawing.BASELINE_COLOURS, "bad", "soft"):
+        assert 1.05 / (luminance(INKS[ink]) + 0.05) >= 4.5, ink
+
+
+def test_the_page_has_the_same_inks_and_they_can_be_read_in_the_dark() -> None:
+    rules, _, dark = asset("page.css").partition("@media (prefers-color-scheme: dark)")
+    by_day = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", rules))
+    assert {ink: by_day[ink] for ink in INKS} == dict(INKS)
+    by_night = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", dark))
+    for ink in (*drawing.COLOURS, *drawing.BASELINE_COLOURS, "bad", "soft"):
+        assert (luminance(by_night[ink]) + 0.05) / (luminance(by_night["paper"]) + 0.05) >= 4.5, ink
+        assert f".chart .{ink} {{ fill: var(--{ink}); }}" in rules
 
 
 def lab(linear: Sequence[float]) -> list[float]:
@@ -48,10 +76,9 @@ def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
     }
     for matrix in seen_by.values():
         # Of three baselines and more, and of the grey one beside three arms and more, the line and marker tell which.
-        for colours in ((*drawing.COLOURS[:4], drawing.INK), (*drawing.COLOURS[:2], *drawing.BASELINE_COLOURS)):
+        for inks in ((*drawing.COLOURS[:4], "ink"), (*drawing.COLOURS[:2], *drawing.BASELINE_COLOURS)):
             seen = [
-                lab([sum(w * p for w, p in zip(row, linear(colour), strict=True)) for row in matrix])
-                for colour in colours
+                lab([sum(w * p for w, p in zip(row, linear(INKS[ink]), strict=True)) for row in matrix]) for ink in inks
             ]
             assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 25
 
@@ -71,3 +98,62 @@ def test_labels_are_pushed_apart_within_the_axes() -> None:
 
 def test_large_numbers_on_an_axis_are_short() -> None:
     assert [in_short(value) for value in (0, 0.5, 900, 20_000, 1_500_000)] == ["0", "0.5", "900", "20k", "1.5M"]
+
+
+def lines_of(chart: Chart) -> list[Line]:
+    return [mark for mark in chart.marks if isinstance(mark, Line) and mark.ink != "rule"]
+
+
+def test_a_chart_puts_data_into_its_frame() -> None:
+    plot = Plot((0, 10), (0, 1), "round")
+    corner, other = plot.place(0, 0), plot.place(10, 1)
+    assert list(corner) == [plots.LEFT, plots.HEIGHT - plots.BOTTOM]
+    assert list(other) == [plots.WIDTH - plots.RIGHT, plots.TOP]
+    assert plot.place(5, 0.5) == ((corner[0] + other[0]) / 2, (corner[1] + other[1]) / 2)
+    assert plot.place(-3, 7) == (corner[0], other[1])
+
+
+def test_a_logarithmic_axis_has_its_powers_of_ten_equally_far_apart() -> None:
+    ticks = powers_of_ten(0.05, 300)
+    assert [tick.text for tick in ticks] == ["0.1", "1", "10", "100"]
+    plot = Plot((0, 1), (0.1, 100), "round", y_scale=logarithmic, y_ticks=ticks)
+    heights = [plot.place(0, tick.at)[1] for tick in ticks]
+    assert [round(b - a) for a, b in pairwise(heights)] == [round((heights[-1] - heights[0]) / 3)] * 3
+    assert len(powers_of_ten(1e-9, 1e9)) <= 6
+    both = both_sides_logarithmic(2.0)
+    assert both(-50.0) == -both(50.0)
+    assert both(0.0) == 0
+
+
+def test_ten_thousand_rounds_are_drawn_as_a_few_hundred_points_with_the_last() -> None:
+    drawn = chart("Reward", "round", [Series("a", 0, [(float(i), i / 1e4) for i in range(10_001)])])
+    (line,) = lines_of(drawn)
+    assert len(line.points) == plots.MOST_POINTS
+    assert list(line.points[-1]) == [plots.WIDTH - plots.RIGHT, plots.TOP]
+    assert drawn.alt == "Reward over round; at the end a 1"
+
+
+def test_a_chart_of_nothing_says_so_and_values_that_are_none_are_left_out() -> None:
+    assert chart("Reward", "round", [Series("a", 0, [(1.0, math.nan)])]).empty == "nothing was measured yet"
+    (line,) = lines_of(chart("Reward", "round", [Series("a", 9, [(1.0, 0.5), (2.0, math.inf), (3.0, 0.7)])]))
+    assert len(line.points) == 2
+    assert (line.ink, bool(line.dashes)) == ("line-1", True)
+
+
+def test_of_many_lines_none_is_named() -> None:
+    many = chart("Reward", "round", [Series(f"p{i}", i, [(0.0, i), (1.0, i)]) for i in range(9)])
+    assert not [mark for mark in many.marks if isinstance(mark, Words) and mark.strong]
+    assert many.alt.endswith("p7 7 and 1 more")
+
+
+def test_a_figure_is_one_svg_and_one_png_with_the_same_words(tmp_path: Path) -> None:
+    shown = chart("<b>Reward</b>", "round", [Series("a&b", 0, [(0.0, 0.0), (1.0, 1.0)])])
+    panels = [Panel("one", shown), Panel("none", empty("t", "", "nothing"))]
+    write_figures(tmp_path, panels)
+    assert {path.name for path in tmp_path.iterdir()} == {"one.svg", "one.png"}
+    root = ElementTree.fromstring((tmp_path / "one.svg").read_text())
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"<b>Reward</b>", "a&b", "round"} <= set(words)
+    first = (tmp_path / "one.png").read_bytes()
+    write_figures(tmp_path, panels)
+    assert (tmp_path / "one.png").read_bytes() == first

@@ -133,7 +133,8 @@ def test_every_figure_lies_beside_the_page_as_png_and_svg(written: Path) -> None
     names = {path.stem for path in (written.parent / "figures").glob("*.svg")}
     assert names == {path.stem for path in (written.parent / "figures").glob("*.png")}
     pair = "F-TIS-small-from-large"
-    assert {f"{kind}-{pair}" for kind in ("participation", "weights", "shares", "kl")} <= names
+    assert {f"{kind}-{pair}" for kind in ("participation", "shares", "kl")} <= names
+    assert {f"weights-{pair}-{when}" for when in ("before", "after")} <= names
     assert {"learning-validation-small", "learning-ood-clock-large", "difference-small-from-alone"} <= names
     assert {f"learning-validation-large-over-{what}" for what in ("tokens", "seconds")} <= names
     assert (

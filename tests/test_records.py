@@ -19,6 +19,8 @@ from ftis.loop.files import read_jsonl
 from ftis.loop.records import ROLLOUTS, Records, open_trackers, read_rollouts
 from ftis.measures import RoundRecord
 
+SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1]}
+
 
 def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:
     """Columns as a peer hands them over; the odd rows carry no gradient, nor does any unless ``scored``."""
@@ -37,6 +39,8 @@ def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:
         "completion_ids": [np.arange(length, dtype=np.int32) for length in lengths],
         "gen_logp": [-np.arange(length, dtype=np.float32) / 3 for length in lengths],
         "old_logp": [None if z else -np.arange(k, dtype=np.float32) / 7 for z, k in zip(null, lengths, strict=True)],
+        "unit": [np.arange(length, dtype=np.int32) // 2 if i == 2 else None for i, length in enumerate(lengths)],
+        "sent": [{**SENT, "fault": "" if i else "too long"} if i % 3 == 0 else None for i in range(n)],
     }
 
 

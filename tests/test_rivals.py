@@ -251,9 +251,9 @@ def test_a_peer_alone_has_nobody_to_learn_from_first() -> None:
 def test_an_objective_brings_its_selections() -> None:
     recipe = recipe_of("ada", "bob")
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="SFT-then-alone")))]
-    assert names == ["penalty", "honesty", "foreign first"]
+    assert names == ["penalty", "honesty", "alignment", "foreign first"]
     names = [s.name for s in selections_of(recipe, "ada", resolve(ObjectiveConfig(name="LUFFY")))]
-    assert names == ["penalty", "honesty", "foreign_positives"]
+    assert names == ["penalty", "honesty", "alignment", "foreign_positives"]
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------

@@ -135,15 +135,24 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     recipe = recipe_of("ada", "bob", selections=["test_selection.halves", "test_selection.NothingOfBob"])
     kinds = selections_of(recipe, "ada", OBJECTIVES["F-TIS"])
-    assert [selection.name for selection in kinds] == ["kl", "penalty", "honesty", "halves", "nothing_of_bob"]
+    assert [selection.name for selection in kinds] == [
+        "kl",
+        "penalty",
+        "honesty",
+        "alignment",
+        "halves",
+        "nothing_of_bob",
+    ]
     assert select(judged_of([1.0, -1.0]), kinds).share_R.tolist() == [0, 0]
-    assert [s.name for s in selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])] == ["penalty", "honesty"]
+    without = selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])
+    assert [s.name for s in without] == ["penalty", "honesty", "alignment"]
     limited = recipe_of("ada", "bob", max_foreign_rollouts=8)
     assert [s.name for s in selections_of(limited, "ada", OBJECTIVES["F-TIS"])] == [
         "kl",
         "limit",
         "penalty",
         "honesty",
+        "alignment",
     ]
 
 

@@ -356,10 +356,10 @@ def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:
     keeps = swarm.identity_directory(recipe, "a")
     key, roster = swarm.credentials(recipe, "a", keeps)
     assert roster is None
-    assert [swarm._next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]
+    assert [swarm.next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]
     assert not keeps.is_relative_to(swarm.peer_directory(recipe, "a"))  # which --overwrite deletes
     again, _ = swarm.credentials(recipe, "a", keeps)
     assert public_hex(again) == public_hex(key)
     (keeps / "incarnation").write_text("")
     with pytest.raises(IdentityError, match="does not hold a number"):
-        swarm._next_incarnation(keeps / "incarnation")
+        swarm.next_incarnation(keeps / "incarnation")

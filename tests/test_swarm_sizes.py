@@ -11,7 +11,7 @@ from scene import ROUNDS, G, Scene
 
 from ftis.lab import page
 from ftis.lab.reading import read_study
-from ftis.lab.scaling import scaling, section
+from ftis.lab.scaling import scaling, section, write_scaling
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
@@ -124,7 +124,8 @@ def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_
 def test_other_arms_make_no_curve(tmp_path: Path, arms: tuple[dict[str, Any], ...]) -> None:
     study = read_study(scene(tmp_path, *arms, experiment={}).write())
     assert scaling(study) is None
-    assert section(study) is None
+    assert section(None) is None
+    write_scaling(tmp_path, None)
     assert not (tmp_path / "scaling.json").exists()
 
 

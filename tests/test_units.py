@@ -14,7 +14,7 @@ from vocabularies import byte_level, sentencepiece, texts, tokenizers
 
 from ftis.alignment.text import END, REPLACED, as_texts, ended, text_of
 from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import MOST_TOKENS, Aligned, align, units
+from ftis.alignment.units import MOST_TOKENS, Aligned, align, as_sampled, units
 from ftis.rollouts import Rollout
 
 
@@ -252,3 +252,45 @@ def test_alignment_takes_memory_in_proportion_to_the_text() -> None:
     text = sent(sender, spoken(sender, "ab" * 8192, True))
     peak = peak_of(lambda: align([text], known, end))
     assert peak < 200 * len(text)
+
+
+# ----------------------------------------------------------------------------- of one tokenizer
+
+
+@given(tokenizers(), st.lists(texts, min_size=1, max_size=4), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_sender_of_the_own_tokenizer_is_read_in_the_tokens_that_it_sampled(
+    tokenizer: PreTrainedTokenizerBase, written: list[str], data: st.DataObject
+) -> None:
+    """Also where that tokenizer would cut otherwise, as a model does that samples a rare spelling."""
+    known, end = TokenBytes.of(tokenizer), int(tokenizer.eos_token_id)
+    rollouts = []
+    for text in written:
+        cut = data.draw(st.integers(0, len(text)))
+        ids = np.concatenate([*known.encode([text[:cut].replace("\u2581", "_"), text[cut:].replace("\u2581", "_")])])
+        rollouts.append(Rollout(np.append(ids, np.int32(end)).astype(np.int32), -np.ones(len(ids) + 1, np.float32)))
+    read = as_sampled(as_texts(rollouts, known, {end}), known, end)
+    for rollout, one in zip(rollouts, read, strict=True):
+        if REPLACED in known.join(rollout.completion_ids).tobytes().decode("utf-8"):
+            continue
+        assert one.rollout.unit is None
+        assert one.rollout.completion_ids.tolist() == rollout.completion_ids.tolist()
+        assert one.rollout.gen_logp.tobytes() == rollout.gen_logp.tobytes()
+        assert not one.fault
+
+
+def test_tokens_that_the_vocabulary_lacks_are_aligned() -> None:
+    sender, learner = byte_level(["abc"]), byte_level(["ab"])
+    text = sent(sender, spoken(sender, "abc", end=True))
+    other = sent(sender, spoken(sender, "ab", end=True))
+    one, two = as_sampled([text, other], TokenBytes.of(learner), int(learner.eos_token_id))
+    assert (one.sender_U.tolist(), one.learner_U.tolist()) == ([1, 1], [2, 1])
+    assert two.rollout.unit is None
+
+
+def test_of_two_tokens_of_one_spelling_the_one_that_is_encoded_is_meant() -> None:
+    known = TokenBytes.of(sentencepiece(["a", " "]))
+    (ids,) = known.encode(["a"])
+    tokens = [known.join(np.array([i], np.int32)).tobytes() for i in range(len(known.size_V))]
+    assert tokens.count(b"a") > 1, "a character, and its byte"
+    assert known.id_of[b"a"] == ids[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -15,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 
-from ftis.lab import live, watch
+from ftis.lab import contents, live, watch
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.glance import glance
 from ftis.lab.reading import ReportError
@@ -222,6 +223,11 @@ def test_what_a_peer_waits_for_is_said_while_it_is_news(tmp_path: Path) -> None:
     assert any(text.startswith("Nothing new for 1.7 min") for text in said(100))
 
 
+def view_of(run: Path) -> live.View:
+    address = contents.Address(0, "F-TIS")
+    return live.View(contents.of_directory(Directory(run), address, lambda path, **query: f"/{path}"))
+
+
 def changes_of(app_view: live.View, *, after: Any) -> list[dict[str, Any]]:
     """The first message of a page's events, and the next one after ``after`` was called."""
 
@@ -248,7 +254,7 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
     file = run / "F-TIS" / "small" / "metrics.jsonl"
     whole = file.read_text()
     cut(file, 2)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     first, second = changes_of(view, after=lambda: file.write_text(whole))
     assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "latest", "events"]
     assert set(first["sections"]) == set(first["order"])
@@ -261,7 +267,7 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
 def test_a_run_that_is_deleted_and_started_anew_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SOON", 0.0)
     run = run_of(tmp_path)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     assert view.look().title == "All 2 peers have finished"
     recipe = (run / "recipe.json").read_text()
     (run / "recipe.json").unlink()
@@ -277,7 +283,7 @@ def test_what_takes_long_is_drawn_seldom(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(live, "SOON", 0.0)
     monkeypatch.setattr(live, "PART_OF_TIME", 1e-9)
     run = run_of(tmp_path)
-    view = live.View(Directory(run), live.Address(0, "F-TIS"), lambda path, **query: f"/{path}")
+    view = view_of(run)
     before = view.look().sections
     cut(run / "F-TIS" / "small" / "metrics.jsonl", 1)
     after = view.look().sections
@@ -317,3 +323,17 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(watch.WatchError, match=rf"127\.0\.0\.1:{port} cannot be listened at .* another --port"):
             watch.serve(run_of(tmp_path), "127.0.0.1", port, lambda address: None)
+
+
+def test_before_a_checkpoint_tokens_are_coloured_by_the_model_s_own_tokenizer(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "<think>1+1</think>")
+    for peer in ("small", "large"):
+        shutil.move(run / "F-TIS" / peer / f"checkpoint-{ROUNDS}", tmp_path / peer)
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["peers"][0]["model"] = str(tmp_path / "small")
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    html = get(watch.application(run), "/?arm=F-TIS")[2]
+    assert "&lt;/think&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;eos&gt;</div>" in html  # token by token
+    # The starter's tokenizer, which is large's by the recipe, does not spell what was recorded.
+    assert html.count("Without colours: the tokenizer of large is not on this machine.") == 1
+    assert "Without colours: the tokenizer of small" not in html

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ TEXT = HOSTILE.replace("\ud800", "")
 PICTURES = os.environ.get("FTIS_PICTURES", "")
 """A directory that screenshots are kept in."""
 
+SERIOUS = ("serious", "critical")
+
 AXE = ROOT / ".venv" / "axe" / "package" / "axe.min.js"
 """Of the npm package axe-core; ``make axe`` fetches it."""
 
@@ -39,7 +41,17 @@ class Server:
     """``ftis watch`` in a process of its own, on a free port."""
 
     def __init__(self, directory: Path, log: Path) -> None:
-        self.process = Watched(command("watch", str(directory), "--port", "0"), log)
+        self._start([str(directory)], log)
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], log: Path) -> Server:
+        """Of something else than a directory."""
+        made = cls.__new__(cls)
+        made._start(arguments, log)
+        return made
+
+    def _start(self, arguments: Sequence[str], log: Path) -> None:
+        self.process = Watched(command("watch", *arguments, "--port", "0"), log)
         assert self.process.until(lambda: any("http://" in line for line in self.process.lines), 60)
         found = re.search(r"http://[^\s]+", "".join(self.process.lines))
         assert found
@@ -83,7 +95,7 @@ def page_at(browser: Any, address: str, **settings: Any) -> tuple[Any, list[str]
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
     page.goto(address)
-    page.get_by_text("Live: the page follows the records.").wait_for(timeout=20_000)
+    page.get_by_text("Live: the page is kept up to date.").wait_for(timeout=20_000)
     return page, asked, wrong
 
 
@@ -136,7 +148,7 @@ def test_the_page_outlives_the_run_s_kill_and_the_server_s(browser: Any, run: Pa
     page.get_by_text("Not connected").wait_for(timeout=10_000)
     again = Watched(command("watch", str(run), "--port", port), tmp_path / "again.log")
     try:
-        page.get_by_text("Live: the page follows the records.").wait_for(timeout=60_000)
+        page.get_by_text("Live: the page is kept up to date.").wait_for(timeout=60_000)
         end_round(run, "large")
         large.get_by_text("round 3 of 4").wait_for(timeout=5000)
     finally:
@@ -170,9 +182,6 @@ def test_axe_finds_nothing_serious(browser: Any, server: Server, tmp_path: Path,
             page.context.close()
     finally:
         experiment.process.kill()
-
-
-SERIOUS = ("serious", "critical")
 
 
 def test_everything_can_be_reached_by_keyboard(browser: Any, server: Server) -> None:

@@ -43,6 +43,7 @@ def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
         header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
         exchange=exchange,
         attack=None,
+        write=tuple,
         should_stop=lambda: False,
     )
     sent_bytes = Peer.offer(stub, 4, [ScoredGroup(OWN, ("",), (0.0,))])

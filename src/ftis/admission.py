@@ -6,8 +6,7 @@ fault of a group rejects that group whole, since its advantages need all of its 
 that a peer sends raises an exception. Detokenising and scoring, the costly part, happens at most once for each group
 that is assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
-The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops each
-attack, and what no message shows, such as log-probabilities that are possible but wrong.
+The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops what.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
-"""Counts are decoded with this slack, so that a group that is too large is rejected alone, instead of its message as
-malformed. The limit of bytes has no slack."""
+"""Counts are decoded with this slack, so that a group that is too large is rejected alone. Bytes have none."""
 
 Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 """(prompt, completions, their token ids) -> a reward for each."""
@@ -94,12 +92,14 @@ class Admission:
     Attributes:
         peer: the sender, as the exchange established it.
         passed_over: groups of assigned prompts that this peer does not want.
+        tokenizer: the fingerprint of the sender's, as it says; empty for a message that was rejected whole.
     """
 
     peer: str
     admitted: tuple[ScoredGroup, ...]
     rejections: tuple[Rejection, ...]
     passed_over: tuple[Group, ...] = ()
+    tokenizer: str = ""
 
     @property
     def unknown_sender(self) -> bool:
@@ -242,7 +242,7 @@ class Admitter:
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
-        return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
+        return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over), header.tokenizer)
 
     def score_group(self, group: Group) -> ScoredGroup:
         """A group with the text and reward of each completion, by this peer's own tokenizer and scorer."""

@@ -23,6 +23,7 @@ from ftis.cli_groups import (
     keys,
     load_recipe,
     models,
+    probe_bias,
     roll_back_run,
     verify_evidence,
 )
@@ -42,6 +43,7 @@ errors = Console(stderr=True, soft_wrap=True)
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command("eval")(evaluate_model)
+app.command("probe")(probe_bias)
 app.command("rollback")(roll_back_run)
 app.command("verify-evidence")(verify_evidence)
 
@@ -316,18 +318,39 @@ def make_report(
 
 @app.command()
 def watch(
-    directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Argument(help="A run's or an experiment's directory.", show_default=False)
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to serve at; one other than this machine's own needs the token in its URL.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8730,
+    connect: Endpoints = None,
+    client: Annotated[bool, typer.Option("--client", help="Reach the swarm only through --connect.")] = False,
+    roster: Annotated[Path | None, typer.Option(help="The swarm's public keys: whose offers are whose.")] = None,
+    tls: Certificates = None,
 ) -> None:
-    """Show a run or an experiment in the browser while it is written. Nothing is changed; Ctrl-C ends it."""
+    """Show a run, an experiment or (--connect) a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
     from ftis.lab.watch import serve
 
-    serve(
-        directory, host, port, lambda at: console.print(f"watching {directory}: {at}", soft_wrap=True, highlight=False)
-    )
+    def say(at: str) -> None:
+        console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True, highlight=False)
+
+    if (directory is None) == (connect is None):
+        raise typer.BadParameter("name a directory, or a peer of a swarm with --connect")
+    if directory is not None:
+        if client or roster or tls:
+            raise typer.BadParameter("--client, --roster and --tls are about a swarm: give --connect, and no directory")
+        serve(directory, host, port, say)
+        return
+    from ftis.swarm.identity import read_roster
+    from ftis.swarm.lookout import Lookout
+    from ftis.swarm.onlooker import Onlooker
+
+    onlooker = Onlooker(read_roster(roster) if roster else None)
+    mode = {"mode": "client"} if client else {}
+    with Lookout(network_settings(_network_settings(connect, None, tls) | mode), onlooker):
+        serve(onlooker, host, port, say)
 
 
 @app.command("replay")
@@ -361,42 +384,6 @@ def replay_run(
             say=display,
         )
     console.print(f"records and final checkpoints in {directory}")
-
-
-@app.command("probe")
-def probe_bias(
-    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
-    peer: Annotated[str, typer.Option(help="The learner.", show_default=False)],
-    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="The checkpoint; 0 is the untrained model.")] = 0,
-    fresh: Annotated[int, typer.Option(help="Batches of own rollouts to estimate the on-policy direction from.")] = 16,
-    objectives: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Which to compare; by default all six.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the fresh batches.")] = 0,
-    alignment: Annotated[
-        bool, typer.Option("--alignment", help="Measure how weights depend on the sender's tokenizer instead.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
-    ] = None,
-) -> None:
-    """Measure how far each objective's update on foreign rollouts points away from the on-policy one."""
-    from ftis.lab import cuts, probe
-    from ftis.objectives import OBJECTIVES
-
-    if alignment:
-        found = cuts.probe_cuts(run, arm, peer, step)
-        probe.write(found, path := output or run / "probe" / f"{found['arm']}-{peer}-{step}-alignment.json")
-        console.print(cuts.table(found))
-        console.print(f"written to {path}")
-        return
-    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
-    with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
-        result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
-    probe.write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
-    console.print(probe.table(result))
-    console.print(f"written to {path}")
 
 
 @app.command("starters")

@@ -1,4 +1,4 @@
-"""The commands ``keys …``, ``models …``, ``eval``, ``rollback`` and ``verify-evidence``, and what all share."""
+"""The commands ``keys …``, ``models …``, ``eval``, ``probe``, ``rollback``, ``verify-evidence``, and what all share."""
 
 from __future__ import annotations
 
@@ -216,3 +216,38 @@ def verify_evidence(
         f"peer of a run is shown guilty with a probability of at most {alpha:g}\n{signed}",
         highlight=False,
     )
+
+
+def probe_bias(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    peer: Annotated[str, typer.Option(help="The learner.", show_default=False)],
+    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="The checkpoint; 0 is the untrained model.")] = 0,
+    fresh: Annotated[int, typer.Option(help="Batches of own rollouts to estimate the on-policy direction from.")] = 16,
+    objectives: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Which to compare; by default all six.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the fresh batches.")] = 0,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Measure how weights depend on the sender's tokenizer instead.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
+    ] = None,
+) -> None:
+    """Measure how far each objective's update on foreign rollouts points away from the on-policy one."""
+    from ftis.lab import cuts, probe
+    from ftis.objectives import OBJECTIVES
+
+    if alignment:
+        found = cuts.probe_cuts(run, arm, peer, step)
+        probe.write(found, path := output or run / "probe" / f"{found['arm']}-{peer}-{step}-alignment.json")
+        console.print(cuts.table(found))
+        console.print(f"written to {path}")
+        return
+    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
+    with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
+        result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
+    probe.write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
+    console.print(probe.table(result))
+    console.print(f"written to {path}")

@@ -18,8 +18,7 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
                             the groups, in one of the forms
             4     u32       CRC-32 (zlib's) of everything before it
 
-The wing ``wire/`` has a file for each form. A form's number is its place in :data:`ftis.seams.FORMS`, and version v has
-the first v. Version 3 is for text. See docs/wire.md.
+The wing ``wire/`` has a file for each form. A form's number is its place in :data:`ftis.seams.FORMS`; see docs/wire.md.
 
 For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. Later versions
 leave zstandard its choice of compression. :func:`decode` raises :class:`CodecError` and nothing else. Before it takes

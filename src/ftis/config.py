@@ -128,7 +128,8 @@ class SamplingConfig(_Section):
     """Tokens that end a completion for every peer, beside its tokenizer's own: for a base and an instruct model of one
     family, the ends of both."""
     sampler: str = "auto"
-    """``auto``, ``builtin``, ``transformers``, or a dotted path of ``f(policy) -> Sampler``."""
+    """``auto``, ``builtin``, ``transformers``, ``vllm``, or a dotted path of ``f(policy, **options) -> Sampler``."""
+    options: dict[str, Any] = {}
     batch_size: Annotated[int, Field(ge=0)] = 0
     """Completions sampled at a time, as memory allows; 0 is a whole round at once."""
 

@@ -1,8 +1,7 @@
 """How a round's messages get from peer to peer: the protocol.
 
-``publish`` offers this peer's bytes for a round; ``collect`` waits for the other peers' bytes and returns them. An
-exchange does not read the bytes. :mod:`ftis.lab.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a
-network.
+``publish`` offers this peer's bytes for a round; ``collect`` waits for the others'. An exchange does not read them.
+:mod:`ftis.lab.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a network.
 """
 
 from __future__ import annotations

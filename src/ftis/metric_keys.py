@@ -6,6 +6,7 @@ A peer's name may hold dots but no slash; a measure may hold slashes, as ``rejec
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 PREFIX = "peer/"
@@ -28,8 +29,13 @@ def by_peer(row: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     """A row's values about peers, by peer and measure, in the row's order. Other keys are left out."""
     found: dict[str, dict[str, Value]] = {}
     for key, value in row.items():
-        if key.startswith(PREFIX):
-            name, _, measure = key.removeprefix(PREFIX).partition("/")
-            if name and measure:
-                found.setdefault(name, {})[measure] = value
+        name, measure = _split(key)
+        if name and measure:
+            found.setdefault(name, {})[measure] = value
     return found
+
+
+@lru_cache(maxsize=1 << 15)  # a round of 64 peers has 2,000 keys, the same in every round
+def _split(key: str) -> tuple[str, str]:
+    name, _, measure = key.removeprefix(PREFIX).partition("/") if key.startswith(PREFIX) else ("", "", "")
+    return name, measure

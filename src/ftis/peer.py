@@ -238,10 +238,8 @@ class Peer:
 
     def about_peer(self, name: str) -> dict[str, Any]:
         """What the selections say of another peer, as measures."""
-        measures: dict[str, Any] = {}
-        for selection in self.selections:
-            measures |= selection.about(name, self.policy.detokenize)
-        return measures
+        about = (selection.about(name, self.policy.detokenize) for selection in self.selections)
+        return {measure: value for measures in about for measure, value in measures.items()}
 
     def about_round(self, round: int, clock: Stopwatch) -> dict[str, Any]:
         """Metrics of a finished round that do not come from rollouts."""

@@ -1,10 +1,7 @@
-"""A task: the problems to train on and to validate with, which a recipe names.
+"""A task: problems to train on and to validate with, disjoint by question, from a function ``f(TaskConfig) -> Task``.
 
-A task has problems to train on and problems to validate with, disjoint by question. A split is drawn from the task's
-own seed, so peers with the same recipe hold the same problems in the same order. They compare :attr:`Task.digest` to
-make sure.
-
-A recipe names a function ``f(TaskConfig) -> Task``; see :mod:`ftis.tasks`.
+A split is drawn from the task's own seed, so peers with the same recipe hold the same problems in the same order. They
+compare :attr:`Task.digest` to make sure.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 π_gen is softmax(logits / temperature), restricted to the top k and top p and renormalised: exactly the distribution
 drawn from. Generation defaults stored with a model, such as repetition penalties, play no part.
 
-Samplers are engines: the built-in one (:mod:`ftis.engines.builtin`), transformers' ``generate``
-(:mod:`ftis.engines.generate`), and your own; see docs/extending.md. All give the same greedy text and the same
-log-probabilities.
+Samplers are engines (:data:`ftis.seams.SAMPLERS`), or your own; see docs/extending.md. All give the same greedy text
+and the same log-probabilities.
 """
 
 from __future__ import annotations

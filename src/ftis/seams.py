@@ -26,8 +26,9 @@ TASKS: Mapping[str, str] = {
 SAMPLERS: Mapping[str, str] = {
     "builtin": "ftis.engines.builtin.open_sampler",
     "transformers": "ftis.engines.generate.open_sampler",
+    "vllm": "ftis.engines.vllm.open_sampler",
 }
-"""``sampling.sampler`` -> ``f(policy) -> Sampler``; see :mod:`ftis.sampling`."""
+"""``sampling.sampler`` -> ``f(policy, **sampling.options) -> Sampler``; see :mod:`ftis.sampling`."""
 
 ENGINES: Mapping[str, str] = {
     "model": "ftis.engines.models.load_model",

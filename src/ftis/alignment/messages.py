@@ -11,7 +11,7 @@ import numpy as np
 from ftis.admission import Admission, Admits, Admitter, Reason, Rejection, Score, Terms
 from ftis.alignment.text import END, as_texts, text_of
 from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import Aligned, align
+from ftis.alignment.units import Aligned, align, as_sampled
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, Sent
 
 
@@ -55,10 +55,14 @@ class TextAdmitter:
         self._known, self._end_id, self._most_tokens = known, end_id, most_tokens
 
     def admit(self, sender: str, data: bytes, round: int) -> Admission:
-        """Judge one message, as :meth:`~ftis.admission.Admitter.admit` does."""
+        """Judge one message, as :meth:`~ftis.admission.Admitter.admit` does.
+
+        A sender of this peer's own tokenizer is read in the tokens that it sampled.
+        """
         admission = self._over_bytes.admit(sender, data, round)
         texts = [rollout for scored in admission.admitted for rollout in scored.group.rollouts]
-        aligned = map(in_tokens, texts, align(texts, self._known, self._end_id))
+        read = as_sampled if admission.tokenizer == self._own.terms.tokenizer else align
+        aligned = map(in_tokens, texts, read(texts, self._known, self._end_id))
         admitted: list[ScoredGroup] = []
         rejections = list(admission.rejections)
         for scored in admission.admitted:

@@ -7,6 +7,7 @@ vocabulary names the bytes exactly. It does so in one of three spellings, and th
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -81,6 +82,24 @@ class TokenBytes:
         known = ids < len(self.size_V)
         sizes: Ints = np.where(known, self.size_V[np.where(known, ids, 0)], 0)
         return sizes
+
+    @functools.cached_property
+    def id_of(self) -> dict[bytes, int]:
+        """The id of each spelling. Of several, as of a newline and its byte in Gemma, the one that is encoded."""
+        spelt: dict[bytes, int] = {}
+        twice: set[bytes] = set()
+        for number, (start, size) in enumerate(zip(self.start_V.tolist(), self.size_V.tolist(), strict=True)):
+            spelling = self.flat[start : start + size].tobytes()
+            if size and spelt.setdefault(spelling, number) != number:
+                twice.add(spelling)
+        for spelling in twice:
+            try:
+                (ids,) = self.encode([spelling.decode("utf-8")])
+            except UnicodeDecodeError:
+                continue
+            if len(ids) == 1:
+                spelt[spelling] = int(ids[0])
+        return spelt
 
     def encode(self, texts: Sequence[str]) -> list[Ints]:
         """The tokens of each text: no special tokens, also where a text spells one."""

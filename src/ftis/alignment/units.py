@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ftis.alignment.text import REPLACED, ended, text_of
+from ftis.alignment.text import END, REPLACED, ended, text_of
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.rollouts import Ints, Rollout
 
@@ -96,6 +96,26 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
         elif REPLACED in written[n] and not found[n].fault:
             found[n] = replace(found[n], fault="bytes that are no character")
     return [found[n] for n in range(len(texts))]
+
+
+def as_sampled(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Aligned]:
+    """The rollouts that a sender of the learner's own tokenizer sampled, each token a unit of its own.
+
+    One whose tokens the vocabulary lacks, or whose text is no UTF-8, is aligned as any other.
+    """
+    found: list[Aligned | None] = []
+    for text in texts:
+        assert text.unit is not None
+        parts = np.split(text.completion_ids, np.flatnonzero(np.diff(text.unit)) + 1)
+        ids = [end_id if part[0] == END else learner.id_of.get(part.astype(np.uint8).tobytes()) for part in parts]
+        known = [number for number in ids if number is not None]
+        if len(known) < len(ids) or REPLACED in text_of(text):
+            found.append(None)
+        else:
+            one = np.ones(len(ids), np.int64)
+            found.append(Aligned(Rollout(np.array(known, np.int32), text.gen_logp), one, one))
+    others = iter(align([text for text, one in zip(texts, found, strict=True) if one is None], learner, end_id))
+    return [one or next(others) for one in found]
 
 
 def _in_units(texts: Sequence[Rollout], own: Sequence[Ints], learner: TokenBytes) -> Iterator[Aligned]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
@@ -25,19 +28,26 @@ def check_stop(stop: Sequence[str], policy: Policy) -> None:
             )
 
 
-def open_sampler(name: str, policy: Policy) -> Sampler:
+def open_sampler(name: str, policy: Policy, options: Mapping[str, Any] = MappingProxyType({})) -> Sampler:
     """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it supports the model.
 
     Raises:
         ModelError: the recipe asks for the built-in one, which does not support the model.
-        RecipeError: the name is neither built in nor the dotted path of a function of the policy.
+        RecipeError: the name is neither built in nor the dotted path of a function of the policy, or it does not take
+            ``sampling.options``.
     """
-    if name == "auto":
+    if name == "auto" and not options:
         try:
             return open_sampler("builtin", policy)
         except ModelError:
             return open_sampler("transformers", policy)
+    if name == "auto":
+        raise RecipeError("sampling.options are settings of a sampler that sampling.sampler names: name it")
     opener = look_up(name, "sampling.sampler", SAMPLERS)
     if not callable(opener):
         raise RecipeError(f"sampling.sampler = {name!r}: is a {type(opener).__name__}, not a function of the policy")
-    return Stopping(opener(policy))
+    try:
+        inspect.signature(opener).bind(policy, **options)
+    except TypeError as error:
+        raise RecipeError(f"sampling.options: {name!r} does not take them ({error}): mend or leave them out") from None
+    return Stopping(opener(policy, **options))

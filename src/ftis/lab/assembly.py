@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from ftis.loop.train import Split, Trainer
 from ftis.objectives import resolve
 from ftis.peer import Cursor, Peer
 from ftis.policy import Policy
+from ftis.prompts import Task
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
@@ -112,32 +114,21 @@ def assemble(
     ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *end_tokens))
     fingerprint = tokenizer_fingerprint(policy.tokenizer, end_tokens)
     run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling, network = recipe.sampling, recipe.network
+    sampling = recipe.sampling
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
     peer = Peer(
         config=config,
         recipe=recipe,
         policy=policy,
-        sampler=open_sampler(sampling.sampler, policy),
+        sampler=open_sampler(sampling.sampler, policy, sampling.options),
         task=task,
         render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(
-            Terms(
-                run=run,
-                tokenizer=fingerprint,
-                temperature=sampling.temperature,
-                vocab_size=policy.vocab_size,
-                end_ids=ends,
-                group_size=recipe.rollouts_per_group,
-                max_completion_length=sampling.max_completion_length,
-                stop=sampling.stop,
-                prompts=task.train,
-                assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
-                roster=frozenset(p.name for p in recipe.peers),
+            replace(
+                terms_of(recipe, task, run, fingerprint, policy.vocab_size, ends),
                 wanted=lambda sender, round: peer.wanted(sender, round),
-                max_staleness=network.max_staleness if networked else max(late.values(), default=0),
-                max_seconds=network.admission_seconds if networked else float("inf"),
-                max_groups=recipe.prompts_per_peer,
+                max_staleness=recipe.network.max_staleness if networked else max(late.values(), default=0),
+                max_seconds=recipe.network.admission_seconds if networked else math.inf,
             ),
             scores[0],
             lambda ids: cut_at(sampling.stop, policy.detokenize(ids)),
@@ -154,6 +145,24 @@ def assemble(
         exchange_text(peer, scores[0])
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, Split.of(task, ood, scores), records)
+
+
+def terms_of(recipe: Recipe, task: Task, run: str, tokenizer: str, vocab_size: int, end_ids: frozenset[int]) -> Terms:
+    """What the peers of a recipe agreed on; the other arguments are those of ``Terms``."""
+    return Terms(
+        run=run,
+        tokenizer=tokenizer,
+        temperature=recipe.sampling.temperature,
+        vocab_size=vocab_size,
+        end_ids=end_ids,
+        group_size=recipe.rollouts_per_group,
+        max_completion_length=recipe.sampling.max_completion_length,
+        stop=recipe.sampling.stop,
+        prompts=task.train,
+        assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
+        roster=frozenset(p.name for p in recipe.peers),
+        max_groups=recipe.prompts_per_peer,
+    )
 
 
 def exchange_text(peer: Peer, score: Score) -> None:
@@ -214,7 +223,7 @@ def examine(
     check_stop(sampling.stop, policy)
     return Examinee(
         policy,
-        open_sampler(sampling.sampler, policy),
+        open_sampler(sampling.sampler, policy, sampling.options),
         loaded.validation,
         [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation],
         load_scorer(reward, prompt, loaded.answer_kind),

@@ -71,6 +71,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         "tensorboard": ("tensorboard", "report_to"),
         "wandb": ("wandb", "report_to"),
         "trackio": ("trackio", "report_to"),
+        "trl": ("trl", "ftis.trl"),
     }
     for module, (extra, use) in optional.items():
         present = importlib.util.find_spec(module) is not None

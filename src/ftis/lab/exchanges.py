@@ -69,7 +69,7 @@ def exchanges(study: Study) -> Exchanges | None:
 def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
     correction = correction_of(with_arm(study.recipe, arm))
     expected = plan(study.recipe, arm).generated
-    directory, columns = study.directory / "figures", len(study.recipe.peers) - bool(study.elsewhere)
+    columns = len(study.recipe.peers) - bool(study.elsewhere)
     heard = [
         Heard.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
         for peer, source in _pairs(study, arm)
@@ -80,15 +80,15 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
         name=arm.name,
         together=f"{pairs} pairs of a learner and a source" if many else "",
         expected=expected,
-        participation=PanelRow.of([exchange_figures.participation(directory, h, expected) for h in heard], columns),
+        participation=PanelRow.of([exchange_figures.participation(h, expected) for h in heard], columns),
         refusals=_refusals(study, arm),
         evidence=_evidence(study, arm),
         use=_use_in_words(correction),
-        weights=PanelRow.of([exchange_figures.weights(directory, h, correction.cap) for h in heard], columns),
-        shares=PanelRow.of([exchange_figures.shares(directory, h) for h in heard], columns),
+        weights=PanelRow.of([panel for h in heard for panel in exchange_figures.weights(h, correction.cap)], 2),
+        shares=PanelRow.of([exchange_figures.shares(h) for h in heard], columns),
         filter=_filter_in_words(correction),
         divergence=PanelRow.of(
-            [exchange_figures.divergence(directory, h, correction.kl_reduction, correction.threshold) for h in heard],
+            [exchange_figures.divergence(h, correction.kl_reduction, correction.threshold) for h in heard],
             columns,
         ),
         sampler_gap=_sampler_gap(study, arm),

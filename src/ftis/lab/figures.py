@@ -1,6 +1,6 @@
-"""Figures of accuracy: learning curves over rounds, own tokens and own seconds, and differences from a baseline.
+"""Charts of accuracy: learning curves over rounds, own tokens and own seconds, and differences from a baseline.
 
-A panel shows one peer, so that a page can set panels beside each other where there is room and below each other on a
+A chart shows one peer, so that a page can set charts beside each other where there is room and below each other on a
 phone.
 """
 
@@ -11,23 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.lab.drawing import (
-    INK,
-    RULE,
-    SOFT,
-    Panel,
-    Style,
-    label_ends,
-    round_axis,
-    save_panel,
-    say_instead,
-    short,
-    spent_axis,
-)
-from ftis.lab.reading import VALIDATION, read_run
+from ftis.lab.drawing import Style, arm_styles, short
+from ftis.lab.paper import write_sheet
+from ftis.lab.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
+from ftis.lab.reading import VALIDATION, PeerRun, read_run
 
 MIN_SEEDS_OF_BAND = 3
-"""The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole panel that says nothing."""
+"""The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole chart that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +35,12 @@ class Over:
         return float(point[self.key]["per_seed"][seed] if self.key else point["step"])
 
 
-ROUNDS = Over("", "round")
+ROUNDS = Over("", ROUND)
 TOKENS = Over("tokens", "tokens that the peer sampled itself", "the tokens it sampled were not recorded")
 SECONDS = Over("seconds", "seconds of its own work", "its own seconds are unknown: waiting was not told apart")
 
 
 def learning(
-    directory: Path,
     split: str,
     peer: str,
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -65,56 +54,31 @@ def learning(
     which that is unknown are left out.
     """
     known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
-
-    def draw(axis: Any) -> None:
-        ends: list[tuple[float, str, str]] = []
-        for arm, points in known.items():
-            # The untrained model alone is no curve, but where nothing else was measured it is all there is.
-            if points and (len(points) > 1 or len(curves[arm]) == 1):
-                _draw_arm(axis, points, styles[arm], over)
-                ends.append((points[-1]["mean"], arm, styles[arm].colour))
-        if not ends:
-            say_instead(axis, over.unknown or "nothing was measured")
-            return
-        axis.set_ylim(*limits)
-        if over.key:
-            spent_axis(axis, over.label)
-        else:
-            round_axis(axis)
-        label_ends(axis, ends)
-
+    # The untrained model alone is no curve, but where nothing else was measured it is all there is.
+    drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: greedy pass@1 over {over.key or 'rounds'}; at the end {arms}"
     name = f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")
-    return save_panel(directory, name, short(peer), f"{split}, greedy pass@1", alt, draw)
+    subtitle = f"{split}, greedy pass@1"
+    if not drawn:
+        return Panel(name, empty(short(peer), alt, over.unknown or "nothing was measured", subtitle))
+    ends = [over.mean(p) for points in drawn.values() for p in points]
+    plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
+    for arm, points in drawn.items():
+        _draw_arm(plot, arm, points, styles[arm], over)
+    return Panel(name, plot.chart(short(peer), alt, subtitle))
 
 
-def _draw_arm(axis: Any, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
+def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
     seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
     if len(seeds) >= MIN_SEEDS_OF_BAND:
-        banded = [p for p in points if p["low"] is not None]
-        axis.fill_between(
-            [over.mean(p) for p in banded],
-            [p["low"] for p in banded],
-            [p["high"] for p in banded],
-            color=style.colour,
-            alpha=0.13,
-            lw=0,
-        )
+        plot.band([(over.mean(p), p["low"], p["high"]) for p in points if p["low"] is not None], style.ink)
     if len(seeds) > 1:
         for seed in seeds:
             of_seed = [(over.of_seed(p, seed), p["per_seed"][seed]) for p in points if seed in p["per_seed"]]
-            axis.plot(*zip(*of_seed, strict=True), color=style.colour, lw=0.6, alpha=0.45)
-    axis.plot(
-        [over.mean(p) for p in points],
-        [p["mean"] for p in points],
-        color=style.colour,
-        ls=style.line,
-        lw=1.9,
-        marker=style.marker,
-        ms=3.6,
-        zorder=3,
-    )
+            plot.line(of_seed, style.ink, width=0.6, opacity=0.45)
+    means = [(over.mean(p), p["mean"]) for p in points]
+    plot.line(means, style.ink, arm, width=1.9, dashes=style.dashes, marker=style.marker)
 
 
 def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
@@ -125,77 +89,70 @@ def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[floa
     return max(-0.02, low - room), min(1.02, high + room)
 
 
-def differences(
-    directory: Path, peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]
-) -> Panel:
+def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> Panel:
     """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed."""
     baseline = comparisons[0]["baseline"]
-
-    def draw(axis: Any) -> None:
-        far = max(abs(v) for c in comparisons for v in (*c["per_seed"].values(), c["mean"]))
-        ends = [abs(v) for c in comparisons for v in (c["low"], c["high"]) if v is not None]
-        reach = max(0.02, min(max([far, *ends]), max(2.5 * far, 0.05))) * 1.12
-        splits = list(dict.fromkeys(c["split"] for c in comparisons))
-        ticks = []
-        for row, c in enumerate(comparisons):
-            y = -(row + 0.3 * splits.index(c["split"]))
-            style, mean = styles[c["arm"]], c["mean"]
-            ticks.append((y, f"{short(c['arm'])}\n{short(c['split'])}"))
-            if c["low"] is not None:
-                axis.plot([max(c["low"], -reach), min(c["high"], reach)], [y, y], color=style.colour, lw=2.2)
-                for bound, edge, marker in ((c["low"], -reach, "<"), (c["high"], reach, ">")):
-                    if abs(bound) > reach:
-                        axis.plot(edge, y, marker=marker, ms=6, color=style.colour, clip_on=False)
-            dots = list(c["per_seed"].values())
-            axis.plot(dots, [y + 0.24] * len(dots), ls="", marker="o", ms=3.2, mew=0, color=style.colour, alpha=0.55)
-            axis.plot(mean, y, marker=style.marker, ms=7, color=style.colour, mec="white", mew=1, zorder=3)
-        axis.axvline(0, color=INK, lw=1)
-        axis.set_xlim(-reach, reach)
-        axis.set_ylim(ticks[-1][0] - 0.5, 0.6)
-        axis.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
-        axis.tick_params(axis="y", length=0, pad=9)
-        axis.grid(axis="x", color=RULE, lw=0.7)
-        axis.spines["left"].set_visible(False)
-        axis.set_xlabel(f"final − {short(baseline)}")
-        for x, text, side in ((0, "← worse", "left"), (1, "better →", "right")):
-            below = {"xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, -27)}
-            axis.annotate(text, (x, 0), ha=side, color=SOFT, annotation_clip=False, **below)
-
+    far = max(abs(v) for c in comparisons for v in (*c["per_seed"].values(), c["mean"]))
+    ends = [abs(v) for c in comparisons for v in (c["low"], c["high"]) if v is not None]
+    reach = max(0.02, min(max([far, *ends]), max(2.5 * far, 0.05))) * 1.12
+    splits = list(dict.fromkeys(c["split"] for c in comparisons))
+    rows = [-(i + 0.3 * splits.index(c["split"])) for i, c in enumerate(comparisons)]
+    labels = [f"{short(c['arm'])}\n{short(c['split'])}" for c in comparisons]
+    plot = Plot(
+        (-reach, reach),
+        (rows[-1] - 0.5, 0.6),
+        f"final − {short(baseline)}",
+        y_ticks=[Tick(y, label) for y, label in zip(rows, labels, strict=True)],
+        left=110,
+        right=14,
+        height=TOP + BOTTOM + 14 + round(36 * (len(comparisons) + 0.3 * (len(splits) - 1))),
+        upright=True,
+    )
+    plot.upright(0.0)
+    for y, c in zip(rows, comparisons, strict=True):
+        style = styles[c["arm"]]
+        if c["low"] is not None:
+            plot.line([(c["low"], y), (c["high"], y)], style.ink, width=2.2)
+            for bound, edge, marker in ((c["low"], -reach, "<"), (c["high"], reach, ">")):
+                if abs(bound) > reach:
+                    plot.mark(edge, y, marker, style.ink, 3.5)
+        for value in c["per_seed"].values():
+            plot.mark(value, y + 0.24, "o", style.ink, 1.9, opacity=0.55)
+        plot.mark(c["mean"], y, style.marker, style.ink, 4)
+    plot.words(110, 7, "← worse")
+    plot.words(346, 7, "better →", "end")
     text = "; ".join(f"{c['arm']} on {c['split']} {c['mean']:+.3f}" for c in comparisons)
-    splits = len({c["split"] for c in comparisons})
-    height = 1.3 + 0.46 * (len(comparisons) + 0.3 * (splits - 1))
     alt = f"{peer}: final accuracy minus {baseline}: {text}"
-    name, subtitle = f"difference-{peer}-from-{baseline}".replace(" ", "~"), f"difference from {short(baseline)}"
-    return save_panel(directory, name, short(peer), subtitle, alt, draw, height)
+    name = f"difference-{peer}-from-{baseline}".replace(" ", "~")
+    return Panel(name, plot.chart(short(peer), alt, f"difference from {short(baseline)}"))
 
 
 def plot_learning_curves(directory: Path) -> Path:
     """Draw a run's accuracy over rounds as ``learning_curves.png``: a column per peer, validation above, OOD below."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     run = read_run(directory)
     started = {key: peer for key, peer in run.peers.items() if peer.evaluations}
     arms, peers = (list(dict.fromkeys(key[i] for key in started)) for i in (0, 1))
     found = dict.fromkeys(split for peer in started.values() for split in peer.splits)
-    splits = [VALIDATION, *(split for split in found if split != VALIDATION)]
-    figure = Figure(figsize=(4.2 * len(peers) + 1.2, 3.1 * len(splits) + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(splits), len(peers), sharex=True, sharey=True, squeeze=False)
-    for column, name in enumerate(peers):
-        for row, split in enumerate(splits):
-            axis = axes[row][column]
-            for arm in arms:
-                points = started[arm, name].on(split) if (arm, name) in started else ()
-                axis.plot([p.step for p in points], [p.accuracy for p in points], marker="o", ms=3, label=arm)
-            axis.set_ylim(-0.02, 1.02)
-            axis.grid(alpha=0.3)
-            axis.set_title(f"{name}: {split}", fontsize=10)
-            if column == 0:
-                axis.set_ylabel("greedy pass@1")
-            if row == len(splits) - 1:
-                axis.set_xlabel("round")
-    axes[0][0].legend(fontsize=9)
+    styles = arm_styles(arms, [])
+    rows = []
+    for split in [VALIDATION, *(split for split in found if split != VALIDATION)]:
+        rows.append(
+            [
+                _of_run(split, name, {a: started[a, name] for a in arms if (a, name) in started}, styles)
+                for name in peers
+            ]
+        )
     path = directory / "learning_curves.png"
-    figure.savefig(path, dpi=120)
+    write_sheet(path, rows)
     return path
+
+
+def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style]) -> Chart:
+    curves = {arm: [(float(p.step), p.accuracy) for p in run.on(split)] for arm, run in runs.items()}
+    steps = [step for points in curves.values() for step, _ in points]
+    if not steps:
+        return empty(short(peer), "", "nothing was measured", f"{split}, greedy pass@1")
+    plot = Plot((min(steps), max(steps)), (0.0, 1.0), ROUND)
+    for arm, points in curves.items():
+        plot.line(points, styles[arm].ink, arm, dashes=styles[arm].dashes, marker=styles[arm].marker)
+    return plot.chart(short(peer), "", f"{split}, greedy pass@1")

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from ftis.config import Recipe, RecipeError, RewardConfig
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow, parse_recorded
-from ftis.lab.standing import Formats, Standing, standing
+from ftis.lab.standing import Formats, RewardMeans, Standing, standing
 from ftis.lab.tail import OPENING, Tail, last_row
 from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.rewards.answers import extract_answer
@@ -121,10 +122,18 @@ class Directory:
             known = self._marks[path] = (mark, read(path))
         return known[1], stat.st_mtime
 
+    def _changed(self, seed: int, arm: Arm, peer: str) -> float:
+        """When a peer last recorded something, in seconds since the epoch; 0 if nothing."""
+        place, found = self.run_of(seed) / arm.name / peer, [0.0]
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            with suppress(OSError):
+                found.append((place / name).stat().st_mtime)
+        return max(found)
+
     def busiest(self) -> tuple[int, Arm]:
         """The run and arm that recorded something last; the first of all while nothing was recorded."""
         found = [
-            (max(self.progress(seed, arm, peer).changed for peer in arm.peers), -i, seed, arm)
+            (max(self._changed(seed, arm, peer) for peer in arm.peers), -i, seed, arm)
             for seed in self.seeds
             for i, arm in enumerate(self.arms)
         ]
@@ -188,6 +197,7 @@ class PeerRecords:
         self.events = Tail(directory / "events.jsonl", most_rows=64)
         self._seen: list[tuple[float, int]] = []
         self._recent: list[RoundRow] = []
+        self._means = RewardMeans()
 
     def refresh(self) -> bool:
         before = self.step
@@ -209,6 +219,10 @@ class PeerRecords:
         known = {id(row.measures): row for row in self._recent}
         self._recent = [known.get(id(row)) or RoundRow.of(row) for row in self.rows[-RECENT:]]
         return self._recent
+
+    @property
+    def reward_means(self) -> Sequence[tuple[int, float]]:
+        return self._means.of(self.rows)
 
     @property
     def step(self) -> int:
@@ -267,6 +281,11 @@ class ArmOfRun:
         """Read what was added; whether anything was."""
         return sum(peer.refresh() for peer in self.peers.values()) > 0  # every one of them is asked
 
+    @property
+    def started(self) -> bool:
+        """Whether anything of it was recorded."""
+        return any(peer.changed for peer in self.peers.values())
+
     def swarm_of(self, peer: str) -> tuple[str, ...]:
         return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
 
@@ -293,6 +312,7 @@ class ArmOfRun:
                 self.rounds,
                 peer.rows,
                 peer.recent,
+                peer.reward_means,
                 swarm=self.swarm_of(name),
                 steps=steps,
                 started=bool(peer.evaluations.rows),

@@ -16,7 +16,6 @@ from ftis.lab.formatting import amount, counted, seconds_text
 from ftis.lab.plots import ROUND, Chart, Series, chart
 from ftis.lab.reading import VALIDATION, OwnSeconds, RoundRow
 from ftis.lab.sentences import About, about, headline
-from ftis.lab.standing import reward_means
 from ftis.lab.views import Cell, RowGroup, Table
 
 LAST_EVENTS = 40
@@ -50,6 +49,7 @@ class Rounds:
 
     overs: Sequence[Over]
     thinned: bool
+    arm: str
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def rounds(arm: ArmOfRun) -> Rounds | None:
         ]
         charts = [chart("Accuracy on validation", label, accuracy), chart("Reward of own completions", label, rewards)]
         overs.append(Over(key, label, charts))
-    return Rounds(overs, any(peer.metrics.thinned for peer in arm.peers.values()))
+    return Rounds(overs, any(peer.metrics.thinned for peer in arm.peers.values()), arm.arm.name)
 
 
 def _spent(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Spent]:
@@ -138,7 +138,7 @@ def _accuracies(
 def _rewards(
     peer: PeerRecords, spent: Mapping[int, _Spent], of: Callable[[_Spent], float]
 ) -> list[tuple[float, float]]:
-    return [(of(spent[step]), mean) for step, mean in reward_means(peer.rows)]
+    return [(of(spent[step]), mean) for step, mean in peer.reward_means]
 
 
 def spent_table(arm: ArmOfRun) -> Spent | None:

@@ -171,12 +171,13 @@ def join(
             networked=True,
         )
         peer = trainer.peer
-        incarnation = _next_incarnation(identity_directory(recipe, name) / "incarnation")
+        incarnation = next_incarnation(identity_directory(recipe, name) / "incarnation")
         # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
         inbox = Inbox(place / "inbox") if roster and swarm.honesty.action != "off" else None
-        with _network(peer, place, key, roster, incarnation, inbox, log) as exchange:
+        with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
             peer.exchange = exchange
             log.exchange = exchange
+            exchange.status["tokenizer"] = peer.header.tokenizer
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 exchange.catch_up(peer.cursor.step)
             evidence = place / "evidence"
@@ -185,7 +186,12 @@ def join(
     return peer.cursor.step == swarm.training.rounds
 
 
-def _next_incarnation(counter: Path) -> int:
+def next_incarnation(counter: Path) -> int:
+    """How often a peer has been started, this time included; ``counter`` keeps it.
+
+    Raises:
+        IdentityError: the file holds something else than a number.
+    """
     counter.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
@@ -195,7 +201,7 @@ def _next_incarnation(counter: Path) -> int:
     return number
 
 
-def _network(
+def network_exchange(
     peer: Peer,
     place: Path,
     key: Ed25519PrivateKey,
@@ -204,6 +210,14 @@ def _network(
     inbox: Inbox | None,
     log: EventLog,
 ) -> NetworkExchange:
+    """The peer's end of its run's network, not yet opened.
+
+    Args:
+        place: the peer's directory; what it has offered is kept under ``outbox``.
+        roster: public keys by name; None in an open swarm.
+        inbox: keeps what the others signed; None where nobody asks for it.
+        log: told what happens, from several threads.
+    """
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = roster_digest(roster)
@@ -235,6 +249,7 @@ class EventLog:
         self.exchange: NetworkExchange | None = None
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
+        self._unrewarded = 0
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -249,8 +264,10 @@ class EventLog:
         """Add a round to the totals per peer, counted since this one was started."""
         for name, measures in by_peer(metrics).items():
             totals = self._totals.setdefault(name, {})
-            for measure in ("admitted", "rejected", "late", "bytes"):
+            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
+        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
         if self.exchange is not None:
-            self.exchange.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
+            own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
+            self.exchange.status |= {**own, "from": dict(self._totals)}

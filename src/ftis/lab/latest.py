@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import ftis
 from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import true_minus
 from ftis.lab.reading import PeerRun
@@ -43,6 +46,7 @@ class Learner:
     Attributes:
         own, others: samples of its own and of other peers'.
         left_out: completions of the round that are not listed.
+        coloured: whether the tokenizer is known, without which no token can be told from the next.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Learner:
     others: Sequence[SampleView]
     listed: Sequence[Listed]
     left_out: int
+    coloured: bool
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,47 @@ class Latest:
 
 
 class Spelling:
-    """The tokenizers of the peers shown, each read once and again when a checkpoint brings another."""
+    """The tokenizers of the peers shown, each read once and again when a checkpoint brings its own."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[object, Tokens]] = {}
+        self._known: dict[tuple[Path, Path | None], Tokens] = {}
 
-    def of(self, peer: PeerRecords) -> Tokens:
+    def of(self, peer: PeerRecords, model: str, rows: Sequence[Mapping[str, Any]]) -> Tokens:
+        """Of a peer's newest checkpoint; before the first, of the model that it began with, if it is on this machine.
+
+        The latter is believed if it spells ``rows`` as they were recorded.
+        """
         file = PeerRun(peer.directory, (), ()).tokenizer_file
-        known = self._known.get(peer.name)
-        if known is None or (known[0] is None and file is not None):
-            known = self._known[peer.name] = (file, Tokens(file))
-        return known[1]
+        if file is None:
+            file = next((found for found in tokenizers_of(model) if spells(self._read(peer, found), rows)), None)
+        return self._read(peer, file)
+
+    def _read(self, peer: PeerRecords, file: Path | None) -> Tokens:
+        return self._known.setdefault((peer.directory, file), Tokens(file))
+
+
+def tokenizers_of(model: str) -> Iterator[Path]:
+    """Where a model's tokenizer may lie on this machine: in the package, a directory, or the cache of the Hub."""
+    if model.startswith("starter:"):
+        yield from sorted(Path(ftis.__file__).parent.glob("starters/*/tokenizer.json"))[:1]  # all have the same
+    elif (file := Path(model) / "tokenizer.json").is_file():
+        yield file
+    elif "/" in model:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with suppress(HFValidationError):
+            cached = try_to_load_from_cache(model, "tokenizer.json")
+            if isinstance(cached, str):
+                yield Path(cached)
+
+
+def spells(tokens: Tokens, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a tokenizer gives the texts that were recorded of some completions."""
+    told = [row for row in rows if row["completion"]][:3]
+    return tokens.known and all(
+        "".join(tokens.pieces(row["completion_ids"])).startswith(str(row["completion"]).rstrip()) for row in told
+    )
 
 
 def latest(arm: ArmOfRun, spelling: Spelling) -> Latest | None:
@@ -81,18 +116,21 @@ def latest(arm: ArmOfRun, spelling: Spelling) -> Latest | None:
     """
     cap = cap_of(arm)
     shown = list(arm.peers.values())[:MOST_LEARNERS]
-    learners = [of for peer in shown if (of := _learner(peer, cap or NEVER_CUT, spelling)) is not None]
+    model = {peer.name: peer.model for peer in arm.recipe.peers}
+    learners = [
+        of for peer in shown if (of := _learner(peer, model[peer.name], cap or NEVER_CUT, spelling)) is not None
+    ]
     if not learners:
         return None
     return Latest(legend("C" if cap is None else f"{cap:g}"), learners, len(arm.peers) - len(shown))
 
 
-def _learner(peer: PeerRecords, cap: float, spelling: Spelling) -> Learner | None:
+def _learner(peer: PeerRecords, model: str, cap: float, spelling: Spelling) -> Learner | None:
     round = peer.last_recorded
     rows = [] if round is None else peer.of_round(round)
     if not rows or round is None:
         return None
-    tokens = spelling.of(peer)
+    tokens = spelling.of(peer, model, rows)
 
     def views(rows: Sequence[Mapping[str, Any]]) -> list[SampleView]:
         return [_view(title, row, cap, tokens) for title, row in chosen(rows)]
@@ -100,11 +138,11 @@ def _learner(peer: PeerRecords, cap: float, spelling: Spelling) -> Learner | Non
     own = [row for row in rows if row["source"] == peer.name]
     others = [row for row in rows if row["source"] != peer.name]
     listed = [_listed(row, peer.name) for row in rows[:MOST_LISTED]]
-    return Learner(peer.name, round + 1, views(own), views(others), listed, len(rows) - len(listed))
+    return Learner(peer.name, round + 1, views(own), views(others), listed, len(rows) - len(listed), tokens.known)
 
 
 def _view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
-    """Before the first checkpoint there is no tokenizer: the text then, without colours."""
+    """Without a tokenizer the text, without colours."""
     view = sample_view(title, row, cap, tokens)
     return view if tokens.known else replace(view, tokens=[TokenView(_cut(str(row["completion"])), "", "")], cut_off=0)
 

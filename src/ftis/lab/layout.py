@@ -14,7 +14,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ftis.lab.drawing import INKS
 from ftis.lab.formatting import visible
+from ftis.lab.plots import Chart
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Watching:
-    """What a watched page needs: the addresses of its stylesheet, its script and its events."""
+    """What a watched page needs: the addresses of its stylesheet, its script and its events.
+
+    Attributes:
+        about: what it follows, as a sentence.
+    """
 
     stylesheet: str
     script: str
     events: str
+    about: str
     places: Sequence[Place] = ()
 
 
@@ -74,6 +81,11 @@ def render_header(page: Page) -> str:
 def render_section(section: Section) -> str:
     """One section by itself, as it stands in a page."""
     return _environment().get_template("section.html").render(section=section)
+
+
+def figure_svg(chart: Chart) -> str:
+    """A chart as an SVG document of its own."""
+    return _environment().get_template("figure.svg").render(chart=chart, inks=INKS) + "\n"
 
 
 def asset(name: str) -> str:

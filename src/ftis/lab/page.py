@@ -1,7 +1,7 @@
 """One static HTML page about an experiment or a run: verdicts first, then what they rest on.
 
-:func:`write_page` reads the records through reading.py, compares them through results.py, draws through figures.py
-and exchange_figures.py, and lays typed values out through ``templates/``. ``report.html`` has everything in it: no
+:func:`write_page` reads the records through reading.py, compares them through results.py, and lays typed values out
+through ``templates/``, those of the page that is watched among them. ``report.html`` has everything in it: no
 script, no network, no other file. Text that models, peers or data sets wrote is shown, never interpreted: the
 templates escape every value, and the page forbids scripts besides.
 
@@ -11,23 +11,26 @@ The same records give the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ftis.config import ArmConfig
-from ftis.lab import glance, page_tables, scaling, taken, verdicts
-from ftis.lab.drawing import arm_styles
+from ftis.lab import glance, page_tables, scaling, verdicts
+from ftis.lab.contents import sections_of
 from ftis.lab.exchanges import exchanges
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.formatting import counted
 from ftis.lab.jobs import jobs
 from ftis.lab.layout import Page, Section, render
+from ftis.lab.paper import write_figures
+from ftis.lab.plots import Panel
 from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
 from ftis.lab.results import compare_study, headlines
 from ftis.lab.samples import completions
+from ftis.lab.so_far import comparison
 from ftis.loop.files import write_whole
 
 
@@ -46,20 +49,17 @@ def write_page(directory: Path) -> Path:
         ReportError: there is no experiment or run, or nothing was recorded yet.
     """
     study = read_study(directory)
-    results = compare_study(study)
-    styles = arm_styles(results["arms"], results["baselines"])
+    results, sizes = compare_study(study), scaling.scaling(study)
+    scaling.write_scaling(directory, sizes)
     sections = [
         *_standing(directory),
-        Section("scaling", "Number of peers", scaling.section(study)),
-        Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
-        Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
-        Section("accuracy", "Accuracy", page_tables.accuracy(results, styles)),
+        *comparison(study, results, sizes),
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
         Section("probe", "Bias of the update", page_tables.probes(read_probes(study))),
-        Section("cost", "Budgets and cost", page_tables.cost(study, results, styles)),
         Section("run", "What was run", _what_was_run(study)),
     ]
+    write_figures(directory / "figures", list(_panels(sections)))
     page = Page(
         title=results["title"],
         facts=_facts(study, results),
@@ -72,15 +72,37 @@ def write_page(directory: Path) -> Path:
     return path
 
 
+def _panels(value: object) -> Iterator[Panel]:
+    """The panels anywhere in the sections' views."""
+    if isinstance(value, Panel):
+        yield value
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from _panels(getattr(value, part.name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _panels(item)
+
+
 @dataclass(frozen=True)
 class Standing:
-    """The sentences of the page that is watched, arm by arm."""
+    """What the page that is watched showed of each arm at last."""
 
-    arms: Sequence[glance.Glance]
+    arms: Sequence[Snapshot]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An arm's sections by anchor, with their titles; the first is shown open."""
+
+    arm: str
+    headline: str
+    first: Section
+    sections: Sequence[Section]
 
 
 def _standing(directory: Path) -> list[Section]:
-    """What the page that is watched would show first, as it is now: of an experiment the grid, of a run sentences."""
+    """What the page that is watched would show, as it is now: of an experiment the grid, of a run its arms."""
     watched = Directory(directory)
     if watched.is_experiment:
         return [Section("jobs", "Arms and seeds", jobs(watched))]
@@ -88,12 +110,16 @@ def _standing(directory: Path) -> list[Section]:
     arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
     for arm in arms:
         arm.refresh()
-    started = [arm for arm in arms if any(peer.changed for peer in arm.peers.values())]
-    sections = [Section("standing", "Did it work?", Standing([glance.glance(arm) for arm in started]))]
-    together = [arm for arm in started if arm.pairs]
-    if together and (matrix := taken.taken(together[-1])) is not None:
-        sections.append(Section("taken", f"Who learned from whom: {together[-1].arm.name}", matrix))
-    return sections
+    return [
+        Section("standing", "Did it work?", Standing([_snapshot(arm) for arm in arms if arm.started])),
+    ]
+
+
+def _snapshot(arm: ArmOfRun) -> Snapshot:
+    seen = glance.glance(arm)
+    made = {anchor: (title, make()) for anchor, (title, make) in sections_of(arm, seen).items()}
+    sections = [Section(anchor, title, view) for anchor, (title, view) in made.items() if view is not None]
+    return Snapshot(arm.arm.name, seen.headline, sections[0], sections[1:])
 
 
 def _facts(study: Study, results: Mapping[str, Any]) -> list[str]:

@@ -202,4 +202,4 @@ def _estimate(value: Mapping[str, float | None] | float | None) -> Cell:
 
 
 def _arm(name: str, styles: Mapping[str, Style]) -> Cell:
-    return Cell(arm=ArmLabel(name, styles[name].colour))
+    return Cell(arm=ArmLabel(name, styles[name].ink))

@@ -127,13 +127,25 @@ def exchanges(arms: Sequence[Arm]) -> list[str]:
     Raises:
         FtisError: as :func:`with_exchange`.
     """
-    lines = []
+    lines: list[str] = []
     for arm in arms:
-        for swarm in with_exchange(arm, tokenizers_here(arm)).swarms:
-            names = ", ".join(peer.name for peer in swarm.peers)
-            how = "text, each read with the reader's own tokenizer" if swarm.exchange == "text" else "token ids"
-            lines += [f"{names} exchange {how}"] if len(swarm.peers) > 1 else []
+        here = tokenizers_here(arm)
+        for swarm in with_exchange(arm, here).swarms:
+            lines += _said(swarm, here) if len(swarm.peers) > 1 else []
     return list(dict.fromkeys(lines))
+
+
+def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
+    names = ", ".join(peer.name for peer in swarm.peers)
+    if swarm.exchange != "text":
+        return [f"{names} exchange token ids"]
+    of_one: dict[str, list[str]] = {}
+    for peer in swarm.peers:
+        if peer.model in places:
+            fingerprint = tokenizer_fingerprint(load_tokenizer(places[peer.model]), swarm.sampling.end_tokens)
+            of_one.setdefault(fingerprint, []).append(peer.name)
+    several = [", ".join(some) for some in of_one.values() if len(some) > 1]
+    return [f"{names} exchange text", *(f"{some} have one tokenizer and read each other's tokens" for some in several)]
 
 
 def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:

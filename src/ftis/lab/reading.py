@@ -46,7 +46,7 @@ class EvaluationRow:
     problems: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a row is itself alone, so that something can be remembered about it
 class RoundRow:
     """A line of ``metrics.jsonl``; docs/metrics.md lists the keys.
 

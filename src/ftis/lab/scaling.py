@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
-from ftis.lab.drawing import COLOURS, INK, MARKERS, RULE, SOFT, Panel, label_ends, save_panel
+from ftis.lab.drawing import COLOURS, DASHES, MARKERS
 from ftis.lab.formatting import amount, counted, number, p_text, true_minus
+from ftis.lab.plots import Panel, Plot, Tick, logarithmic
 from ftis.lab.reading import VALIDATION, Study
 from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
@@ -35,17 +36,21 @@ class Scaling:
     table: Table
 
 
-def section(study: Study) -> Scaling | None:
-    """Write ``scaling.json`` and its figures beside the page. None where the arms are no swarm sizes."""
-    found = scaling(study)
+def write_scaling(directory: Path, found: Mapping[str, Any] | None) -> None:
+    """Write ``scaling.json``, if there is anything to say."""
+    if found is not None:
+        write_json(directory / "scaling.json", found)
+
+
+def section(found: Mapping[str, Any] | None) -> Scaling | None:
+    """The section on what :func:`scaling` found; None of nothing."""
     if found is None:
         return None
-    write_json(study.directory / "scaling.json", found)
     intro = (
         f"Every peer samples {found['own_rollouts']} rollouts a round itself, whatever its swarm. Means over "
         f"{counted(found['peers'], 'peer')} and {counted(len(found['seeds']), 'seed')}; intervals are 95%, over seeds."
     )
-    panels = draw(study.directory / "figures", found)
+    panels = draw(found)
     compared = [(size["arm"], size["against_alone"]) for size in _sizes(found) if size["against_alone"] is not None]
     verdicts = [true_minus(f"{arm}: {against['text']}.") for arm, against in compared]
     return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _table(found))
@@ -191,72 +196,56 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
     }
 
 
-def draw(directory: Path, found: Mapping[str, Any]) -> list[Panel]:
-    """Three figures over the number of peers: final accuracy, a peer's own seconds, its bytes."""
+def draw(found: Mapping[str, Any]) -> list[Panel]:
+    """Three charts over the number of peers: final accuracy, a peer's own seconds, its bytes."""
     unknown = any(size["seconds"] is None for size in _sizes(found))
-    panels = [_accuracy_panel(directory, found)]
+    panels = [_accuracy_panel(found)]
     if not unknown:
-        panels.append(_cost_panel(directory, found, "seconds", "Own seconds", "a peer's own work, all rounds", 1.0))
-    panels.append(_cost_panel(directory, found, "bytes_received", "MB received", "by a peer, all rounds", 1e6))
+        panels.append(_cost_panel(found, "seconds", "Own seconds", "a peer's own work, all rounds", 1.0))
+    panels.append(_cost_panel(found, "bytes_received", "MB received", "by a peer, all rounds", 1e6))
     return panels
 
 
-def _accuracy_panel(directory: Path, found: Mapping[str, Any]) -> Panel:
-    def paint(axis: Any) -> None:
-        ends: list[tuple[float, str, str]] = []
-        for i, series in enumerate(found["series"]):
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            points = [(size["size"], size["final"]) for size in series["sizes"]]
-            for x, final in points:
-                if final["low"] is not None:
-                    axis.plot([x, x], [final["low"], final["high"]], color=colour, lw=1.4, alpha=0.7)
-            heights = [final["mean"] for _, final in points]
-            axis.plot([x for x, _ in points], heights, color=colour, marker=marker, lw=1.9, ms=5, zorder=3)
-            ends.append((heights[-1], series["name"], colour))
-        axis.axhline(found["start"]["mean"], color=SOFT, lw=1.1, ls=(0, (5, 1.5)))
-        ends.append((found["start"]["mean"], "start", SOFT))
-        ends += _alone_line(axis, found, lambda size: float(size["final"]["mean"]))
-        axis.set_ylim(*_room([height for height, _, _ in ends] + _all_seeds(found)))
-        _size_axis(axis, found)
-        label_ends(axis, ends)
-
+def _accuracy_panel(found: Mapping[str, Any]) -> Panel:
+    means = [size["final"]["mean"] for size in _sizes(found)]
+    plot = _over_sizes(found, _room([found["start"]["mean"], *means, *_all_seeds(found)]))
+    for i, series in enumerate(found["series"]):
+        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        points = [(size["size"], size["final"]) for size in series["sizes"]]
+        for x, final in points:
+            if final["low"] is not None:
+                plot.line([(x, final["low"]), (x, final["high"])], ink, width=1.4, opacity=0.7)
+        plot.line([(x, final["mean"]) for x, final in points], ink, series["name"], width=1.9, marker=marker)
+    plot.level(found["start"]["mean"], "start", "soft", DASHES[1])
+    _alone_line(plot, found, lambda size: float(size["final"]["mean"]))
     told = _told(found, lambda size: f"{size['final']['mean']:.3f}")
     alt = f"Final accuracy against peers in a swarm. Start {found['start']['mean']:.3f}; {told}"
-    return save_panel(directory, "scaling-accuracy", "Accuracy", "validation, greedy pass@1, at the end", alt, paint)
+    return Panel("scaling-accuracy", plot.chart("Accuracy", alt, "validation, greedy pass@1, at the end"))
 
 
-def _cost_panel(directory: Path, found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:
-    def paint(axis: Any) -> None:
-        ends: list[tuple[float, str, str]] = []
-        for i, series in enumerate(found["series"]):
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            heights = [size[key] / unit for size in series["sizes"]]
-            sizes = [size["size"] for size in series["sizes"]]
-            axis.plot(sizes, heights, color=colour, marker=marker, lw=1.9, ms=5)
-            ends.append((heights[-1], series["name"], colour))
-        if key == "seconds":
-            ends += _alone_line(axis, found, lambda size: size[key] / unit)
-        shown = [size[key] / unit for s in found["series"] for size in s["sizes"]]
-        axis.set_ylim(0, 1.1 * max(1e-9, *shown, *(height for height, _, _ in ends)))
-        _size_axis(axis, found)
-        label_ends(axis, ends)
-
-    told = _told(found, lambda size: f"{size[key] / unit:.3g}")
-    name = f"scaling-{key.partition('_')[0]}"
-    return save_panel(directory, name, title, subtitle, f"{title} against peers in a swarm. {told}", paint)
+def _cost_panel(found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:
+    shown = [size[key] / unit for size in (_sizes(found) if key == "seconds" else _in_swarms(found))]
+    plot = _over_sizes(found, (0.0, 1.1 * max(1e-9, *shown)))
+    for i, series in enumerate(found["series"]):
+        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        points = [(size["size"], size[key] / unit) for size in series["sizes"]]
+        plot.line(points, ink, series["name"], width=1.9, marker=marker)
+    if key == "seconds":
+        _alone_line(plot, found, lambda size: float(size[key] / unit))
+    alt = f"{title} against peers in a swarm. {_told(found, lambda size: f'{size[key] / unit:.3g}')}"
+    return Panel(f"scaling-{key.partition('_')[0]}", plot.chart(title, alt, subtitle))
 
 
-def _alone_line(
-    axis: Any, found: Mapping[str, Any], height_of: Callable[[Mapping[str, Any]], float]
-) -> list[tuple[float, str, str]]:
-    """Draw what peers alone come to with more sampling, over how many times as much. Returns the label of its end."""
-    if not found["ceilings"]:
-        return []
-    sizes = [found["alone"], *found["ceilings"]]
-    heights = [height_of(size) for size in sizes]
-    times = [size["sampled"] / found["own_rollouts"] for size in sizes]
-    axis.plot(times, heights, color=INK, marker="o", ms=3, lw=1.1, ls=(0, (5, 1.5)), zorder=2)
-    return [(heights[-1], "alone", INK)]
+def _in_swarms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [size for series in found["series"] for size in series["sizes"]]
+
+
+def _alone_line(plot: Plot, found: Mapping[str, Any], height_of: Callable[[Mapping[str, Any]], float]) -> None:
+    """Draw what peers alone come to with more sampling, over how many times as much."""
+    if found["ceilings"]:
+        sizes = [found["alone"], *found["ceilings"]]
+        points = [(size["sampled"] / found["own_rollouts"], height_of(size)) for size in sizes]
+        plot.line(points, "ink", "alone", width=1.1, dashes=DASHES[1], marker="o")
 
 
 def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]) -> str:
@@ -280,19 +269,13 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, min(values) - room), min(1.0, max(values) + room)
 
 
-def _size_axis(axis: Any, found: Mapping[str, Any]) -> None:
-    """Peers in a swarm, each doubling as wide as the last."""
-    from matplotlib.ticker import NullFormatter, NullLocator
-
+def _over_sizes(found: Mapping[str, Any], heights: tuple[float, float]) -> Plot:
+    """An empty chart over peers in a swarm, each doubling as wide as the last."""
     sizes = sorted({size["size"] for series in found["series"] for size in series["sizes"]})
     reach = max([sizes[-1], *(size["sampled"] / found["own_rollouts"] for size in found["ceilings"])])
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(sizes[0] / 1.15, reach * 1.15)
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.set_xlabel("peers in a swarm" + (" – or, alone, times the sampling" if found["ceilings"] else ""))
-    axis.grid(axis="y", color=RULE, lw=0.7)
+    label = "peers in a swarm" + (" – or, alone, times the sampling" if found["ceilings"] else "")
+    ticks = [Tick(size, str(size)) for size in sizes]
+    return Plot((sizes[0] / 1.15, reach * 1.15), heights, label, x_scale=logarithmic, x_ticks=ticks)
 
 
 def _sizes(found: Mapping[str, Any]) -> list[dict[str, Any]]:

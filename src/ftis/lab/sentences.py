@@ -81,9 +81,13 @@ class About:
 def about(peer: Standing) -> About:
     """The sentences on one peer."""
     remarks = remarks_on(peer)
-    levels = [remark.level for remark in remarks]
-    level: Level = "trouble" if "trouble" in levels else "look" if "look" in levels else "fine"
-    return About(peer.name, level, where(peer), remarks)
+    return About(peer.name, level_of(remarks), where(peer), remarks)
+
+
+def level_of(remarks: Sequence[Remark]) -> Level:
+    """The worst of some remarks' levels."""
+    levels = {remark.level for remark in remarks}
+    return "trouble" if "trouble" in levels else "look" if "look" in levels else "fine"
 
 
 def where(peer: Standing) -> str:
@@ -193,15 +197,16 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
     looking = [of.name for of in peers if of.level == "look"]
     finished, many = all(of.finished for of in standings), len(standings) > 1
     if worrying:
-        return f"{'Finished, with trouble' if finished else 'Trouble'} at {_and(worrying)}"
+        return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
     if looking:
-        return f"{'Finished' if finished else 'Working'}; have a look at {_and(looking)}"
+        return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
     if finished:
         return f"All {len(standings)} peers have finished" if many else "Finished"
     return f"All {len(standings)} peers are working" if many else "Working"
 
 
-def _and(names: Sequence[str]) -> str:
+def enumerated(names: Sequence[str]) -> str:
+    """Names as a part of a sentence; of many only the first."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more peers"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

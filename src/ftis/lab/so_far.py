@@ -1,28 +1,35 @@
-"""The comparisons of an experiment as sections of the page that is watched: verdicts and numbers, no figures."""
+"""What was compared, as sections of a page: at the end, or of the seeds that are complete while others go on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ftis.lab import page_tables, verdicts
+from ftis.lab import page_tables, scaling, verdicts
 from ftis.lab.drawing import arm_styles
 from ftis.lab.layout import Section
-from ftis.lab.reading import read_study
+from ftis.lab.reading import Study, read_study
 from ftis.lab.results import compared
 
 
 def so_far(directory: Path) -> Sequence[Section]:
-    """Of the seeds that are complete. Nothing is written.
+    """The sections of an experiment that goes on. Nothing is written.
 
     Raises:
         ReportError: nothing was recorded yet, or a file is damaged.
     """
     study = read_study(directory)
-    results = compared(study)
+    return comparison(study, compared(study), scaling.scaling(study))
+
+
+def comparison(study: Study, results: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Section]:
+    """Verdicts, curves over arms, accuracy, budgets and cost; a section without content is left out."""
     styles = arm_styles(results["arms"], results["baselines"])
     sections = [
-        Section("verdict", "Verdicts so far", verdicts.verdicts(study, results, styles, drawn=False)),
+        Section("scaling", "Number of peers", scaling.section(sizes)),
+        Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
+        Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
         Section("accuracy", "Accuracy", page_tables.accuracy(results, styles)),
         Section("cost", "Budgets and cost", page_tables.cost(study, results, styles)),
     ]

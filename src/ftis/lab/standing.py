@@ -5,7 +5,8 @@ Everything here is counted from records; nothing is read and nothing is put into
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -18,6 +19,10 @@ WINDOW = 10
 
 MEAN_OF = 3
 """Rounds over which a reward is averaged before it is compared: one of a few dozen completions swings."""
+
+
+REASONED = ("rejected/", "dropped/")
+"""Beginnings of measures that count by reason."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ def standing(
     rounds: int,
     rows: Sequence[Mapping[str, Any]],
     recent: Sequence[RoundRow] = (),
+    means: Sequence[tuple[int, float]] = (),
     *,
     swarm: Sequence[str] = (),
     steps: Mapping[str, int] | None = None,
@@ -120,6 +126,7 @@ def standing(
     Args:
         rows: its lines of metrics.jsonl; between the last ones there are no gaps.
         recent: the last of them as rounds, if they were sorted by peer before.
+        means: :func:`reward_means` of the rows, if they were taken before.
         swarm: the names of those who learn together, its own too.
         steps: rounds that each of them has finished.
         started: whether anything else was recorded of it, as the untrained model's evaluation.
@@ -129,7 +136,7 @@ def standing(
         return Standing(name, rounds, started=started, together=len(swarm) > 1, silent_for=silent_for, notice=notice)
     recent = recent[-WINDOW:] or [RoundRow.of(row) for row in rows[-WINDOW:]]
     step = recent[-1].step
-    means = reward_means(rows)
+    means = means or reward_means(rows)
     reward, change, over = _change(means)
     each = [row.measures["step_time"] for row in recent if "step_time" in row.measures]
     usual = seconds_per_round or (fmean(each) if each else None)
@@ -156,14 +163,32 @@ def standing(
     )
 
 
-def reward_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+class RewardMeans:
+    """:func:`reward_means` of rows that become more and more: only what was added is averaged."""
+
+    def __init__(self) -> None:
+        self._rows: Sequence[Mapping[str, Any]] = ()
+        self._taken = 0
+        self._last: deque[float] = deque(maxlen=MEAN_OF)
+        self._means: list[tuple[int, float]] = []
+
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, float]]:
+        """``rows`` is the list of the call before, to which some may have been added, or another one."""
+        if rows is not self._rows or len(rows) < self._taken:
+            self._rows, self._taken, self._means = rows, 0, []
+            self._last.clear()
+        for row in itertools.islice(rows, self._taken, None):
+            reward = row.get("reward")
+            if isinstance(reward, (int, float)):
+                self._last.append(float(reward))
+                self._means.append((int(row["step"]), sum(self._last) / len(self._last)))
+        self._taken = len(rows)
+        return self._means
+
+
+def reward_means(rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, float]]:
     """The step of each row, and the mean reward of the rows up to it, :data:`MEAN_OF` at most."""
-    known = [(int(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
-    means = []
-    for i, (step, _) in enumerate(known):
-        last = known[max(0, i - MEAN_OF + 1) : i + 1]
-        means.append((step, sum(reward for _, reward in last) / len(last)))
-    return means
+    return RewardMeans().of(rows)
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:
@@ -171,19 +196,18 @@ def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | N
     if not means:
         return None, None, 0
     step, now = means[-1]
-    before = [(then, mean) for then, mean in means if then <= step - WINDOW] or means[MEAN_OF - 1 : MEAN_OF]
-    if not before or step - before[-1][0] < MEAN_OF:
+    first = means[MEAN_OF - 1] if len(means) >= MEAN_OF else None
+    before = next((one for one in reversed(means) if one[0] <= step - WINDOW), first)
+    if before is None or step - before[0] < MEAN_OF:
         return now, None, 0
-    return now, now - before[-1][1], step - before[-1][0]
+    return now, now - before[1], step - before[0]
 
 
 def _last_without(rows: Sequence[Mapping[str, Any]], seen: Any) -> int:
     """Rounds since the last row with something, by their steps: rows of a long run have gaps."""
-    steps = [int(row["step"]) for row in rows]
-    found = next((i for i in range(len(rows) - 1, -1, -1) if seen(rows[i])), None)
-    if found is None:
-        return steps[-1] - steps[0] + 1
-    return steps[-1] - steps[found]
+    found = next((row for row in reversed(rows) if seen(row)), None)
+    before = int(rows[0]["step"]) - 1 if found is None else int(found["step"])
+    return int(rows[-1]["step"]) - before
 
 
 def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str, int]) -> Source:
@@ -192,8 +216,8 @@ def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str
     dropped: Counter[str] = Counter()
     for of_round in measured:
         for measure, value in of_round.items():
-            kind, _, reason = measure.partition("/")
-            if reason and value and kind in ("rejected", "dropped"):
+            if value and measure.startswith(REASONED):
+                kind, _, reason = measure.partition("/")
                 (rejected if kind == "rejected" else dropped)[reason] += int(value)
 
     def total(measure: str) -> int:

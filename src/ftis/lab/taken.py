@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ftis.lab.following import ArmOfRun
 from ftis.lab.plots import ROUND, Chart, Series, chart
@@ -92,8 +93,19 @@ def taken(arm: ArmOfRun) -> Taken | None:
     return Taken(first, last, rows, legend, together)
 
 
+_marks: WeakKeyDictionary[RoundRow, dict[tuple[str, ...], Mark]] = WeakKeyDictionary()
+"""Marks of rounds that are still shown: a round's end adds one column to thirty."""
+
+
 def mark(row: RoundRow, others: Sequence[str]) -> Mark:
     """What became of the rollouts of some sources in one round; the worst of them decides."""
+    known, key = _marks.setdefault(row, {}), tuple(others)
+    if key not in known:
+        known[key] = _mark(row, others)
+    return known[key]
+
+
+def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
     measured = [row.by_peer.get(other, {}) for other in others]
 
     def total(measure: str) -> int:

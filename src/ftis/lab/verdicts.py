@@ -8,8 +8,9 @@ from typing import Any
 
 from ftis.config import PeerConfig
 from ftis.lab import figures
-from ftis.lab.drawing import Panel, Style
+from ftis.lab.drawing import Style
 from ftis.lab.formatting import counted, number, true_minus
+from ftis.lab.plots import Panel
 from ftis.lab.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.lab.results import by_budget
 from ftis.lab.views import ArmLabel, PanelRow, split_heading
@@ -45,16 +46,12 @@ class ProgressRow:
 
 @dataclass(frozen=True)
 class VerdictGroup:
-    """The verdicts against one baseline; ``equal`` says in words which budget is the same.
-
-    Attributes:
-        figure: None on a page that is watched.
-    """
+    """The verdicts against one baseline; ``equal`` says in words which budget is the same."""
 
     baseline: ArmLabel
     equal: str
     verdicts: Sequence[VerdictRow]
-    figure: Panel | None
+    figure: Panel
 
 
 @dataclass(frozen=True)
@@ -98,42 +95,39 @@ class Curves:
     splits: Sequence[SplitCurves]
 
 
-def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool = True) -> Verdicts:
-    """The section; ``drawn`` says whether its figures are drawn, which takes time and writes files."""
+def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
     on_validation = sum(c["split"] == VALIDATION for c in results["comparisons"])
     return Verdicts(
         baselines=", ".join(results["baselines"]),
         comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
         last_evaluations=LAST_EVALUATIONS,
-        mean=_mean_card(study, results, styles, drawn) if results["together"] else None,
-        cards=[_card(study, study.recipe.peer(peer), results, styles, drawn) for peer in study.peer_names],
+        mean=_mean_card(study, results, styles) if results["together"] else None,
+        cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
         folded=len(study.peer_names) > MOST_CARDS and bool(results["together"]),
         cautions=_cautions(study, results),
     )
 
 
-def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool) -> Card:
+def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
     progress = [] if compared else _progress(results, peer.name, styles)
-    return Card(peer.name, model_in_words(peer), _groups(study, peer.name, compared, styles, drawn), progress)
+    return Card(peer.name, model_in_words(peer), _groups(peer.name, compared, styles), progress)
 
 
-def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style], drawn: bool) -> Card:
+def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     n = len(study.peer_names)
     about = f"{n} peers; Holm over the comparisons of means alone, which are fewer, so the same seeds can show more"
-    return Card("The mean over peers", about, _groups(study, MEAN, results["together"], styles, drawn), [])
+    return Card("The mean over peers", about, _groups(MEAN, results["together"], styles), [])
 
 
-def _groups(
-    study: Study, name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], drawn: bool
-) -> list[VerdictGroup]:
+def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
     """Comparisons by baseline and budget; ``name`` is the peer's, or :data:`MEAN`."""
     return [
         VerdictGroup(
-            baseline=ArmLabel(baseline, styles[baseline].colour),
+            baseline=ArmLabel(baseline, styles[baseline].ink),
             equal=equal,
             verdicts=[_verdict(c, styles) for c in group],
-            figure=figures.differences(study.directory / "figures", name, group, styles) if drawn else None,
+            figure=figures.differences(name, group, styles),
         )
         for (baseline, equal), group in by_budget(compared).items()
     ]
@@ -142,7 +136,7 @@ def _groups(
 def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> VerdictRow:
     arm, label = comparison["arm"], comparison["label"]
     return VerdictRow(
-        arm=ArmLabel(arm, styles[arm].colour),
+        arm=ArmLabel(arm, styles[arm].ink),
         split="" if comparison["split"] == VALIDATION else comparison["split"],
         kind=label.split()[0],
         symbol=SYMBOLS[label],
@@ -164,7 +158,7 @@ def _progress(results: Mapping[str, Any], peer: str, styles: Mapping[str, Style]
         if points:
             first, last = points[0], points[-1]
             text = f"{number(first['mean'])} at the start, {number(last['mean'])} after {last['step']} rounds"
-            rows.append(ProgressRow(ArmLabel(arm, styles[arm].colour), text))
+            rows.append(ProgressRow(ArmLabel(arm, styles[arm].ink), text))
     return rows
 
 
@@ -207,17 +201,17 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
         intro += f"Bold: mean over {n} seeds; band: its 95% interval (Student’s t); thin: each seed."
     if not study.seeds:
         intro += " Unfinished seeds, as far as they are."
-    return Curves(intro, [_split_curves(study, results, split, styles) for split in results["splits"]])
+    return Curves(intro, [_split_curves(results, split, styles) for split in results["splits"]])
 
 
-def _split_curves(study: Study, results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
+def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
     """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds."""
-    directory, by_arm = study.directory / "figures", results["curves"][split]
+    by_arm = results["curves"][split]
     limits = figures.accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
     panels = []
     for peer in results["peers"]:
         of_peer = {arm: by_arm[arm][peer] for arm in results["arms"]}
-        panels += [figures.learning(directory, split, peer, of_peer, styles, limits, over) for over in overs]
+        panels += [figures.learning(split, peer, of_peer, styles, limits, over) for over in overs]
     columns = len(overs) if len(overs) > 1 else len(results["peers"])
     return SplitCurves(split_heading(split), PanelRow.of(panels, columns))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.lab.drawing import Panel
 from ftis.lab.formatting import interval_text, number, true_minus
+from ftis.lab.plots import Panel
 from ftis.lab.reading import VALIDATION
 
 MOST_COLUMNS = 3
@@ -15,20 +15,21 @@ MOST_COLUMNS = 3
 
 @dataclass(frozen=True)
 class ArmLabel:
-    """An arm's name behind a patch of its colour."""
+    """An arm's name behind a patch of its ink."""
 
     name: str
-    colour: str
+    ink: str
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: an arm, or text and an interval after it."""
+    """A cell of a table: an arm, or text and an interval after it. ``claimed``: anybody could have said so."""
 
     text: str = ""
     interval: str = ""
     strong: bool = False
     arm: ArmLabel | None = None
+    claimed: bool = False
 
 
 Row = Sequence[Cell]
@@ -51,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class PanelRow:
-    """Figures side by side, at most three to a line."""
+    """Charts side by side, at most three to a line."""
 
     panels: Sequence[Panel]
     columns: int

@@ -1,4 +1,4 @@
-"""The page of a directory, served to a browser and kept up to date: an ASGI application and its server.
+"""The page of a directory or a swarm, served to a browser and kept up to date: an ASGI application and its server.
 
 It only reads. It answers GET and HEAD at four addresses, to whom has the token where there is one, and to nobody whom a
 foreign page sent: bound to this machine alone, it wants to be called by this machine's name.
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from ftis.config import FtisError
+from ftis.lab.contents import Address, Link, OfSwarm, of_directory
 from ftis.lab.following import Directory
 from ftis.lab.layout import asset
-from ftis.lab.live import Address, Shown, View
+from ftis.lab.live import Content, Shown, View
+from ftis.swarm.onlooker import Onlooker
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -58,10 +60,11 @@ class WatchError(FtisError):
     """The page cannot be served."""
 
 
-def application(directory: Path, token: str = "") -> Starlette:
+def application(watched: Path | Onlooker, token: str = "") -> Starlette:
     """The ASGI application.
 
     Args:
+        watched: a run's or an experiment's directory, or who looks on at a swarm.
         token: what ``?token=`` must be; "" for none, and then only requests to this machine's own names are answered.
 
     Raises:
@@ -69,19 +72,18 @@ def application(directory: Path, token: str = "") -> Starlette:
         WatchError: Starlette is not installed.
     """
     applications, concurrency, middleware, responses, routing = _starlette()
-    watched, views = Directory(directory), dict[Address, View]()
+    content_of = _contents(watched)
+    views: dict[Address, View] = {}
 
     def link(path: str, **query: Any) -> str:
         said = {name: value for name, value in query.items() if value is not None} | ({"token": token} if token else {})
         return f"/{path}" + (f"?{urlencode(said)}" if said else "")
 
     def view_of(request: Request) -> View:
-        seed, arm = request.query_params.get("seed"), request.query_params.get("arm")
-        known_seed = int(seed) if seed and seed.isdecimal() and int(seed) in watched.seeds else None
-        address = Address(known_seed, arm if arm in {a.name for a in watched.arms} else None)
+        address, make = content_of(request.query_params.get("seed"), request.query_params.get("arm"))
         if address not in views and len(views) >= MOST_VIEWS:
             views.clear()
-        return views.setdefault(address, View(watched, address, link))
+        return views.get(address) or views.setdefault(address, View(make(link)))
 
     def answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """An endpoint that wants the token."""
@@ -127,6 +129,22 @@ def application(directory: Path, token: str = "") -> Starlette:
     return app
 
 
+def _contents(
+    watched: Path | Onlooker,
+) -> Callable[[str | None, str | None], tuple[Address, Callable[[Link], Content]]]:
+    """Which page the seed and the arm in an address ask for, and what makes its content."""
+    if isinstance(watched, Onlooker):
+        return lambda seed, arm: (Address(), lambda link: OfSwarm(watched, link))
+    directory = Directory(watched)
+
+    def asked(seed: str | None, arm: str | None) -> tuple[Address, Callable[[Link], Content]]:
+        known_seed = int(seed) if seed and seed.isdecimal() and int(seed) in directory.seeds else None
+        address = Address(known_seed, arm if arm in {a.name for a in directory.arms} else None)
+        return address, lambda link: of_directory(directory, address, link)
+
+    return asked
+
+
 def _plain(responses: Any, text: str, status: int) -> Response:
     return _made(responses.PlainTextResponse(text, status_code=status, headers=HEADERS))
 
@@ -160,7 +178,7 @@ def _difference(before: Shown, now: Shown) -> dict[str, Any]:
     return {"title": now.title, "header": now.header, "order": list(now.sections), "sections": differing}
 
 
-def serve(directory: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+def serve(watched: Path | Onlooker, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C. ``say`` gets its address once it can be opened.
 
     Raises:
@@ -172,7 +190,7 @@ def serve(directory: Path, host: str, port: int, say: Callable[[str], None]) -> 
     except ImportError:
         raise _not_installed("uvicorn") from None
     token = "" if host in LOCAL else secrets.token_urlsafe(16)
-    app = application(directory, token)
+    app = application(watched, token)
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -103,7 +104,13 @@ class NetworkExchange:
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
         self.outbox, self.inbox = Outbox(outbox, keep, run, peer, incarnation, key), inbox
-        self.status: dict[str, Any] = {"peer": peer, "run": run, "name": recipe.name, "state": "starting"}
+        self.status: dict[str, Any] = {
+            "peer": peer,
+            "run": run,
+            "name": recipe.name,
+            "state": "starting",
+            "version": version("ftis"),
+        }
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()
         self._entered = False

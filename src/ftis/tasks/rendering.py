@@ -26,16 +26,12 @@ def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> Ints:
     Raises:
         TaskError: the prompt has no tokens, or the chat template refuses the messages.
     """
-    solved = [(_user_turn(config, example.question), example.completion) for example in config.examples]
-    user = _user_turn(config, prompt.question)
     if config.chat_template == "auto" and tokenizer.chat_template:
-        messages = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
-        for turn, completion in solved:
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": completion}]
-        ids = _of_chat(prompt, [*messages, {"role": "user", "content": user}], config.prefill, tokenizer)
+        ids = _of_chat(prompt, conversation(prompt, config), config.prefill, tokenizer)
     else:
         before = [config.system_prompt] if config.system_prompt else []
-        text = "\n\n".join([*before, *(turn + completion for turn, completion in solved), user + config.prefill])
+        solved = [_user_turn(config, example.question) + example.completion for example in config.examples]
+        text = "\n\n".join([*before, *solved, _user_turn(config, prompt.question) + config.prefill])
         ids = tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
     if len(ids) == 0:
         raise TaskError(
@@ -43,6 +39,15 @@ def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> Ints:
             "put some text into prompt.template or prompt.system_prompt"
         )
     return np.array(ids, dtype=np.int32)
+
+
+def conversation(prompt: Prompt, config: PromptConfig) -> list[dict[str, str]]:
+    """The messages of a prompt, without its prefill."""
+    messages = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+    for example in config.examples:
+        turns = {"user": _user_turn(config, example.question), "assistant": example.completion}
+        messages += [{"role": role, "content": content} for role, content in turns.items()]
+    return [*messages, {"role": "user", "content": _user_turn(config, prompt.question)}]
 
 
 def _user_turn(config: PromptConfig, question: str) -> str:

@@ -91,6 +91,6 @@ function pulse(text, lost) {
   if (line.textContent !== text) line.textContent = text;
   line.classList.toggle("lost", lost);
 }
-stream.onopen = () => pulse("Live: the page follows the records.", false);
+stream.onopen = () => pulse("Live: the page is kept up to date.", false);
 stream.onerror = () => pulse("Not connected: ftis watch has ended, or cannot be reached. Trying again.", true);
 ready();

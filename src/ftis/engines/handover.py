@@ -1,0 +1,387 @@
+"""Samplers with a copy of the weights: how they get new ones, and whether they sample the learner.
+
+An engine of its own, such as vLLM, is fast, and it may sample another policy than the learner's without anybody seeing
+it: new weights arrive in part or not at all, log-probabilities are those before temperature, top k and top p, or the
+temperature is another. Every importance weight is then wrong. So the learner scores a few of the engine's own
+completions, and training stops where the two do not fit:
+
+* at the first draw with new weights: do both give its tokens the same log-probabilities at temperature 1, and are those
+  that it drew them with of the distribution that was asked for?
+* at the hand-over: does the engine give tokens of the latest draw the learner's new log-probabilities, at temperature
+  1, and did its log-probabilities move as the learner's did?
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ftis.config import FtisError
+from ftis.engines.models import in_bfloat16
+from ftis.learning import ROUNDING
+from ftis.policy import PaddedRows, Policy, selected_logp
+from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
+from ftis.sampling import Decoding, Sampler
+
+CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
+"""How many completions of a draw the learner scores, and how many tokens of each at most."""
+LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
+"""The largest root mean square of log π_engine − log π_θ, in nats, that is taken for rounding, by the coarser of the
+two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
+ROUNDED = 4
+"""In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: an engine also keeps weights
+and residual stream in bfloat16, which the learner keeps in float32."""
+FINEST = 1e-6
+"""Log-probabilities in float32 that differ by less are equal."""
+SURE = 5.0
+"""Standard errors of a finding."""
+ASIDE = 0.1
+"""Neighbouring temperatures are this part higher and lower. So large a part of an update may be missing, and of the
+drawn tokens be outside the learner's top k and top p, for rounding."""
+STILL = 2e-5
+"""An update that moves the learner by more than this, in nats, changes the last bits of an engine's log-probabilities.
+SmolLM2-135M in bfloat16 on a CPU is still at 4e-6 nats, and at 1e-5 it moves by .05."""
+
+Nats = npt.NDArray[np.float64]
+"""Log-probabilities of checked tokens, end to end: [M]."""
+
+
+class SamplerError(FtisError):
+    """An engine that samples for a learner is missing, fails, or does not sample the learner."""
+
+
+class Completion(NamedTuple):
+    """Ids with their log-probabilities, and the engine's word for why it ended there."""
+
+    ids: Sequence[int]
+    logp: Sequence[float]
+    reason: str
+
+
+class Rows(NamedTuple):
+    """Prompts, and a completion of each."""
+
+    prompts: Sequence[Ints]
+    completions: Sequence[Ints]
+
+
+class Seen(NamedTuple):
+    """Rows of a draw, and the log-probabilities that engine and learner then gave them."""
+
+    rows: Rows
+    engine_M: Nats
+    learner_M: Nats
+
+
+class Engine(Protocol):
+    """Completes prompts with weights of its own.
+
+    Attributes:
+        name: for error messages.
+        dtype: the precision of its arithmetic.
+        remedy: what to set where its log-probabilities are of another distribution.
+    """
+
+    name: str
+    dtype: torch.dtype
+    remedy: str
+
+    def complete(
+        self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
+    ) -> list[list[Completion]]:
+        """``repeats`` completions of each prompt, each up to one of ``ends``. A prompt's draw follows from its seed."""
+
+    def score(self, rows: Rows) -> list[Floats]:
+        """log softmax(logits) of each row's completion, at temperature 1."""
+
+    def load(self, policy: Policy) -> None:
+        """Take over the policy's weights, and forget what was computed with earlier ones."""
+
+    def close(self) -> None:
+        """Free memory and files."""
+
+
+class Copied(Sampler):
+    """Draws from an engine with a copy of the weights, and checks that the copy is the learner.
+
+    Attributes:
+        gap: root mean square of log π_engine − log π_θ, in nats, at the latest check; 0 before the first.
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine, self.gap = engine, 0.0
+        engine.load(policy)
+        self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
+        self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
+        # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.
+        self._noise = self._largest_gap / 3 if self._coarse else FINEST
+        self._checked: set[Decoding] = set()
+        self._seen: Seen | None = None
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        """Draw as :class:`~ftis.sampling.Draw` says, but for ``batch_size``: the engine sees to its own memory.
+
+        Raises:
+            SamplerError: the engine fails, cuts completions short, or does not sample the learner.
+        """
+        if not prompt_ids:
+            return []
+        seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(len(prompt_ids))]
+        completions = self.engine.complete(prompt_ids, repeats, decoding, seeds, sorted(policy.end_ids))
+        for prompt, group in zip(prompt_ids, completions, strict=True):
+            for completion in group:
+                self._check_end(completion, len(prompt), decoding, policy)
+        groups = [tuple(_rollout(completion) for completion in group) for group in completions]
+        if decoding not in self._checked:
+            self._check_draw(policy, prompt_ids, groups, decoding)
+            self._checked.add(decoding)
+        return groups
+
+    def weights_moved(self, policy: Policy) -> None:
+        """Hand the weights over.
+
+        Raises:
+            SamplerError: the engine did not take them.
+        """
+        self.engine.load(policy)
+        self._checked.clear()
+        if self._seen is not None and self._check_arrival(policy, self._seen):
+            self._seen = None
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _check_end(self, completion: Completion, prompt_length: int, decoding: Decoding, policy: Policy) -> None:
+        n = len(completion.ids)
+        whole = n == decoding.max_completion_length or completion.ids[-1] in policy.end_ids
+        if not whole and not (decoding.stop and _holds(decoding.stop, policy.detokenize(completion.ids))):
+            raise SamplerError(
+                f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "
+                f"prompt of {prompt_length}, for {completion.reason!r}, with nothing that ends one: raise "
+                f"its max_model_len, or leave out end tokens and stop strings that only it knows"
+            )
+
+    def _check_draw(
+        self, policy: Policy, prompt_ids: Sequence[Ints], groups: Sequence[tuple[Rollout, ...]], decoding: Decoding
+    ) -> None:
+        """Compare the reported log-probabilities of a draw with the learner's, under this distribution and others."""
+        pairs = [(p, rollout) for p, group in zip(prompt_ids, groups, strict=True) for rollout in group]
+        chosen = np.unique(np.linspace(0, len(pairs) - 1, CHECKED_ROLLOUTS).astype(np.int64)).tolist()
+        # An engine draws one more token when it scores, for which a full row would have no room.
+        cut = {i: slice(min(CHECKED_TOKENS, max(1, len(pairs[i][1]) - 1))) for i in chosen}
+        rows = Rows([pairs[i][0] for i in chosen], [pairs[i][1].completion_ids[cut[i]] for i in chosen])
+        reported_M = _joined([pairs[i][1].gen_logp[cut[i]] for i in chosen])
+        engine_M, learner_M = self._scores(policy, rows)
+        self.gap = _rms(engine_M - learner_M)
+        self._check_gap("of tokens that it drew, scored at temperature 1,", policy, rows, _REMEDY)
+        self._seen = self._seen or Seen(rows, engine_M, learner_M)
+        asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
+        others = other_distributions(asked)
+        learner = learner_logps(policy, rows, [asked, *others.values()])
+        # Near the edge of top k and top p, rounding decides which side a token is on.
+        known_M = np.isfinite(learner[0])
+        if known_M.mean() < 1 - ASIDE:
+            raise SamplerError(
+                f"{self.engine.name}: {1 - known_M.mean():.0%} of the tokens that it drew are outside the learner's "
+                f"top k and top p: it does not draw as asked. {self.engine.remedy}"
+            )
+        reported_M, expected_M = reported_M[known_M], learner[0][known_M]
+        self.gap = _rms(reported_M - expected_M)
+        for what, other_M in zip(others, learner[1:], strict=True):
+            way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP), self._noise)
+            if way.share - SURE * way.error > 0.5:
+                raise SamplerError(
+                    f"{self.engine.name}'s log-probabilities are not those of the distribution that it was asked to "
+                    f"sample, {_in_words(asked)}: over {len(reported_M)} tokens they are {self.gap:.2g} nats from it, "
+                    f"and fit {what}. {self.engine.remedy}"
+                )
+        drawn = f"of tokens that it drew from {_in_words(asked)}"
+        self._check_gap(drawn, policy, rows, f"Its weights are the learner's. {self.engine.remedy}")
+
+    def _check_arrival(self, policy: Policy, seen: Seen) -> bool:
+        """Compare what engine and learner now think of the tokens of an earlier draw.
+
+        Returns whether the learner has moved enough to tell. If not, later updates add to this one.
+        """
+        engine_M, learner_M = self._scores(policy, seen.rows)
+        self.gap, before = _rms(engine_M - learner_M), _rms(seen.engine_M - seen.learner_M)
+        moved, change_M = _rms(learner_M - seen.learner_M), learner_M - seen.learner_M
+        facts = f"over {len(change_M)} tokens the update moved the learner by {moved:.2g} nats"
+        if moved > STILL and np.abs(engine_M - seen.engine_M).max() <= FINEST:
+            raise SamplerError(
+                f"{self.engine.name} has not taken the new weights: {facts}, and the engine by none. {_REMEDY}"
+            )
+        if moved > max(STILL, 4 * before):  # below, rounding in the learner's own change would blur the share
+            way = explained_by(engine_M, seen.engine_M + change_M, seen.engine_M, self._noise)
+            if way.share - SURE * way.error > ASIDE:
+                raise SamplerError(
+                    f"{self.engine.name} has taken the new weights in part: {facts}, and {way.share:.0%} of it is "
+                    f"missing in the engine. {_REMEDY}"
+                )
+        self._check_gap("of the same tokens after the hand-over", policy, seen.rows, _REMEDY)
+        return moved > STILL
+
+    def _check_gap(self, what: str, policy: Policy, rows: Rows, remedy: str) -> None:
+        if self.gap <= self._largest_gap:
+            return
+        if self._coarse:  # a model with sharp distributions rounds more coarsely than most
+            self._largest_gap = max(self._largest_gap, ROUNDED * rounding(policy, rows))
+            if self.gap <= self._largest_gap:
+                return
+        raise SamplerError(
+            f"{self.engine.name} does not sample the learner: its log-probabilities {what} are {self.gap:.2g} nats "
+            f"from the learner's (root mean square over {sum(map(len, rows.completions))} tokens), and rounding "
+            f"explains {self._largest_gap:.2g}. {remedy}"
+        )
+
+    def _scores(self, policy: Policy, rows: Rows) -> tuple[Nats, Nats]:
+        return _joined(self.engine.score(rows)), _joined(policy.logps(rows.prompts, rows.completions, 1.0))
+
+
+_REMEDY = (
+    "Check that the engine serves this peer's model in a like precision, and that its hand-over reaches every part of "
+    "it; docs/vllm.md has the known cases"
+)
+
+
+class Written:
+    """Weights on their way through a directory, which is deleted with this.
+
+    Args:
+        directory: for engines elsewhere, which read it by the same path; that for temporary files by default.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))
+        self.close = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+        self._number = 0
+
+    def adapter(self, policy: Policy) -> Path:
+        """The policy's adapter in a directory of its own. That of the last but one is deleted."""
+        self._number += 1
+        shutil.rmtree(self.directory / f"{self._number - 2}", ignore_errors=True)
+        place = self.directory / f"{self._number}"
+        policy.save_pretrained(place)
+        return place
+
+    @contextmanager
+    def weights(self, policy: Policy, dtype: torch.dtype) -> Iterator[Path]:
+        """A context with all of the policy's weights in a directory, in the engine's precision."""
+        place = self.directory / "weights"
+        weights = {name: p.detach().to(dtype) for name, p in policy.model.named_parameters()}
+        policy.model.save_pretrained(place, state_dict=weights)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place)
+
+
+class Way(NamedTuple):
+    """How far values lie on the way from what was expected to something else: 0 as expected, 1 the other."""
+
+    share: float
+    error: float
+
+
+def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float = FINEST) -> Way:
+    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal.
+
+    Args:
+        noise: the least standard deviation of a value, in nats.
+    """
+    way_M, gap_M = other_M - expected_M, reported_M - expected_M
+    length = float(way_M @ way_M)
+    if length <= len(way_M) * FINEST**2:
+        return Way(0.0, np.inf)
+    share = float(gap_M @ way_M) / length
+    return Way(share, max(_rms(gap_M - share * way_M), noise) / length**0.5)
+
+
+def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
+    """What an engine's log-probabilities may be of by mistake, in words."""
+    others: dict[str, Decoding] = {}
+    if asked.truncated or asked.temperature != 1:
+        others["the model's own, before temperature, top k and top p"] = Decoding(asked.max_completion_length)
+    if asked.truncated and asked.temperature != 1:
+        others["that before top k and top p"] = replace(asked, top_k=0, top_p=1.0)
+    for factor in (1 - ASIDE, 1 + ASIDE):
+        temperature = asked.temperature * factor
+        others[f"a temperature of {temperature:.3g} or beyond"] = replace(asked, temperature=temperature)
+    return others
+
+
+@torch.no_grad()
+def learner_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[Nats]:
+    """log π_θ of all completions' tokens under each decoding, −∞ where top k or top p leave a token out."""
+    forward = PaddedRows(policy.model, policy.device)
+    found: list[list[Floats]] = [[] for _ in decodings]
+    for prompt, completion in zip(*rows, strict=True):
+        with policy.precision():
+            logits_TV = forward([prompt], [completion]).float()
+        target_T1 = torch.from_numpy(completion.astype(np.int64)).to(logits_TV.device)[:, None]
+        for of, decoding in zip(found, decodings, strict=True):
+            scores_TV = logits_TV
+            for warper in decoding.warpers():
+                scores_TV = warper(None, scores_TV)
+            logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
+            of.append(logp_T.cpu().numpy())
+    return [_joined(of) for of in found]
+
+
+@torch.no_grad()
+def rounding(policy: Policy, rows: Rows) -> float:
+    """Root mean square of what bfloat16 does to the learner's own log-probabilities, in nats; 0 where its weights are
+    in bfloat16 themselves."""
+    if in_bfloat16(policy.model):
+        return 0.0
+    forward = PaddedRows(policy.model, policy.device)
+    differences = []
+    for prompt, completion in zip(*rows, strict=True):
+        target_T = torch.from_numpy(completion.astype(np.int64)).to(policy.device)
+        exact_T = selected_logp(forward([prompt], [completion]), target_T, 1.0)
+        with torch.autocast(policy.device.type, dtype=torch.bfloat16):
+            coarse_TV = forward([prompt], [completion])
+        differences.append((selected_logp(coarse_TV, target_T, 1.0) - exact_T).cpu().numpy())
+    return _rms(_joined(differences))
+
+
+def _rollout(completion: Completion) -> Rollout:
+    logp = np.asarray(completion.logp, np.float32).clip(MIN_LOGP, 0.0)
+    return Rollout(np.asarray(completion.ids, np.int32), logp)
+
+
+def _holds(stop: Sequence[str], text: str) -> bool:
+    return any(s in text for s in stop)
+
+
+def _joined(rows: Sequence[Floats]) -> Nats:
+    return np.concatenate(rows).astype(np.float64)
+
+
+def _rms(values_M: Nats) -> float:
+    return float(np.sqrt(np.mean(values_M**2)))
+
+
+def _in_words(decoding: Decoding) -> str:
+    words = [f"temperature {decoding.temperature:g}"]
+    words += [f"top k {decoding.top_k}"] if decoding.top_k else []
+    words += [f"top p {decoding.top_p:g}"] if decoding.top_p < 1 else []
+    return ", ".join(words)

@@ -1,0 +1,158 @@
+"""``vllm serve`` as an engine: completions over HTTP, weights through a directory that both see."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftis.engines.handover import Completion, Engine, Rows, SamplerError, Written
+from ftis.policy import Policy
+from ftis.rollouts import Floats, Ints
+from ftis.sampling import Decoding
+
+AT_ONCE = 64
+"""Requests under way at once, each of one prompt: a request has one seed."""
+
+
+class Served(Engine):
+    """A server's model, or the adapter that it was given last."""
+
+    remedy = "Start vllm serve with --logprobs-mode processed_logprobs"
+
+    def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
+        self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout
+        self.name, self.lora = f"vLLM at {self.url}", policy.config.train == "lora"
+        self.written = Written(directory)
+        self.base = str(self._ask("/v1/models")["data"][0]["id"])
+        self.adapter: str | None = None
+        self.loaded = 0
+
+    def complete(
+        self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
+    ) -> list[list[Completion]]:
+        bodies = [
+            {
+                "prompt": prompt.tolist(),
+                **sampling_parameters(decoding, repeats, seed, ends),
+                "logprobs": 0,
+                "return_tokens_as_token_ids": True,
+            }
+            for prompt, seed in zip(prompt_ids, seeds, strict=True)
+        ]
+        groups = [[completed(choice) for choice in answer["choices"]] for answer in self._completions(bodies)]
+        return [group * repeats for group in groups] if decoding.greedy else groups
+
+    def score(self, rows: Rows) -> list[Floats]:
+        bodies = [
+            {"prompt": [*p.tolist(), *c.tolist()], "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+            for p, c in zip(*rows, strict=True)
+        ]
+        answers = self._completions(bodies)
+        return [
+            served_prompt_logps(answer["choices"][0]["prompt_logprobs"], completion)
+            for answer, completion in zip(answers, rows.completions, strict=True)
+        ]
+
+    def load(self, policy: Policy) -> None:
+        self.loaded += 1
+        if self.lora:
+            old, new = self.adapter, f"round-{self.loaded}"
+            path = str(self.written.adapter(policy))
+            self._ask("/v1/load_lora_adapter", {"lora_name": new, "lora_path": path})
+            self.adapter = new
+            if old:
+                self._ask("/v1/unload_lora_adapter", {"lora_name": old})
+            return
+        with self.written.weights(policy, self.dtype) as directory:
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+            self._ask("/collective_rpc", reload)
+        self._ask("/reset_prefix_cache", {})
+
+    def close(self) -> None:
+        with suppress(SamplerError):  # the server may be gone, and the run is over
+            if self.adapter:
+                self._ask("/v1/unload_lora_adapter", {"lora_name": self.adapter})
+        self.written.close()
+
+    def _completions(self, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+        model = self.adapter or self.base
+        with ThreadPoolExecutor(min(AT_ONCE, len(bodies))) as threads:
+            return list(threads.map(partial(self._ask, "/v1/completions"), [{"model": model, **b} for b in bodies]))
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The server's answer, read as JSON where it is JSON.
+
+        Raises:
+            SamplerError: there is none, or it is an error.
+        """
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("VLLM_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self.url + path, data, headers)
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            detail = error.read().decode(errors="replace").strip()[:300]
+            remedy = NEEDED.get(path, "") if error.code == 404 else ""
+            raise SamplerError(f"{self.name}: {path} answered {error.code}: {detail or error.reason}{remedy}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise SamplerError(
+                f"{self.name}: {path} has no answer ({reason}): start vllm serve, or mend sampling.options.url"
+            ) from None
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+
+
+NEEDED = {
+    "/collective_rpc": "; start vllm serve with VLLM_SERVER_DEV_MODE=1, which lets a learner hand weights over",
+    "/v1/load_lora_adapter": "; start vllm serve with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora",
+}
+
+
+def sampling_parameters(decoding: Decoding, repeats: int, seed: int, ends: Sequence[int]) -> dict[str, Any]:
+    """vLLM's sampling parameters. What could change the distribution is named, so no default of a model's applies."""
+    return {
+        "n": 1 if decoding.greedy else repeats,
+        "max_tokens": decoding.max_completion_length,
+        "temperature": decoding.temperature,
+        "top_k": decoding.top_k,
+        "top_p": decoding.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None if decoding.greedy else seed,
+        "stop": list(decoding.stop),
+        "stop_token_ids": list(ends),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": True,
+    }
+
+
+def completed(choice: Mapping[str, Any]) -> Completion:
+    """A choice of an answer whose tokens are written as ``token_id:<id>``."""
+    of = choice["logprobs"]
+    ids = [int(token.removeprefix("token_id:")) for token in of["tokens"]]
+    return Completion(ids, [float(logp) for logp in of["token_logprobs"]], str(choice["finish_reason"]))
+
+
+def served_prompt_logps(prompt_logprobs: Sequence[Mapping[str, Any] | None], completion: Ints) -> Floats:
+    """log-probabilities of the last tokens of a prompt: by position a map from id, as text, to ``logprob``."""
+    of_completion = prompt_logprobs[len(prompt_logprobs) - len(completion) :]
+    found = [at[str(i)]["logprob"] for at, i in zip(of_completion, completion.tolist(), strict=True) if at]
+    return np.array(found, np.float32)

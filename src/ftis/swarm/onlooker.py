@@ -1,0 +1,334 @@
+"""What somebody who only looks on knows of a swarm: what its peers signed, and what is said in their names.
+
+Pure: what a transport hears goes in with the time, :meth:`Onlooker.runs` gives it back by run and peer. What a peer
+signed is a fact: its offers, and the digest of the run that they are for. Facts about the recipe whose digest that is
+were signed with it. All else (presence, status, other facts) can be said by anybody who has a link, in any name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftis.admission import Reason
+from ftis.config import NAME_PATTERN
+from ftis.swarm.facts import mismatch, read_facts, run_id
+from ftis.swarm.identity import Roster, roster_digest
+from ftis.swarm.manifest import Manifest, unseal
+from ftis.swarm.offers import OfferCheck
+
+MOST_RUNS, MOST_PEERS, MOST_TOKENS, MOST_ROUNDS, MOST_EVENTS = 16, 256, 16, 64, 200
+"""What is kept, whatever comes: anybody with a link can make up names, signs of presence and rounds."""
+
+ANY_BYTES, ANY_ITEMS, ANY_ROUND = 2**50, 100_000, 2**31
+"""An onlooker fetches no contents, so that an offer's size does it no harm."""
+
+LONGEST_TEXT = 64
+
+_RUN, _NAME = re.compile(r"[0-9a-f]{32}"), re.compile(NAME_PATTERN)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """Something that the onlooker noticed: when (seconds since the epoch), about whom, in words."""
+
+    at: float
+    peer: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A peer's offers that count.
+
+    Attributes:
+        key: the public key that signed them, 64 hex digits.
+        known: whether that is the roster's key of the peer; else it is the first that spoke in its name.
+        round: the newest, counted from 0.
+        at: when the newest was first heard.
+        pace: seconds between rounds, as they were heard; None before two.
+        bytes, offers: of the offers that were heard.
+        twice: the last round for which it signed two different offers; None if there is none.
+    """
+
+    key: str
+    known: bool
+    round: int
+    at: float
+    pace: float | None
+    bytes: int
+    offers: int
+    twice: int | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one peer of one run.
+
+    Attributes:
+        present: whether anybody declares it present; ``changed`` is since when, None if it never was.
+        signed: its offers; None if none counts.
+        forged: offers in its name that its key did not sign.
+        said: what its status says, each value of a known type; {} if it does not answer.
+        said_at: when it last answered; None if it did not.
+        facts: what it means by the recipe.
+        committed: whether those facts are the ones whose digest it signed.
+    """
+
+    peer: str
+    present: bool
+    changed: float | None
+    signed: Signed | None
+    forged: int
+    said: Mapping[str, Any]
+    said_at: float | None
+    facts: Mapping[str, Any]
+    committed: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether anybody spoke for the peer, and it is not only named by others."""
+        return self.changed is not None or self.signed is not None or bool(self.said)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The peers that mean the same run.
+
+    Attributes:
+        id: the run's digest.
+        name: the recipe's, as it is said; "" if nothing is.
+        facts: those with the digest ``id``; {} if they were not heard.
+        differs: what the run is about that the first of its name is not; "" for the first.
+    """
+
+    id: str
+    name: str
+    facts: Mapping[str, Any]
+    peers: Sequence[Seen]
+    differs: str = ""
+
+
+@dataclass
+class _Heard:
+    """All that is kept of one peer of one run."""
+
+    tokens: set[str] = field(default_factory=set)
+    changed: float | None = None
+    offers: dict[int, Manifest] = field(default_factory=dict)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    heard_at: list[tuple[float, int]] = field(default_factory=list)
+    key: str = ""
+    bytes: int = 0
+    count: int = 0
+    twice: int | None = None
+    forged: int = 0
+    said: dict[str, Any] = field(default_factory=dict)
+    said_at: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+class Onlooker:
+    """What was heard so far. Its methods may be called from several threads.
+
+    Args:
+        roster: public keys by name; without it the first key to use a peer's name keeps it.
+    """
+
+    def __init__(self, roster: Roster | None = None) -> None:
+        self.roster = roster
+        self.reached = False
+        """Whether anybody has answered at all."""
+        self._lock = threading.Lock()
+        self._runs: dict[str, dict[str, _Heard]] = {}
+        self._checks: dict[str, OfferCheck] = {}
+        self._events: list[Happened] = []
+
+    # --- what is heard ----------------------------------------------------------------------------
+
+    def token(self, key: str, present: bool, now: float) -> None:
+        """A sign of presence at ``ftis/<run>/live/<peer>/<incarnation>/<round>`` came, or went."""
+        parts = key.split("/")
+        with self._lock:
+            if len(parts) != 6 or (of := self._of(parts[1], parts[3])) is None:
+                return
+            before = bool(of.tokens)
+            if present and len(of.tokens) < MOST_TOKENS:
+                of.tokens.add(key)
+            elif not present:
+                of.tokens.discard(key)
+            if bool(of.tokens) != before:
+                came_back = of.changed is not None
+                of.changed = now
+                words = "is there again" if came_back else "is there"
+                self._note(now, parts[3], words if of.tokens else "is gone: nobody declares it present any more")
+
+    def offer(self, key: str, document: bytes, seal: bytes, now: float) -> None:
+        """An offer came, at ``ftis/<run>/man/<peer>/<round>``."""
+        parts = key.split("/")
+        if len(parts) != 5 or not parts[4].isdecimal() or len(parts[4]) > 9:
+            return
+        run, peer, round = parts[1], parts[3], int(parts[4])
+        with self._lock:
+            of = self._of(run, peer)
+            digest = hashlib.sha256(document).digest()
+            if of is None or of.digests.get(round) == digest:
+                return
+            check = self._checks.setdefault(run, OfferCheck(run, ANY_ROUND, self.roster, ANY_BYTES, ANY_ITEMS))
+            offer = check.read(peer, round, document, seal)
+            if not isinstance(offer, Manifest):
+                if offer.reason is Reason.FORGED:
+                    if not of.forged:
+                        self._note(now, peer, f"an offer in its name for round {round + 1} is not signed by its key")
+                    of.forged = min(of.forged + 1, 1000)
+                return
+            of.key, of.digests[round] = unseal(seal)[0], digest
+            self._take(of, offer, now)
+
+    def _take(self, of: _Heard, offer: Manifest, now: float) -> None:
+        before = of.offers.get(offer.round)
+        if before is None:
+            of.bytes += offer.size
+            of.count += 1
+        elif before.incarnation == offer.incarnation and before.contents != offer.contents and of.twice != offer.round:
+            self._note(now, offer.peer, f"signed two different offers for round {offer.round + 1}")
+            of.twice = offer.round
+        of.offers[offer.round] = offer
+        for old in sorted(of.offers)[:-MOST_ROUNDS]:
+            del of.offers[old], of.digests[old]
+        if not of.heard_at or offer.round > of.heard_at[-1][1]:
+            of.heard_at = [*of.heard_at[-9:], (now, offer.round)]
+
+    def status(self, key: str, data: bytes, now: float) -> None:
+        """Somebody answered at ``ftis/status/<recipe's name>/<peer>``."""
+        said, parts = read_facts(data), key.split("/")
+        if said is None or len(parts) != 4:
+            return
+        with self._lock:
+            self.reached = True
+            of = self._of(str(said.get("run")), parts[3])
+            if of is None:
+                return
+            of.name = of.name or parts[2][:LONGEST_TEXT]
+            of.said, of.said_at = _understood(said), now
+
+    def facts(self, key: str, data: bytes, now: float) -> None:
+        """Somebody answered at ``ftis/facts/<recipe's name>/<peer>``."""
+        facts, parts = read_facts(data), key.split("/")
+        if facts is None or len(parts) != 4:
+            return
+        with self._lock:
+            self.reached = True
+            try:
+                of = self._of(run_id(facts), parts[3])
+            except ValueError:  # no canonical form: a number that is none
+                return
+            if of is not None:
+                of.name = of.name or parts[2][:LONGEST_TEXT]
+                of.facts = facts
+
+    def _of(self, run: str, peer: str) -> _Heard | None:
+        """What is kept of a peer; None for a name that is none, and where there are too many."""
+        if not _RUN.fullmatch(run) or not _NAME.fullmatch(peer):
+            return None
+        if run not in self._runs and len(self._runs) >= MOST_RUNS:
+            return None
+        peers = self._runs.setdefault(run, {})
+        if peer not in peers and len(peers) >= MOST_PEERS:
+            return None
+        return peers.setdefault(peer, _Heard())
+
+    def _note(self, now: float, peer: str, text: str) -> None:
+        self._events = [*self._events[-MOST_EVENTS + 1 :], Happened(now, peer, text)]
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    @property
+    def events(self) -> Sequence[Happened]:
+        """What was noticed, the newest last."""
+        with self._lock:
+            return list(self._events)
+
+    def runs(self) -> list[Run]:
+        """What is known, by run: of each recipe's name the roster's run first, else that of most peers."""
+        with self._lock:
+            runs = [self._run(id, peers) for id, peers in self._runs.items()]
+        runs = [run for run in runs if run.peers]
+        of_roster = roster_digest(self.roster) if self.roster is not None else None
+
+        def order(run: Run) -> tuple[Any, ...]:
+            signed, there = sum(p.signed is not None for p in run.peers), sum(p.met for p in run.peers)
+            return run.name, run.facts.get("roster") != of_roster, -signed, -there, run.id
+
+        runs.sort(key=order)
+        found: list[Run] = []
+        for run in runs:
+            first = next((other for other in found if other.name == run.name), None)
+            differs = _difference(first, run) if first is not None else ""
+            found.append(Run(run.id, run.name, run.facts, run.peers, differs))
+        return found
+
+    def _run(self, id: str, peers: Mapping[str, _Heard]) -> Run:
+        seen = [self._seen(id, name, of) for name, of in sorted(peers.items())]
+        facts = next((of.facts for of in peers.values() if of.facts), {})
+        names = facts.get("peers", [])
+        there = {peer.peer for peer in seen}
+        for name in names[:MOST_PEERS] if isinstance(names, list) else []:
+            if isinstance(name, str) and _NAME.fullmatch(name) and name not in there:
+                seen.append(self._seen(id, name, _Heard()))
+        name = next((of.name for of in peers.values() if of.name), "")
+        return Run(id, name, facts, seen)
+
+    def _seen(self, run: str, name: str, of: _Heard) -> Seen:
+        signed = None
+        if of.heard_at:
+            (began, first), (at, round) = of.heard_at[0], of.heard_at[-1]
+            pace = (at - began) / (round - first) if round > first else None
+            known = self.roster is not None
+            signed = Signed(of.key, known, round, at, pace, of.bytes, of.count, of.twice)
+        return Seen(
+            peer=name,
+            present=bool(of.tokens),
+            changed=of.changed,
+            signed=signed,
+            forged=of.forged,
+            said=of.said,
+            said_at=of.said_at,
+            facts=of.facts,
+            committed=signed is not None and bool(of.facts),  # kept under the digest of these facts
+        )
+
+
+def _difference(first: Run, run: Run) -> str:
+    if not first.facts or not run.facts:
+        return "another run"
+    text = mismatch("", run.name, first.facts, run.facts) or ""
+    return text.partition("(")[2].rpartition(")")[0] or "another run"
+
+
+def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a status that are of the type they ought to be, and no longer than they ought to be."""
+    found: dict[str, Any] = {}
+    for key in ("state", "version"):
+        if isinstance(said.get(key), str):
+            found[key] = said[key][:LONGEST_TEXT]
+    for key in ("round", "rounds", "step", "unrewarded", "bytes_offered", "incarnation"):
+        if type(said.get(key)) is int and 0 <= said[key] < 2**53:
+            found[key] = said[key]
+    if isinstance(said.get("reward"), (int, float)) and abs(said["reward"]) < 1e9:
+        found["reward"] = float(said["reward"])
+    live, sources = said.get("live"), said.get("from")
+    if isinstance(live, list):
+        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
+    if isinstance(sources, dict):
+        found["from"] = {
+            name: {k: v for k, v in totals.items() if type(v) is int and 0 <= v < 2**53}
+            for name, totals in list(sources.items())[:MOST_PEERS]
+            if isinstance(totals, dict) and _NAME.fullmatch(name)
+        }
+    return found

@@ -1,0 +1,213 @@
+"""One peer of a swarm whose model belongs to somebody else's trainer: everything of a peer but sampling and learning.
+
+<output_dir>/ftis/
+    recipe.json               the recipe as this peer runs it
+    metrics.jsonl, rollouts/  records, as of any peer
+    events.jsonl              who came, left, was late or refused, with the time
+    outbox/, inbox/, evidence/   as of a peer that joined with ``ftis join``
+<output_dir>/ftis.identity/
+    incarnation, <peer>.key   what outlives the run's directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from ftis.admission import Admitter
+from ftis.codec import VERSION as WIRE_VERSION
+from ftis.codec import Header
+from ftis.config import FtisError, Recipe, RecipeError
+from ftis.engines.models import tokenizer_fingerprint
+from ftis.exchange import Exchange
+from ftis.lab.arms import arms_of
+from ftis.lab.assembly import exchange_text, terms_of
+from ftis.lab.join import EventLog, choose_arm, credentials, network_exchange, next_incarnation
+from ftis.lab.local import AloneExchange
+from ftis.lab.progress import Display
+from ftis.lab.recipes import load, network_settings
+from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
+from ftis.loop.files import write_whole
+from ftis.objectives import resolve
+from ftis.peer import Peer
+from ftis.policy import Policy
+from ftis.prompts import Task
+from ftis.rollouts import Prompt
+from ftis.sampling import Sampler
+from ftis.selection import selections_of
+from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.inbox import Inbox
+from ftis.swarm.witness import Witness
+from ftis.tasks.rendering import render_prompt
+
+
+class AloneError(FtisError):
+    """A peer that was to collaborate learned from nobody else."""
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """Whom a trainer learns with, and as which peer.
+
+    Attributes:
+        recipe: the swarm's recipe, or its TOML file.
+        peer: which of the recipe's peers this trainer is.
+        arm: which arm, where several let peers learn together.
+        key, roster: files of this peer's private key and of all public keys (``ftis keys``).
+        open: no roster: trust whoever can connect.
+        listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.
+        exchange: in place of the network's, for trainers in one process.
+    """
+
+    recipe: Recipe | str | Path
+    peer: str
+    arm: str | None = None
+    key: str | Path | None = None
+    roster: str | Path | None = None
+    open: bool = False
+    listen: Sequence[str] = ()
+    connect: Sequence[str] = ()
+    exchange: Exchange | None = None
+
+    def resolved(self) -> Recipe:
+        """The recipe with exactly the peers of this swarm, and its ``[network]`` with what was given here.
+
+        Raises:
+            FtisError: no such recipe, peer or arm.
+        """
+        recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
+        given = {"key": self.key, "roster": self.roster}
+        changes: dict[str, Any] = {name: str(path) for name, path in given.items() if path is not None}
+        changes |= {"listen": list(self.listen)} if self.listen else {}
+        changes |= {"connect": list(self.connect)} if self.connect else {}
+        changes |= {"open": True} if self.open else {}
+        recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | changes)})
+        if self.exchange is None:
+            return choose_arm(recipe, self.peer, self.arm)[1]
+        swarms = arms_of(recipe, (self.arm,) if self.arm else ())[0].swarms
+        recipe.peer(self.peer)
+        return next(swarm for swarm in swarms if self.peer in {p.name for p in swarm.peers})
+
+
+@dataclass(frozen=True)
+class HostPolicy:
+    """What a peer asks of its policy besides sampling and learning, of a model in somebody else's hands."""
+
+    model: Any
+    tokenizer: Any
+    vocab_size: int
+    end_ids: frozenset[int]
+
+    def detokenize(self, completion_ids: Sequence[int]) -> str:
+        """A completion's text, without special tokens such as the end of sequence."""
+        return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
+
+
+def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
+    """The peer ``name`` of a recipe, with the exchange of a peer that is alone; :func:`connected` gives it another.
+
+    Its admission scores nothing: all processes of the trainer score what was admitted.
+
+    Raises:
+        RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
+    """
+    objective = resolve(recipe.objective)
+    selections = selections_of(recipe, name, objective)
+    vocabulary = policy.tokenizer.get_vocab()
+    end_tokens = [str(policy.tokenizer.eos_token), *recipe.sampling.end_tokens]
+    if unknown := [token for token in end_tokens if vocabulary.get(token) not in policy.end_ids]:
+        raise RecipeError(
+            f"peer {name!r}: completions must end at {unknown[0]!r} (sampling.end_tokens), and TRL ends them at "
+            f"{sorted(policy.end_ids)}: put its id into model.generation_config.eos_token_id"
+        )
+    ends = frozenset(vocabulary[token] for token in end_tokens)
+    fingerprint = tokenizer_fingerprint(policy.tokenizer, recipe.sampling.end_tokens)
+    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
+    sampling = recipe.sampling
+    peer: Peer = Peer(
+        config=recipe.peer(name),
+        recipe=recipe,
+        policy=cast(Policy, policy),
+        sampler=cast(Sampler, None),  # the trainer samples
+        task=task,
+        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
+        admitter=Admitter(
+            replace(
+                terms_of(recipe, task, run, fingerprint, policy.vocab_size, ends),
+                wanted=lambda sender, round: peer.wanted(sender, round),
+                max_staleness=recipe.network.max_staleness,
+                max_seconds=recipe.network.admission_seconds,
+            ),
+            _unscored,
+            policy.detokenize,
+        ),
+        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
+        objective=objective,
+        selections=selections,
+        exchange=AloneExchange(),
+    )
+    if recipe.exchange == "text":
+        exchange_text(peer, _unscored)
+    return peer
+
+
+def _unscored(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    return (0.0,) * len(completions)
+
+
+@contextlib.contextmanager
+def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
+    """A context in which the peer has its exchange; yields who is told what happens.
+
+    Raises:
+        FtisError: keys are missing or wrong, or the network cannot be opened.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    write_whole(place / "recipe.json", peer.recipe.model_dump_json(indent=1) + "\n")
+    arm = peer.recipe.arms[0].name if peer.recipe.arms else peer.recipe.objective.name
+    display = Display(Console(stderr=True, soft_wrap=True))  # says what ftis join says
+    placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds))
+    log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
+    if swarm.exchange is not None:
+        peer.exchange = swarm.exchange
+        log(PeerStarted(peer.cursor.step))
+        yield log
+        return
+    identity = place.with_name(f"{place.name}.identity")
+    identity.mkdir(parents=True, exist_ok=True)
+    key, roster = credentials(peer.recipe, peer.name, identity)
+    incarnation = next_incarnation(identity / "incarnation")
+    inbox = Inbox(place / "inbox") if roster and peer.recipe.honesty.action != "off" else None
+    with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
+        peer.exchange = log.exchange = exchange
+        log(PeerStarted(peer.cursor.step))
+        evidence = place / "evidence"
+        yield Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log
+
+
+def state_of(peer: Peer) -> str:
+    """The cursor and the states of the selections, as JSON for a checkpoint."""
+    states = {selection.name: state for selection in peer.selections if (state := dict(selection.state()))}
+    return json.dumps({"cursor": vars(peer.cursor), "selections": states})
+
+
+def restore(peer: Peer, state: str) -> None:
+    """Go on from what :func:`state_of` wrote."""
+    saved = json.loads(state)
+    peer.cursor = replace(peer.cursor, **saved["cursor"])
+    for selection in peer.selections:
+        if selection.name in saved["selections"]:
+            selection.restore(saved["selections"][selection.name])
+
+
+def adapted(recipe: Recipe, args: Any) -> Recipe:
+    """The recipe with what GRPOConfig decides of those keys in which peers may differ: steps, passes, saving."""
+    steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
+    update: dict[str, Any] = {"num_iterations": args.num_iterations, "steps_per_generation": steps}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})

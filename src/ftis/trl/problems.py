@@ -1,0 +1,54 @@
+"""A task's training problems as a data set for TRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+
+from ftis.config import PromptConfig
+from ftis.prompts import Task
+from ftis.rollouts import Prompt
+from ftis.tasks.rendering import conversation, render_prompt
+from ftis.trl.options import OptionError
+
+
+def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
+    """A task's training problems as rows: ``prompt``, ``question``, ``answer``, and the columns of the problems.
+
+    Prompts are text where TRL tokenizes it as the recipe does, or else conversations.
+
+    Raises:
+        OptionError: TRL tokenizes neither as the recipe does.
+    """
+    prompts: list[Any] = [_as_text(problem, config, tokenizer) for problem in task.train]
+    if None in prompts:
+        prompts = [_as_conversation(problem, config, tokenizer) for problem in task.train]
+    return Dataset.from_list(
+        [
+            {**problem.columns, "prompt": prompt, "question": problem.question, "answer": problem.answer}
+            for problem, prompt in zip(task.train, prompts, strict=True)
+        ]
+    )
+
+
+def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | None:
+    ids = render_prompt(problem, config, tokenizer).tolist()
+    for special in (True, False):
+        text = str(tokenizer.decode(ids, skip_special_tokens=special))
+        if list(tokenizer(text=text)["input_ids"]) == ids:
+            return text
+    return None
+
+
+def _as_conversation(problem: Prompt, config: PromptConfig, tokenizer: Any) -> list[dict[str, str]]:
+    messages, ids = conversation(problem, config), render_prompt(problem, config, tokenizer).tolist()
+    found = None
+    if tokenizer.chat_template:
+        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    if found != ids:
+        raise OptionError(
+            f"the prompt of problem {problem.item} cannot be given to TRL as text or as a conversation "
+            f"({tokenizer.decode(ids)!r}): leave prompt.prefill out of the recipe, or give a train_dataset"
+        )
+    return messages

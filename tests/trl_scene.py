@@ -1,0 +1,159 @@
+"""A TRL trainer in a swarm of two, whose other peer is made up: its messages follow from the round alone.
+
+Run as a program it trains on rollouts that are given, in as many processes as ``accelerate launch`` says, and saves the
+weights and metrics that come of it::
+
+    python tests/trl_scene.py MODEL OUT
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftis.codec import Message, encode
+from ftis.config import Recipe
+from ftis.exchange import Collected
+from ftis.lab.recipes import parse
+from ftis.peer import Peer
+from ftis.rollouts import Group, Rollout
+from ftis.schedule import assigned
+from recipes import SECTIONS
+
+GROUP, LENGTH = 4, 8
+
+
+def scene_recipe(rounds: int = 3, **sections: Mapping[str, Any]) -> Recipe:
+    document: dict[str, Any] = {name: {**keys, **sections.get(name, {})} for name, keys in SECTIONS.items()}
+    document["training"] |= {"rounds": rounds, "save_every": 1, **sections.get("training", {})}
+    # What is made up is not drawn from the log-probabilities that it claims.
+    document["honesty"] = {"action": "off", **sections.get("honesty", {})}
+    return parse({"name": "scene", **document, "peers": [{"name": n, "model": "none"} for n in ("a", "b")]})
+
+
+def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """Varies on random models, so that there is something to learn."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def made_up(seed: int, vocabulary: int) -> Rollout:
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(8, vocabulary, int(draw.integers(2, LENGTH + 1))).astype(np.int32)
+    return Rollout(ids, -draw.uniform(1.0, 6.0, len(ids)).astype(np.float32))
+
+
+@dataclass
+class MadeUp:
+    """The exchange of ``a`` with a ``b`` that is not there.
+
+    Attributes:
+        peer: set once the trainer has one.
+        published: ``a``'s message of each round, in the order in which it was offered.
+        fails_in: the round in which waiting raises, as if the process were killed there.
+    """
+
+    peer: Peer | None = None
+    published: list[tuple[int, bytes]] = field(default_factory=list)
+    fails_in: int = -1
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        self.published.append((round, data))
+
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        if round == self.fails_in:
+            raise KeyboardInterrupt
+        assert self.peer is not None
+        items = assigned(self.peer.recipe, len(self.peer.task.train), "b", round)
+        groups = []
+        for item in items:
+            seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + GROUP)
+            rollouts = tuple(made_up(seed, self.peer.policy.vocab_size) for seed in seeds)
+            groups.append(Group("b", round, item, rollouts))
+        header = self.peer.header
+        theirs = type(header)(**{**vars(header), "peer": "b", "round": round})
+        return Collected({"b": encode(Message(theirs, tuple(groups)))})
+
+
+def config(out: Path, **options: Any) -> Any:
+    """A GRPOConfig that agrees with the scene's recipe."""
+    from trl import GRPOConfig
+
+    settings = {
+        "output_dir": str(out),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "per_device_train_batch_size": 8,
+        "steps_per_generation": 2,
+        "gradient_accumulation_steps": 1,
+        "num_generations": GROUP,
+        "max_completion_length": LENGTH,
+        "loss_type": "grpo",
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "save_steps": 2,
+        "save_total_limit": None,
+        "logging_steps": 2,
+        "disable_tqdm": True,
+        **options,
+    }
+    return GRPOConfig(**settings)
+
+
+def trainer_of(model: Any, args: Any, recipe: Recipe | None = None, exchange: Any = None, **options: Any) -> Any:
+    from ftis.trl import FTISTrainer, Swarm
+
+    exchange = MadeUp() if exchange is None else exchange
+    swarm = Swarm(recipe or scene_recipe(), "a", exchange=exchange)
+    trainer = FTISTrainer(str(model) if isinstance(model, Path) else model, evenness, args, swarm=swarm, **options)
+    if isinstance(exchange, MadeUp):
+        exchange.peer = trainer.peer
+    return trainer
+
+
+def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+    """A rollout_func: completions that follow from the prompt and the place in its group."""
+    ids = trainer.processing_class(text=list(prompts))["input_ids"]
+    seeds = [sum(row) + 1000 * list(prompts[:n]).count(prompts[n]) for n, row in enumerate(ids)]
+    rollouts = [made_up(seed, trainer.peer.policy.vocab_size) for seed in seeds]
+    return {
+        "prompt_ids": ids,
+        "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
+        "logprobs": [rollout.gen_logp.tolist() for rollout in rollouts],
+    }
+
+
+def main(model: Path, out: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    args = config(out, per_device_train_batch_size=8 // processes, save_strategy="no")
+    exchange = MadeUp()
+    trainer = trainer_of(model, args, exchange=exchange, rollout_func=given)
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        weights = {name: p.detach().contiguous() for name, p in trainer.model.named_parameters()}
+        save_file({name: p.clone() for name, p in weights.items()}, out / "weights.safetensors")
+        (out / "logged.json").write_text(json.dumps(trainer.state.log_history))
+        (out / "published.bin").write_bytes(b"".join(data for _, data in exchange.published))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
