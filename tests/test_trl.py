@@ -28,7 +28,7 @@ from trl_scene import GROUP, MadeUp, config, evenness, made_up, scene_recipe, tr
 from watched import Watched
 
 from ftis.codec import Limits, decode
-from ftis.config import PeerConfig
+from ftis.config import PeerConfig, Recipe
 from ftis.lab import starters
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, Hub
@@ -190,12 +190,11 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
 # --- the exchange -----------------------------------------------------------------------------------
 
 
-@needs_trl
-def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
-    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) -> Any:
+    """TRL's peer ``a``, trained in turns with a ``b`` of ours, whose records are in ``place / "b"``."""
     hub = Hub(("a", "b"))
-    trainer = trainer_of(model, config(tmp_path / "trl"), recipe, hub.endpoint("a"))
-    other = assemble(recipe, "b", tmp_path / "b", hub.endpoint("b"), model_path=str(model))
+    trainer = trainer_of(model, config(place / "trl"), recipe, hub.endpoint("a"))
+    other = assemble(recipe, "b", place / "b", hub.endpoint("b"), model_path=str(others))
 
     def work() -> None:
         with hub.turn:
@@ -207,7 +206,13 @@ def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_pa
         trainer.train()
     thread.join(timeout=60)
     assert not thread.is_alive()
+    return trainer
 
+
+@needs_trl
+def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
+    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+    trainer = trained_beside_ours(recipe, model, model, tmp_path)
     here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
     assert [row["step"] for row in here] == [row["step"] for row in there] == [1, 2, 3]
     for mine, theirs in zip(here, there, strict=True):
@@ -236,20 +241,7 @@ def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
     recipe = recipe.model_copy(update={"exchange": "text"})
     small, merged = (starters.make(f"starter:{name}") for name in ("small", "small-merged"))
-    hub = Hub(("a", "b"))
-    trainer = trainer_of(small, config(tmp_path / "trl"), recipe, hub.endpoint("a"))
-    other = assemble(recipe, "b", tmp_path / "b", hub.endpoint("b"), model_path=str(merged))
-
-    def work() -> None:
-        with hub.turn:
-            other.train(unheard)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with hub.turn:
-        trainer.train()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
+    trainer = trained_beside_ours(recipe, small, merged, tmp_path)
     for place, source in ((trainer.place, "b"), (tmp_path / "b", "a")):
         for row in read_jsonl(place / "metrics.jsonl"):
             assert (row[f"peer/{source}/admitted"], row[f"peer/{source}/rejected"]) == (2 * GROUP, 0)
