@@ -142,6 +142,7 @@ def test_every_figure_lies_beside_the_page_as_png_and_svg(written: Path) -> None
         in (written.parent / "figures" / "learning-validation-large-over-seconds.svg").read_text()
     )
     assert (written.parent / "figures" / f"kl-{pair}.png").read_bytes().startswith(b"\x89PNG")
+    assert (written.parent / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "g = 1 (k3)" in (written.parent / "figures" / f"kl-{pair}.svg").read_text()
     assert written.read_text().count("<svg") == len(names)
 

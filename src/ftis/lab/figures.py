@@ -147,6 +147,20 @@ def plot_learning_curves(directory: Path) -> Path:
     return path
 
 
+def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
+    """Draw an experiment's accuracy over rounds as ``learning_curves.png``, laid out as a run's, with bands."""
+    styles = arm_styles(results["arms"], results["baselines"])
+    rows = []
+    for split in results["splits"]:
+        by_arm = results["curves"][split]
+        limits = accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
+        of_peers = ((peer, {arm: by_arm[arm][peer] for arm in results["arms"]}) for peer in results["peers"])
+        rows.append([learning(split, peer, curves, styles, limits).chart for peer, curves in of_peers])
+    path = directory / "learning_curves.png"
+    write_sheet(path, rows)
+    return path
+
+
 def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style]) -> Chart:
     curves = {arm: [(float(p.step), p.accuracy) for p in run.on(split)] for arm, run in runs.items()}
     steps = [step for points in curves.values() for step, _ in points]

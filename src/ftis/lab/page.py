@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import ArmConfig
-from ftis.lab import glance, page_tables, scaling, verdicts
+from ftis.lab import figures, glance, page_tables, scaling, verdicts
 from ftis.lab.contents import sections_of
 from ftis.lab.exchanges import exchanges
 from ftis.lab.following import ArmOfRun, Directory
@@ -45,6 +45,8 @@ class WhatWasRun:
 def write_page(directory: Path) -> Path:
     """Write ``report.html``, ``results.json`` and ``figures/`` into an experiment's or a run's directory.
 
+    An experiment also gets ``learning_curves.png``, which a run has from its end.
+
     Raises:
         ReportError: there is no experiment or run, or nothing was recorded yet.
     """
@@ -60,6 +62,8 @@ def write_page(directory: Path) -> Path:
         Section("run", "What was run", _what_was_run(study)),
     ]
     write_figures(directory / "figures", list(_panels(sections)))
+    if Directory(directory).is_experiment:
+        figures.plot_experiment(directory, results)
     page = Page(
         title=results["title"],
         facts=_facts(study, results),
