@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
-from ftis.config import PeerConfig, SamplingConfig
+from ftis.config import PeerConfig, RecipeError, SamplingConfig
 from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
@@ -714,6 +714,15 @@ def test_decoders_of_known_windows_get_the_built_in_sampler(kind: str, tiny_poli
     assert draws_by(open_sampler("auto", policy)) is builtin_sampler
     assert draws_by(open_sampler("builtin", policy)) is builtin_sampler
     assert draws_by(open_sampler("transformers", policy)) is generate_sampler
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("auto", "width given, and sampling.sampler = 'auto' takes none"), ("builtin", "'builtin' does not take width")],
+)
+def test_options_that_a_sampler_does_not_take_are_named(tiny_policy: TinyPolicy, name: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        open_sampler(name, tiny_policy(), {"width": 3})
 
 
 def test_a_lora_policy_gets_the_sampler_of_its_base(tiny_policy: TinyPolicy) -> None:

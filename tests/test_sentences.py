@@ -159,11 +159,11 @@ def test_the_headline_names_those_in_trouble_first() -> None:
         peers = [About(name, level, "", []) for name, level in levels.items()]
         return headline(peers, [replace(SMALL, name=name, **of) for name in levels])
 
-    assert said({"a": "fine", "b": "fine"}) == "All 2 peers are working"
+    assert said({"a": "fine", "b": "fine"}) == "Both peers are working"
     assert said({"a": "fine", "b": "look", "c": "look"}) == "Working; have a look at b and c"
     assert said({"a": "look", "b": "trouble"}) == "Trouble at b"
     assert said(dict.fromkeys("abcdef", "trouble")) == "Trouble at a, b, c and 3 more peers"
-    assert said({"a": "fine", "b": "fine"}, step=80) == "All 2 peers have finished"
+    assert said({"a": "fine", "b": "fine"}, step=80) == "Both peers have finished"
     assert said({"a": "trouble", "b": "fine"}, step=80) == "Finished, with trouble at a"
     assert said({"a": "fine"}, step=0) == "No round is finished yet"
 

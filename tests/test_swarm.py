@@ -137,7 +137,7 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 1}
     said = (place / "c.log").read_text()
     assert "means another run by 'three' and is not heard (tokenizer: " in said
-    assert 'take models of one vocabulary and its ends, or let all peers set exchange = "text"' in said
+    assert 'take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"' in said
     assert not (place / "runs" / "three-seed0-c" / "F-TIS" / "c" / "metrics.jsonl").exists()
     for name, partner in ("ab", "ba"):
         for row in metrics(place / "runs" / f"three-seed0-{name}", name):

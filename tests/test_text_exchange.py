@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ftis.alignment.token_bytes import TokenBytes
 from ftis.alignment.units import align
 from ftis.lab import starters
 from ftis.lab.cuts import in_senders_cuts
+from ftis.lab.recipes import load
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.rollouts import Rollout
@@ -201,7 +203,12 @@ def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFi
 
 def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("train", "recipe.toml", "--dry-run") == 0
-    assert "a, b exchange text" in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert "a, b exchange text" in planned
+    recipe = load(place / "recipe.toml")
+    tokens = recipe.rollouts_per_group * recipe.prompts_per_peer * recipe.sampling.max_completion_length
+    bound = float(re.search(r"wire: each peer offers at most ([0-9.]+) kB", planned)[1])  # type: ignore[index]
+    assert bound * 1000 > 40 * tokens  # 32 bytes of text a token, and 8
     ftis("doctor", "recipe.toml")
     assert "ok      exchange: a, b exchange text" in capsys.readouterr().out
     assert ftis("preflight", "recipe.toml", "--groups", "1") == 0
@@ -212,6 +219,18 @@ def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsy
         assert "tokenizers differ" in said
         assert 'or set exchange = "text"' in said
     assert not (run_of(place) / "F-TIS" / "a" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [("models/smollm2-135m", "ftis models get smollm2-135m"), ("models/mine", "name its directory")],
+)
+def test_the_doctor_says_how_to_get_a_model_that_is_not_here(
+    place: Path, model: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, a=SMALL, b=model)
+    ftis("doctor", "recipe.toml")
+    assert f"absent  tokenizer: {model} is not on this machine → {remedy}" in capsys.readouterr().out
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_trained(

@@ -268,7 +268,7 @@ def test_a_run_that_is_deleted_and_started_anew_is_followed(tmp_path: Path, monk
     monkeypatch.setattr(live, "SOON", 0.0)
     run = run_of(tmp_path)
     view = view_of(run)
-    assert view.look().title == "All 2 peers have finished"
+    assert view.look().title == "Both peers have finished"
     recipe = (run / "recipe.json").read_text()
     (run / "recipe.json").unlink()
     gone = view.look()

@@ -87,11 +87,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 def _check_directory(source: str) -> None:
     """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
-    looks_local = source.startswith((".", "~", "/")) or source.count("/") > 1 or directory.exists()
+    looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
     if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
         raise ModelError(
             f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small"
+            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
         )
 
 

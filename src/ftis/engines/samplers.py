@@ -42,12 +42,17 @@ def open_sampler(name: str, policy: Policy, options: Mapping[str, Any] = Mapping
         except ModelError:
             return open_sampler("transformers", policy)
     if name == "auto":
-        raise RecipeError("sampling.options are settings of a sampler that sampling.sampler names: name it")
+        raise RecipeError(
+            f"sampling.options: {', '.join(options)} given, and sampling.sampler = 'auto' takes none: name the sampler "
+            f"that they are for, or leave them out"
+        )
     opener = look_up(name, "sampling.sampler", SAMPLERS)
     if not callable(opener):
         raise RecipeError(f"sampling.sampler = {name!r}: is a {type(opener).__name__}, not a function of the policy")
     try:
         inspect.signature(opener).bind(policy, **options)
     except TypeError as error:
-        raise RecipeError(f"sampling.options: {name!r} does not take them ({error}): mend or leave them out") from None
+        raise RecipeError(
+            f"sampling.options: sampler {name!r} does not take {', '.join(options)} ({error}): mend or leave them out"
+        ) from None
     return Stopping(opener(policy, **options))

@@ -17,6 +17,7 @@ from ftis.lab import starters
 from ftis.lab.arms import arms_of
 from ftis.lab.estimate import in_bytes
 from ftis.lab.prepare import exchanges, tokenizers_here
+from ftis.lab.pretrained import MODELS
 from ftis.lab.workers import cores
 
 
@@ -28,7 +29,13 @@ def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
     except FtisError as error:
         return [("exchange", "problem", str(error), "")]
     absent = sorted({peer.model for peer in recipe.peers} - {model for arm in arms for model in tokenizers_here(arm)})
-    return [*rows, *(("tokenizer", "absent", f"{model} is not on this machine", "") for model in absent)]
+    return [*rows, *(("tokenizer", "absent", f"{model} is not on this machine", _remedy(model)) for model in absent)]
+
+
+def _remedy(model: str) -> str:
+    """How to get a model that a recipe names."""
+    name = Path(model).name
+    return f"ftis models get {name}" if name in MODELS else "name its directory, or an id of the Hub"
 
 
 def diagnose() -> list[tuple[str, str, str, str]]:

@@ -16,6 +16,7 @@ from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.lab.memory import Memory, Shape, available_bytes, checkpoint_bytes, peak_memory, resident_bytes
+from ftis.lab.prepare import tokenizers_here, with_exchange
 from ftis.policy import resolve_device
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -66,18 +67,19 @@ def estimate(recipe: Recipe) -> list[str]:
             f"{in_bytes(checkpoint)}; peak memory {in_bytes(memory.peak)} "
             f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
         )
-    arms = max(1, len(recipe.arms))
+    arms = arms_of(recipe)
     if peaks:
         lines.append(
             f"together: at most {in_bytes(peaks)} of memory where all peers work at once, and "
-            f"{in_bytes(arms * checkpoints)} of disk for {training.save_total_limit} checkpoints of each"
-            + (f" in {arms} arms" if arms > 1 else "")
+            f"{in_bytes(len(arms) * checkpoints)} of disk for {training.save_total_limit} checkpoints of each"
+            + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         )
     if recipe.swarm_size > 1:
         prompts = recipe.prompts_per_peer
         rollouts = prompts * recipe.rollouts_per_group
         tokens = rollouts * recipe.sampling.max_completion_length
-        sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len))
+        text = any(s.exchange == "text" for arm in arms for s in with_exchange(arm, tokenizers_here(arm)).swarms)
+        sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len), text)
         lines.append(
             f"wire: each peer offers at most {in_bytes(sent)} a round and receives "
             f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"

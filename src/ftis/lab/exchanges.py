@@ -182,7 +182,8 @@ def _evidence(study: Study, arm: ArmConfig) -> Table | None:
             else:
                 tested, highest = tested + 1, max(highest, nats)
     if tested:
-        rows.append([Cell(counted(tested, "other pair")), Cell(""), Cell(f"at most {highest:.1f}"), Cell(""), Cell("")])
+        pairs = counted(tested, "other pair" if rows else "pair")
+        rows.append([Cell(pairs), Cell(""), Cell(f"at most {highest:.1f}"), Cell(""), Cell("")])
     head = ["Learner", "Source", "Evidence of false log-probabilities, nats", "Found in", "Telling passages"]
     return Table("Honesty", head, [RowGroup(None, rows)]) if rows else None
 

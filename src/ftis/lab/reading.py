@@ -290,7 +290,9 @@ def read_run(directory: Path) -> Run:
         RecipeError: its recipe is of another version of ftis.
     """
     if not (directory / "recipe.json").exists():
-        raise ReportError(f"{directory} holds no run (no recipe.json): give the directory that ftis train named")
+        raise ReportError(
+            f"{directory} holds no run (no recipe.json): give the directory that ftis train or ftis join named"
+        )
     return _run(directory, parse_recorded(_json(directory / "recipe.json"), directory / "recipe.json"))
 
 
@@ -320,7 +322,7 @@ def read_study(directory: Path) -> Study:
     else:
         raise ReportError(
             f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
-            f"directory that ftis train or ftis experiment named"
+            f"directory that ftis train, ftis join or ftis experiment named"
         )
     started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
     if not started:

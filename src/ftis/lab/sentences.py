@@ -196,13 +196,14 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
     worrying = [of.name for of in peers if of.level == "trouble"]
     looking = [of.name for of in peers if of.level == "look"]
     finished, many = all(of.finished for of in standings), len(standings) > 1
+    everybody = "Both peers" if len(standings) == 2 else f"All {len(standings)} peers"
     if worrying:
         return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
     if looking:
         return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
     if finished:
-        return f"All {len(standings)} peers have finished" if many else "Finished"
-    return f"All {len(standings)} peers are working" if many else "Working"
+        return f"{everybody} have finished" if many else "Finished"
+    return f"{everybody} are working" if many else "Working"
 
 
 def enumerated(names: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
     )
     remedy = ""
     if differing == ["tokenizer"]:
-        remedy = ': take models of one vocabulary and its ends, or let all peers set exchange = "text"'
+        remedy = ': take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
     return f"{peer} means another run by {recipe!r} and is not heard ({shown}){remedy}"
 
 

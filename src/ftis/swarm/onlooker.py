@@ -314,7 +314,7 @@ def _difference(first: Run, run: Run) -> str:
 def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a status that are of the type they ought to be, and no longer than they ought to be."""
     found: dict[str, Any] = {}
-    for key in ("state", "version"):
+    for key in ("state", "version", "tokenizer"):
         if isinstance(said.get(key), str):
             found[key] = said[key][:LONGEST_TEXT]
     for key in ("round", "rounds", "step", "unrewarded", "bytes_offered", "incarnation"):
