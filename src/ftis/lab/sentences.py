@@ -196,14 +196,18 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
     worrying = [of.name for of in peers if of.level == "trouble"]
     looking = [of.name for of in peers if of.level == "look"]
     finished, many = all(of.finished for of in standings), len(standings) > 1
-    everybody = "Both peers" if len(standings) == 2 else f"All {len(standings)} peers"
     if worrying:
         return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
     if looking:
         return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
     if finished:
-        return f"{everybody} have finished" if many else "Finished"
-    return f"{everybody} are working" if many else "Working"
+        return f"{everybody(len(standings))} have finished" if many else "Finished"
+    return f"{everybody(len(standings))} are working" if many else "Working"
+
+
+def everybody(peers: int) -> str:
+    """All of several peers."""
+    return "Both peers" if peers == 2 else f"All {peers} peers"
 
 
 def enumerated(names: Sequence[str]) -> str:

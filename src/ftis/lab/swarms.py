@@ -24,6 +24,7 @@ from ftis.lab.sentences import (
     Level,
     Remark,
     enumerated,
+    everybody,
     level_of,
     share,
 )
@@ -82,8 +83,8 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
         if names:
             return f"{words} {enumerated(names)}"
     if all(has_finished(peer) for run in runs for peer in run.peers):
-        return f"All {len(peers)} peers have finished"
-    return f"All {len(peers)} peers are working"
+        return f"{everybody(len(peers))} have finished"
+    return f"{everybody(len(peers))} are working"
 
 
 def has_finished(peer: Seen) -> bool:
