@@ -198,7 +198,7 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
 
 
 def test_a_directory_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(FtisError, match="give the directory that ftis train named"):
+    with pytest.raises(FtisError, match="give the directory that ftis train or ftis join named"):
         roll_back(tmp_path, 0)
     (tmp_path / "recipe.json").write_text(recipe_of("a", "b").model_dump_json())
     with pytest.raises(FtisError, match="has no records of any arm"):
