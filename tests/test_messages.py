@@ -192,6 +192,16 @@ def test_whatever_is_written_is_admitted_whole(
         assert (came.tokens_U.sum(), len(came.tokens_U)) == (len(came.size_S), len(rollout.gen_logp))
 
 
+def test_a_copy_of_another_peers_text_is_written_as_it_came() -> None:
+    """As the attack that copies others offers them."""
+    tokenizer = byte_level()
+    copy = offered(byte_level(["ab"]), "ab", "b")
+    own = Group("bob", 0, 1, (sampled(tokenizer, "a"), sampled(tokenizer, "b")))
+    as_came, written = write_groups([copy, own], TokenBytes.of(tokenizer), {end_of(tokenizer)})
+    assert as_came.rollouts == copy.rollouts
+    assert [rollout.unit is not None for rollout in written.rollouts] == [True, True]
+
+
 # ----------------------------------------------------------------------------- selected
 
 

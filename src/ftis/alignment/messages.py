@@ -16,9 +16,14 @@ from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, Sent
 
 
 def write_groups(groups: Sequence[Group], known: TokenBytes, end_ids: Collection[int]) -> list[Group]:
-    """Groups of this peer's tokens as text; see :func:`~ftis.alignment.text.as_texts`."""
-    texts = iter(as_texts([rollout for group in groups for rollout in group.rollouts], known, end_ids))
-    return [replace(group, rollouts=tuple(itertools.islice(texts, len(group.rollouts)))) for group in groups]
+    """Groups of this peer's tokens as text; see :func:`~ftis.alignment.text.as_texts`. What is text already stays."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    texts = iter(as_texts([rollout for rollout in rollouts if rollout.unit is None], known, end_ids))
+
+    def written(rollout: Rollout) -> Rollout:
+        return next(texts) if rollout.unit is None else rollout
+
+    return [replace(group, rollouts=tuple(map(written, group.rollouts))) for group in groups]
 
 
 class TextAdmitter:
