@@ -19,7 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from light_peer import light_recipe
 from memory import peak_of
+from vocabularies import byte_level
 
+from ftis.alignment.messages import write_groups
+from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.honesty.evidence import EQUAL, LARGEST_SHARE, TRUSTING
 from ftis.honesty.proof import ALPHA, BREAK, MOST_STARTS, Spot, evidence_in, nats_needed
@@ -94,6 +97,21 @@ def test_a_lying_senders_messages_prove_it() -> None:
     assert finding.is_proof
     assert (finding.peer, finding.run, finding.rounds) == ("eve", RUN, (3, 4, 5, 6))
     assert finding.nats > 100
+
+
+def test_messages_of_text_prove_what_ids_do() -> None:
+    """A token is known by its bytes. Ids where the facts say text, and the other way round, count for nothing."""
+    facts, known = {"exchange": "text"}, TokenBytes.of(byte_level())
+    run = run_id({**FACTS, **facts})
+    lies = {r: groups_of("eve", r, -6.0) for r in range(3, 7)}
+    as_text = {r: message("eve", r, write_groups(groups, known, ())) for r, groups in lies.items()}
+    text = of(*(signed("eve", r, contents=contents, run=run) for r, contents in as_text.items()), **facts)
+    finding = checked(text.to_bytes())
+    assert finding.is_proof
+    assert finding.nats == checked(LIES.to_bytes()).nats
+    as_ids = of(*(signed("eve", r, contents=message("eve", r, lies[r]), run=run) for r in lies), **facts)
+    assert checked(as_ids.to_bytes()).nats == 0
+    assert checked(of(*(signed("eve", r, contents=as_text[r]) for r in lies)).to_bytes()).nats == 0
 
 
 def test_an_honest_senders_messages_prove_nothing() -> None:
