@@ -506,13 +506,13 @@ def spoken(rng: np.random.Generator, groups: int, seed_text: bytes = b"") -> lis
 
 
 def over_numbers(groups: Sequence[Group], numbers: dict[bytes, int]) -> list[Group]:
-    """The same groups as a sender and learner of one tokenizer see them: any number for each spelling."""
+    """The same groups as a sender and learner of one tokenizer see them: any number for each spelling, a sure end."""
 
     def numbered(rollout: Rollout) -> Rollout:
         assert rollout.unit is not None
         parts = np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1)
         ids = [numbers.setdefault(part.tobytes(), 1000 - len(numbers)) for part in parts]
-        return Rollout(ints(*ids), rollout.gen_logp)
+        return Rollout(ints(*ids), np.append(rollout.gen_logp[:-1], np.float32(0)))
 
     return [replace(group, rollouts=tuple(map(numbered, group.rollouts))) for group in groups]
 
@@ -526,6 +526,16 @@ def test_evidence_on_text_is_that_on_the_senders_tokens() -> None:
     on_text, on_ids = (evidence_in(of, 0, 0.02) for of in (messages, over_ids))
     assert on_text == on_ids
     assert on_text > 0
+
+
+def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused() -> None:
+    """Both are one end on the wire. Each reported half, and together they are what always follows."""
+    text = b"1+2=3"
+    ids = ints(*text, END)
+    logp = np.append(np.full(len(text), np.log(0.999)), np.log(0.5)).astype(np.float32)
+    rollout = Rollout(ids, logp, np.arange(len(ids), dtype=np.int32))
+    messages = [[Group("ada", round, item, (rollout,) * 12) for item in range(6)] for round in range(10)]
+    assert evidence_in(messages, 0, 0.02) < 0
 
 
 def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:

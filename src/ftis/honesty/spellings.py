@@ -30,14 +30,17 @@ class Spellings:
 
     def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
-        of its own. Others stay as they are."""
+        of its own, with an end at log-probability 0. Others stay as they are."""
         return [self._numbered(rollout) for rollout in rollouts]
 
     def _numbered(self, rollout: Rollout) -> Rollout:
         if rollout.sent is None and rollout.unit is None:
             return rollout
-        numbers = np.array([self._of(spelling) for spelling in _spellings(rollout)], dtype=np.int32)
-        return Rollout(numbers, rollout.gen_logp if rollout.sent is None else rollout.sent.gen_logp_S)
+        spelt = list(_spellings(rollout))
+        numbers = np.array([self._of(spelling) for spelling in spelt], dtype=np.int32)
+        gen_logp = rollout.gen_logp if rollout.sent is None else rollout.sent.gen_logp_S
+        # Which of its ends a sender sampled is not sent, and all together have a probability of at most 1.
+        return Rollout(numbers, np.where([not spelling for spelling in spelt], np.float32(0), gen_logp))
 
     def _of(self, spelling: bytes) -> int:
         if _REPLACED in spelling:

@@ -107,7 +107,8 @@ def assemble(
             for sender, accusation in accusations.read(directory, resume_step).items():
                 selection.accuse(sender, **accusation)
     vocabulary = policy.tokenizer.get_vocab()
-    of_others = recipe.exchange == "text"  # then some end tokens may be those of other vocabularies
+    # Some end tokens may be those of other vocabularies where text is exchanged. A replay's recipe says "auto" still.
+    of_others = recipe.exchange == "text" or (recipe.exchange == "auto" and not networked)
     end_tokens = [token for token in recipe.sampling.end_tokens if token in vocabulary or not of_others]
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy)
