@@ -40,7 +40,7 @@ from doubles import byte_level
 from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
 
 from ftis.admission import Admission, Admitter, Reason, Terms
-from ftis.alignment.messages import TextAdmitter
+from ftis.alignment.messages import TextReader, spoken, terms_of_text
 from ftis.alignment.text import END as END_OF_TEXT
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
@@ -113,10 +113,10 @@ def hold(condition: object, what: str) -> None:
         raise FindingError(what)
 
 
-def text_admitter() -> TextAdmitter:
+def text_admitter() -> Admitter:
     """That of a run which exchanges text, with a vocabulary of few symbols."""
-    own = Admitter(TEXT_TERMS, score, detokenize)
-    return TextAdmitter(own, score, str, LEARNER, LEARNER.tokenizer.eos_token_id, lambda item: MOST_TOKENS)
+    reader = TextReader(TEXT_TERMS.tokenizer, LEARNER, LEARNER.tokenizer.eos_token_id, lambda item: MOST_TOKENS)
+    return Admitter(terms_of_text(TEXT_TERMS), score, detokenize, spoken, reader)
 
 
 def memory_bound(kind: str, data: bytes) -> int:

@@ -63,7 +63,7 @@ def test_every_version_and_precision_is_admitted(version: Any, logp: Any) -> Non
 
 
 def test_no_groups_is_no_fault() -> None:
-    assert admitter().admit("ada", message(), round=0) == Admission("ada", (), (), (), TOKENIZER)
+    assert admitter().admit("ada", message(), round=0) == Admission("ada", (), ())
 
 
 def test_the_borders_of_what_is_allowed() -> None:

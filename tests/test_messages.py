@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from vocabularies import byte_level, texts, tokenizers
 
 from ftis.admission import Admission, Admitter, Reason, Terms
-from ftis.alignment.messages import TextAdmitter, write_groups
+from ftis.alignment.messages import TextReader, spoken, terms_of_text, write_groups
 from ftis.alignment.selection import Readable, readable, unit_measures
 from ftis.alignment.text import REPLACED
 from ftis.alignment.token_bytes import TokenBytes
@@ -52,15 +52,19 @@ def terms(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Terms:
 
 
 class Learner:
-    """An admitter of text with the vocabulary of ``tokenizer``, which notes what its reward function is given."""
+    """Admits text with the vocabulary of ``tokenizer``, and notes what its reward function is given."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most_tokens: int = 2 * LONGEST, **changes: Any) -> None:
         self.scored: list[tuple[tuple[str, ...], list[list[int]]]] = []
         self.known = TokenBytes.of(tokenizer)
-        own = Admitter(terms(tokenizer, **changes), self.score, lambda ids: str(tokenizer.decode(list(ids))))
+        own = terms(tokenizer, **changes)
         stop: Sequence[str] = changes.get("stop", ())
-        self.admitter = TextAdmitter(
-            own, self.score, lambda text: cut_at(stop, text), self.known, end_of(tokenizer), lambda item: most_tokens
+        self.admitter = Admitter(
+            terms_of_text(own),
+            self.score,
+            lambda ids: str(tokenizer.decode(list(ids))),
+            lambda ids: cut_at(stop, spoken(ids)),
+            TextReader(own.tokenizer, self.known, end_of(tokenizer), lambda item: most_tokens),
         )
 
     def score(self, prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -129,7 +133,6 @@ def test_own_groups_are_scored_in_own_tokens() -> None:
 @pytest.mark.parametrize(
     ("group", "changes", "reason"),
     [
-        (offered(byte_level(["ab"]), "ab", "abab"), {"most_tokens": 3}, Reason.TOO_LONG),
         (offered(byte_level(), "a" * LONGEST, "b"), {}, Reason.TOO_LONG),  # with its end
         (offered(byte_level(), "a"), {}, Reason.WRONG_GROUP_SIZE),
         (offered(byte_level(), "a", "b", item=2), {}, Reason.NOT_THEIR_PROMPT),

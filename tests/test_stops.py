@@ -204,7 +204,7 @@ def test_a_group_that_goes_on_behind_a_stop_string_is_rejected() -> None:
         return cut_at(("5",), " ".join(map(str, ids)))
 
     receiver = admitter(stop=("5",))
-    receiver._detokenize = detokenize
+    receiver.detokenize = detokenize
     whole = Rollout(np.array([1, 5], np.int32), np.full(2, -0.5, np.float32))
     longer = Rollout(np.array([1, 5, 2], np.int32), np.full(3, -0.5, np.float32))
     rejection = only(receiver.admit("ada", message(group(0, whole, longer)), 0))

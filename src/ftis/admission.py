@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 
@@ -92,14 +91,12 @@ class Admission:
     Attributes:
         peer: the sender, as the exchange established it.
         passed_over: groups of assigned prompts that this peer does not want.
-        tokenizer: the fingerprint of the sender's, as it says; empty for a message that was rejected whole.
     """
 
     peer: str
     admitted: tuple[ScoredGroup, ...]
     rejections: tuple[Rejection, ...]
     passed_over: tuple[Group, ...] = ()
-    tokenizer: str = ""
 
     @property
     def unknown_sender(self) -> bool:
@@ -163,28 +160,26 @@ class Terms:
         )
 
 
-class Admits(Protocol):
-    """What a peer needs of an :class:`Admitter`."""
-
-    terms: Terms
-
-    def admit(self, sender: str, data: bytes, round: int) -> Admission: ...
-
-    def score_group(self, group: Group) -> ScoredGroup: ...
-
-
 class Admitter:
     """Admits messages under fixed terms, and remembers admitted groups for as long as a repeat could be admitted.
 
     Args:
         score: this peer's own reward function.
-        detokenize: this peer's own tokenizer. It leaves out what stands behind a stop string.
+        detokenize: ids of this peer's tokenizer -> text, without what stands behind a stop string.
+        spoken: ids of a message -> the same; None: messages are of this peer's ids.
+        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it is.
     """
 
-    def __init__(self, terms: Terms, score: Score, detokenize: Decode) -> None:
-        self.terms = terms
-        self._score = score
-        self._detokenize = detokenize
+    def __init__(
+        self,
+        terms: Terms,
+        score: Score,
+        detokenize: Decode,
+        spoken: Decode | None = None,
+        read: Callable[[Group, str], Group] | None = None,
+    ) -> None:
+        self.terms, self.score, self.detokenize = terms, score, detokenize
+        self._spoken, self._read = spoken or detokenize, read or (lambda group, tokenizer: group)
         self._limits = terms.limits
         self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
@@ -238,17 +233,20 @@ class Admitter:
             if fault:
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
             else:
-                admitted.append(self.score_group(group))
+                admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
-        return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over), header.tokenizer)
+        return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
 
     def score_group(self, group: Group) -> ScoredGroup:
         """A group with the text and reward of each completion, by this peer's own tokenizer and scorer."""
+        return self._scored(group, group, self.detokenize)
+
+    def _scored(self, group: Group, came: Group, decode: Decode) -> ScoredGroup:
+        completions = tuple(decode(rollout.completion_ids.tolist()) for rollout in came.rollouts)
         ids = [rollout.completion_ids.tolist() for rollout in group.rollouts]
-        completions = tuple(self._detokenize(row) for row in ids)
-        rewards = tuple(self._score(self.terms.prompts[group.item], completions, ids))
+        rewards = tuple(self.score(self.terms.prompts[group.item], completions, ids))
         if len(rewards) != len(completions):
             raise ValueError(f"the scorer gave {len(rewards)} rewards for {len(completions)} completions")
         return ScoredGroup(group, completions, rewards)
@@ -326,7 +324,7 @@ class Admitter:
     def _stop_fault(self, group: Group) -> tuple[Reason, str] | None:
         for row, rollout in enumerate(group.rollouts if self.terms.stop else ()):
             last = 1 if rollout.unit is None else int((rollout.unit == rollout.unit[-1]).sum())
-            if self._detokenize(rollout.completion_ids[:-last].tolist()).endswith(self.terms.stop):
+            if self._spoken(rollout.completion_ids[:-last].tolist()).endswith(self.terms.stop):
                 return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         return None
 

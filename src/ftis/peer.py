@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ftis.admission import Admission, Admits, Reason, rejected
+from ftis.admission import Admission, Admitter, Reason, rejected
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
@@ -115,7 +115,7 @@ class Peer:
     sampler: Sampler
     task: Task
     render: Callable[[Prompt], Ints]
-    admitter: Admits
+    admitter: Admitter
     header: Header
     objective: Objective
     selections: tuple[Selection, ...]

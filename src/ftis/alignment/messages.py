@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ftis.admission import Admission, Admits, Admitter, Reason, Rejection, Score, Terms
+from ftis.admission import Terms
 from ftis.alignment.text import END, as_texts, text_of
 from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import Aligned, align, as_sampled
-from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, Sent
+from ftis.alignment.units import Aligned, align, as_sampled, one_unit
+from ftis.rollouts import Group, Rollout, Sent
 
 
-def write_groups(groups: Sequence[Group], known: TokenBytes, end_ids: Collection[int]) -> list[Group]:
+def write_groups(
+    groups: Sequence[Group], known: TokenBytes, end_ids: Collection[int], most_bytes: int = sys.maxsize
+) -> list[Group]:
     """Groups of this peer's tokens as text; see :func:`~ftis.alignment.text.as_texts`. What is text already stays."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    texts = iter(as_texts([rollout for rollout in rollouts if rollout.unit is None], known, end_ids))
+    texts = iter(as_texts([rollout for rollout in rollouts if rollout.unit is None], known, end_ids, most_bytes))
 
     def written(rollout: Rollout) -> Rollout:
         return next(texts) if rollout.unit is None else rollout
@@ -26,63 +28,47 @@ def write_groups(groups: Sequence[Group], known: TokenBytes, end_ids: Collection
     return [replace(group, rollouts=tuple(map(written, group.rollouts))) for group in groups]
 
 
-class TextAdmitter:
-    """Admits messages of text, and gives what they hold in this peer's own tokens.
+def terms_of_text(terms: Terms) -> Terms:
+    """Those on which messages of text are judged: over their bytes, by the rules for any message."""
+    return replace(terms, tokenizer=None, vocab_size=END + 1, end_ids=frozenset({END}))
 
-    A message is judged over its bytes, by the rules for any message. Its completions are scored as text.
 
-    Args:
-        own: scores this peer's own groups. Messages are judged on its terms.
-        score: this peer's reward function.
-        cut: leaves out what stands behind a stop string.
+def spoken(ids: Sequence[int]) -> str:
+    """The text of bytes, where a part of a character at the end counts as one."""
+    return bytes(byte for byte in ids if byte != END).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Makes groups of this peer's tokens out of groups of text.
+
+    Attributes:
+        tokenizer: the fingerprint of this peer's own. What a sender with the same sampled is read as sampled.
         known: this peer's tokenizer.
-        end_id: its end token.
-        most_tokens: item → the most of this peer's tokens that a completion of the prompt may take.
+        end_id: this peer's token for the end of others' completions.
+        most_tokens: item → the most of this peer's tokens of a completion from which it learns.
     """
 
-    def __init__(
-        self,
-        own: Admits,
-        score: Score,
-        cut: Callable[[str], str],
-        known: TokenBytes,
-        end_id: int,
-        most_tokens: Callable[[int], int],
-    ) -> None:
-        def score_text(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
-            spoken = zip(known.encode(completions), ids, strict=True)
-            tokens = [[*row.tolist(), end_id] if END in came else row.tolist() for row, came in spoken]
-            return score(prompt, completions, tokens)
+    tokenizer: str | None
+    known: TokenBytes
+    end_id: int
+    most_tokens: Callable[[int], int]
 
-        self.terms: Terms = replace(own.terms, tokenizer=None, vocab_size=END + 1, end_ids=frozenset({END}))
-        self._own = own
-        self._over_bytes = Admitter(self.terms, score_text, lambda ids: cut(_spoken(ids)))
-        self._known, self._end_id, self._most_tokens = known, end_id, most_tokens
+    def __call__(self, group: Group, tokenizer: str) -> Group:
+        """The group in this peer's tokens, beside what came."""
+        read = as_sampled if tokenizer == self.tokenizer else align
+        aligned = zip(group.rollouts, read(group.rollouts, self.known, self.end_id), strict=True)
+        most = self.most_tokens(group.item)
+        return replace(group, rollouts=tuple(in_tokens(text, at_most(most, text, one)) for text, one in aligned))
 
-    def admit(self, sender: str, data: bytes, round: int) -> Admission:
-        """Judge one message, as :meth:`~ftis.admission.Admitter.admit` does.
 
-        A sender of this peer's own tokenizer is read in the tokens that it sampled.
-        """
-        admission = self._over_bytes.admit(sender, data, round)
-        texts = [rollout for scored in admission.admitted for rollout in scored.group.rollouts]
-        read = as_sampled if admission.tokenizer == self._own.terms.tokenizer else align
-        aligned = map(in_tokens, texts, read(texts, self._known, self._end_id))
-        admitted: list[ScoredGroup] = []
-        rejections = list(admission.rejections)
-        for scored in admission.admitted:
-            rollouts = tuple(itertools.islice(aligned, len(scored.group.rollouts)))
-            longest, most = max(map(len, rollouts)), self._most_tokens(scored.group.item)
-            if longest > most:
-                detail = f"a completion takes {longest} tokens of this peer's tokenizer, the most is {most}"
-                rejections.append(Rejection(sender, Reason.TOO_LONG, scored.group.item, detail))
-            else:
-                admitted.append(replace(scored, group=replace(scored.group, rollouts=rollouts)))
-        return replace(admission, admitted=tuple(admitted), rejections=tuple(rejections))
-
-    def score_group(self, group: Group) -> ScoredGroup:
-        """A group in this peer's own tokens with its rewards."""
-        return self._own.score_group(group)
+def at_most(most: int, text: Rollout, aligned: Aligned) -> Aligned:
+    """A text with at most that many of the learner's tokens. Nothing is learned from one that takes more: its model may
+    have no room for it, and a sender cannot know how many the learner takes."""
+    ids = aligned.rollout.completion_ids
+    if len(ids) <= most:
+        return aligned
+    return one_unit(text, ids[: max(most, 1)], f"it takes {len(ids)} tokens, the most is {most}")
 
 
 def in_tokens(text: Rollout, aligned: Aligned) -> Rollout:
@@ -91,8 +77,3 @@ def in_tokens(text: Rollout, aligned: Aligned) -> Rollout:
     sizes = np.bincount(text.unit[text.completion_ids != END], minlength=len(text.gen_logp)).astype(np.int32)
     came = Sent(text_of(text).encode("utf-8"), sizes, text.gen_logp, aligned.sender_U.astype(np.int32), aligned.fault)
     return replace(aligned.rollout, sent=came)
-
-
-def _spoken(ids: Sequence[int]) -> str:
-    """The text of bytes, where a part of a character at the end counts as one."""
-    return bytes(byte for byte in ids if byte != END).decode("utf-8", "replace")

@@ -7,6 +7,7 @@ unit covers the bytes of one of the sender's tokens, and has its log-probability
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -21,17 +22,21 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 
 
-def as_texts(rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection[int]) -> list[Rollout]:
+def as_texts(
+    rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection[int], most_bytes: int = sys.maxsize
+) -> list[Rollout]:
     """Sampled completions as text.
 
     Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
     without bytes of its own, as a special token in the middle, is left out with its log-probability: what remains is
     about the probability of the text, with or without it. A completion without any bytes becomes :data:`REPLACED` too.
+    Of one with too many bytes the first tokens are left, as if it had been cut off there.
 
     Args:
         rollouts: of the sender's tokenizer, each token a unit of its own.
         known: that tokenizer.
-        end_ids: the sender's ids that end a completion.
+        end_ids: the sender's ids that end a completion. None of them has bytes.
+        most_bytes: the most of a completion that a message carries.
     """
     ids = np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)])
     lengths = np.array([len(rollout) for rollout in rollouts], np.int64)
@@ -41,8 +46,10 @@ def as_texts(rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection
     at_end = last[np.isin(ids[last], list(end_ids))]
     byte_stops = np.cumsum(sizes, dtype=np.int64)
     regular = lengths.all() and np.array_equal(np.flatnonzero(sizes == 0), at_end)
+    if regular:
+        regular = np.diff(byte_stops[stops - 1], prepend=0).max(initial=0) <= most_bytes
     if not regular or not all_utf8(joined, byte_stops[stops - 1]):
-        return [_as_text(rollout, known, end_ids) for rollout in rollouts]
+        return [_as_text(rollout, known, end_ids, most_bytes) for rollout in rollouts]
     raw = np.insert(joined.astype(np.int32), byte_stops[at_end], END)
     place = np.arange(len(ids), dtype=np.int32) - np.repeat((stops - lengths).astype(np.int32), lengths)
     unit = np.repeat(place, np.maximum(sizes, 1))
@@ -63,7 +70,7 @@ def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
     return not ((text[starts] & 0xC0) == 0x80).any()
 
 
-def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> Rollout:
+def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int], most_bytes: int) -> Rollout:
     """One of them, whatever was sampled."""
     ids = rollout.completion_ids
     ended = bool(len(ids)) and int(ids[-1]) in end_ids
@@ -71,6 +78,10 @@ def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int]) -> R
     raw = known.join(spoken).astype(np.int32)
     token = np.repeat(np.arange(len(spoken), dtype=np.int32), known.sizes(spoken))
     raw, token = _valid(raw, token)
+    if len(raw) > most_bytes:  # part of a character at the new end takes up to two bytes more
+        fits = token < token[max(most_bytes - 2, 0)]
+        raw, token = _valid(raw[fits], token[fits])
+        ended = False
     if ended:
         raw, token = np.append(raw, np.int32(END)), np.append(token, np.int32(len(spoken)))
     if not len(token):

@@ -92,7 +92,8 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
     found = dict(zip(good, _in_units([texts[n] for n in good], [own[n] for n in good], learner), strict=True))
     for n, text in enumerate(texts):
         if n not in found:
-            found[n] = _one_unit(text, own[n] if len(own[n]) else np.array([end_id], np.int32))
+            ids = own[n] if len(own[n]) else np.array([end_id], np.int32)
+            found[n] = one_unit(text, ids, f"the learner's tokenizer cannot spell {written[n][:40]!r}")
         elif REPLACED in written[n] and not found[n].fault:
             found[n] = replace(found[n], fault="bytes that are no character")
     return [found[n] for n in range(len(texts))]
@@ -101,7 +102,8 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
 def as_sampled(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Aligned]:
     """The rollouts that a sender of the learner's own tokenizer sampled, each token a unit of its own.
 
-    One whose tokens the vocabulary lacks, or whose text is no UTF-8, is aligned as any other.
+    The learner's own end stands for the sender's, as in :func:`align`. One whose tokens the vocabulary lacks, or whose
+    text is no UTF-8, is aligned as any other.
     """
     found: list[Aligned | None] = []
     for text in texts:
@@ -157,7 +159,8 @@ def _spelt(spoken: Sequence[Ints], written: Sequence[str], learner: TokenBytes) 
     return [not none and joined[start:stop] == text.encode("utf-8") for (start, stop), none, text in cut]
 
 
-def _one_unit(text: Rollout, ids: Ints) -> Aligned:
+def one_unit(text: Rollout, ids: Ints, fault: str) -> Aligned:
+    """A text that is not aligned, as one unit of the learner's tokens ``ids``."""
     whole = Rollout(ids, text.gen_logp.sum(dtype=np.float64, keepdims=True).astype(np.float32), np.zeros_like(ids))
     counts = np.array([len(text.gen_logp)]), np.array([len(ids)])
-    return Aligned(whole, *counts, f"the learner's tokenizer cannot spell {text_of(text)[:40]!r}")
+    return Aligned(whole, *counts, fault)

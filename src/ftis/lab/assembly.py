@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ftis.admission import Admitter, Score, Terms
-from ftis.alignment.messages import TextAdmitter, write_groups
-from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.messages import TextReader, spoken, terms_of_text, write_groups
+from ftis.alignment.token_bytes import AlignmentError, TokenBytes
+from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.codec import Header
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
 from ftis.engines.samplers import check_stop, open_sampler
@@ -106,16 +108,12 @@ def assemble(
         if isinstance(selection, HonestyTest):
             for sender, accusation in accusations.read(directory, resume_step).items():
                 selection.accuse(sender, **accusation)
-    vocabulary = policy.tokenizer.get_vocab()
-    # Some end tokens may be those of other vocabularies where text is exchanged. A replay's recipe says "auto" still.
-    of_others = recipe.exchange == "text" or (recipe.exchange == "auto" and not networked)
-    end_tokens = [token for token in recipe.sampling.end_tokens if token in vocabulary or not of_others]
+    # The recipe of a replay says "auto" still, also where text was exchanged.
+    end_tokens = end_tokens_of(recipe, policy.tokenizer, text=recipe.exchange != "ids" and not networked)
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy)
-    ends = frozenset(vocabulary[token] for token in (str(policy.tokenizer.eos_token), *end_tokens))
-    fingerprint = tokenizer_fingerprint(policy.tokenizer, end_tokens)
-    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
     sampling = recipe.sampling
+    header, terms = agreed(recipe, name, task, policy.tokenizer, end_tokens, policy.vocab_size)
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
     peer = Peer(
         config=config,
@@ -126,7 +124,7 @@ def assemble(
         render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(
             replace(
-                terms_of(recipe, task, run, fingerprint, policy.vocab_size, ends),
+                terms,
                 wanted=lambda sender, round: peer.wanted(sender, round),
                 max_staleness=recipe.network.max_staleness if networked else max(late.values(), default=0),
                 max_seconds=recipe.network.admission_seconds if networked else math.inf,
@@ -134,7 +132,7 @@ def assemble(
             scores[0],
             lambda ids: cut_at(sampling.stop, policy.detokenize(ids)),
         ),
-        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
+        header=header,
         objective=objective,
         selections=selections,
         exchange=Delayed(exchange, late) if late and not networked else exchange,
@@ -143,30 +141,56 @@ def assemble(
         cursor=cursor,
     )
     if recipe.exchange == "text":
-        exchange_text(peer, scores[0])
+        exchange_text(peer)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, Split.of(task, ood, scores), records)
 
 
-def terms_of(recipe: Recipe, task: Task, run: str, tokenizer: str, vocab_size: int, end_ids: frozenset[int]) -> Terms:
-    """What the peers of a recipe agreed on; the other arguments are those of ``Terms``."""
-    return Terms(
+def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:
+    """The recipe's end tokens for a peer. Where ``text`` is exchanged, those that its vocabulary lacks are others'."""
+    vocabulary = tokenizer.get_vocab()
+    text = text or recipe.exchange == "text"
+    return [token for token in recipe.sampling.end_tokens if token in vocabulary or not text]
+
+
+def agreed(
+    recipe: Recipe,
+    name: str,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: Sequence[str],
+    vocab_size: int,
+) -> tuple[Header, Terms]:
+    """What a peer says of itself in each message, and what the peers of a recipe agreed on.
+
+    Args:
+        end_tokens: of the recipe, those that the tokenizer has.
+        vocab_size: ids that the peer's model can embed.
+    """
+    run, sampling, vocabulary = (
+        run_id(agreement(recipe, task.digest, WIRE_VERSION)),
+        recipe.sampling,
+        tokenizer.get_vocab(),
+    )
+    fingerprint = tokenizer_fingerprint(tokenizer, end_tokens)
+    terms = Terms(
         run=run,
-        tokenizer=tokenizer,
-        temperature=recipe.sampling.temperature,
+        tokenizer=fingerprint,
+        temperature=sampling.temperature,
         vocab_size=vocab_size,
-        end_ids=end_ids,
+        end_ids=frozenset(vocabulary[token] for token in (str(tokenizer.eos_token), *end_tokens)),
         group_size=recipe.rollouts_per_group,
-        max_completion_length=recipe.sampling.max_completion_length,
-        stop=recipe.sampling.stop,
+        max_completion_length=sampling.max_completion_length,
+        stop=sampling.stop,
         prompts=task.train,
         assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
         roster=frozenset(p.name for p in recipe.peers),
         max_groups=recipe.prompts_per_peer,
     )
+    return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
 
 
-def exchange_text(peer: Peer, score: Score) -> None:
+def exchange_text(peer: Peer) -> None:
     """Let a peer write and read text in place of token ids.
 
     Raises:
@@ -178,10 +202,40 @@ def exchange_text(peer: Peer, score: Score) -> None:
     def most_tokens(item: int) -> int:
         return min(LONGER * sampling.max_completion_length, positions - len(peer.prompt_ids[item]))
 
-    known, end_id = TokenBytes.of(policy.tokenizer), int(policy.tokenizer.eos_token_id)
-    cut = partial(cut_at, sampling.stop)
-    peer.admitter = TextAdmitter(peer.admitter, score, cut, known, end_id, most_tokens)
-    peer.write = partial(write_groups, known=known, end_ids=policy.end_ids)
+    known, own = TokenBytes.of(policy.tokenizer), peer.admitter
+    reader = TextReader(own.terms.tokenizer, known, end_of_text(peer, known), most_tokens)
+    peer.admitter = Admitter(
+        terms_of_text(own.terms), own.score, own.detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader
+    )
+    most_bytes = MOST_BYTES * sampling.max_completion_length
+    end_ids = [end for end in policy.end_ids if not known.sizes(np.array([end]))[0]]  # others are sent as text
+    peer.write = partial(write_groups, known=known, end_ids=end_ids, most_bytes=most_bytes)
+
+
+def end_of_text(peer: Peer, known: TokenBytes) -> int:
+    """The token that stands for the end of others' completions where a peer exchanges text.
+
+    It is its eos token, unless ``sampling.end_tokens`` names others of its vocabulary and not that one: then the first.
+
+    Raises:
+        AlignmentError: which of several it is cannot be known, or it has bytes, as an ordinary token.
+    """
+    tokenizer, policy = peer.policy.tokenizer, peer.policy
+    vocabulary, eos = tokenizer.get_vocab(), str(tokenizer.eos_token)
+    named = end_tokens_of(peer.recipe, tokenizer)
+    if not named and len(policy.end_ids) > 1:
+        ends = ", ".join(f'"{token}"' for token in tokenizer.convert_ids_to_tokens(sorted(policy.end_ids)))
+        raise AlignmentError(
+            f"peer {peer.name!r}: its model ends completions by several tokens ({ends}), and text has one end: name "
+            f"the one by which it ends its answers in sampling.end_tokens"
+        )
+    end = eos if eos in named or not named else named[0]
+    if known.sizes(np.array([vocabulary[end]])).any():
+        raise AlignmentError(
+            f"peer {peer.name!r}: {end!r} is text, and the end of a completion has none: take sampling.stop in place "
+            f"of sampling.end_tokens"
+        )
+    return int(vocabulary[end])
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,10 @@ from typing import Any, cast
 from rich.console import Console
 
 from ftis.admission import Admitter
-from ftis.codec import VERSION as WIRE_VERSION
-from ftis.codec import Header
 from ftis.config import FtisError, Recipe, RecipeError
-from ftis.engines.models import tokenizer_fingerprint
 from ftis.exchange import Exchange
 from ftis.lab.arms import arms_of
-from ftis.lab.assembly import exchange_text, terms_of
+from ftis.lab.assembly import agreed, end_tokens_of, exchange_text
 from ftis.lab.join import EventLog, choose_arm, credentials, network_exchange, next_incarnation
 from ftis.lab.local import AloneExchange
 from ftis.lab.progress import Display
@@ -41,7 +38,6 @@ from ftis.prompts import Task
 from ftis.rollouts import Prompt
 from ftis.sampling import Sampler
 from ftis.selection import selections_of
-from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.inbox import Inbox
 from ftis.swarm.witness import Witness
 from ftis.tasks.rendering import render_prompt
@@ -120,16 +116,14 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, objective)
     vocabulary = policy.tokenizer.get_vocab()
-    end_tokens = [str(policy.tokenizer.eos_token), *recipe.sampling.end_tokens]
-    if unknown := [token for token in end_tokens if vocabulary.get(token) not in policy.end_ids]:
+    end_tokens = end_tokens_of(recipe, policy.tokenizer)
+    ends = [str(policy.tokenizer.eos_token), *end_tokens]
+    if unknown := [token for token in ends if vocabulary.get(token) not in policy.end_ids]:
         raise RecipeError(
             f"peer {name!r}: completions must end at {unknown[0]!r} (sampling.end_tokens), and TRL ends them at "
             f"{sorted(policy.end_ids)}: put its id into model.generation_config.eos_token_id"
         )
-    ends = frozenset(vocabulary[token] for token in end_tokens)
-    fingerprint = tokenizer_fingerprint(policy.tokenizer, recipe.sampling.end_tokens)
-    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling = recipe.sampling
+    header, terms = agreed(recipe, name, task, policy.tokenizer, end_tokens, policy.vocab_size)
     peer: Peer = Peer(
         config=recipe.peer(name),
         recipe=recipe,
@@ -139,7 +133,7 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
         render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(
             replace(
-                terms_of(recipe, task, run, fingerprint, policy.vocab_size, ends),
+                terms,
                 wanted=lambda sender, round: peer.wanted(sender, round),
                 max_staleness=recipe.network.max_staleness,
                 max_seconds=recipe.network.admission_seconds,
@@ -147,13 +141,13 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
             _unscored,
             policy.detokenize,
         ),
-        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
+        header=header,
         objective=objective,
         selections=selections,
         exchange=AloneExchange(),
     )
     if recipe.exchange == "text":
-        exchange_text(peer, _unscored)
+        exchange_text(peer)
     return peer
 
 
