@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 
-from ftis.lab import contents, live, watch
+from ftis.lab import contents, live, samples, watch
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.glance import glance
+from ftis.lab.latest import latest
 from ftis.lab.reading import ReportError
 from ftis.loop.files import append_jsonl, read_jsonl
 
@@ -337,3 +338,31 @@ def test_before_a_checkpoint_tokens_are_coloured_by_the_model_s_own_tokenizer(tm
     # The starter's tokenizer, which is large's by the recipe, does not spell what was recorded.
     assert html.count("Without colours: the tokenizer of large is not on this machine.") == 1
     assert "Without colours: the tokenizer of small" not in html
+
+
+def test_a_tokenizer_is_read_once_and_again_when_its_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    reader = samples._tokenizer
+
+    def counted(file: Path) -> Any:
+        read.append(file)
+        return reader(file)
+
+    monkeypatch.setattr(samples, "_tokenizer", counted)
+    run = run_of(tmp_path)
+    arm = ArmOfRun(run, next(arm for arm in Directory(run).arms if arm.name == "F-TIS"), ["small", "large"])
+    arm.refresh()
+    files = [run / "F-TIS" / name / f"checkpoint-{ROUNDS}" / "tokenizer.json" for name in arm.peers]
+
+    def first_tokens() -> list[str]:
+        drawn = latest(arm)
+        assert drawn is not None
+        return [learner.own[0].tokens[0].text for learner in drawn.learners]
+
+    assert first_tokens() == first_tokens() == ["<think>", "<think>"]
+    assert read == files
+    files[0].write_text(files[0].read_text().replace("<think>", "<THINK>"))  # as by a run that was started anew
+    assert first_tokens() == first_tokens() == ["<THINK>", "<think>"]
+    assert read == [*files, files[0]]

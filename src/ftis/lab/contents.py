@@ -11,7 +11,7 @@ from ftis.lab import glance, swarms, taken
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.formatting import counted
 from ftis.lab.jobs import Jobs, jobs
-from ftis.lab.latest import Spelling, latest
+from ftis.lab.latest import latest
 from ftis.lab.layout import Page, Place, Section, Watching
 from ftis.lab.live import Content, Made
 from ftis.swarm.onlooker import Onlooker
@@ -66,7 +66,6 @@ class OfArm:
         self._directory, self._address, self._link = directory, address, link
         self._arm: ArmOfRun | None = None
         self._seen: glance.Glance | None = None
-        self._spelling = Spelling()
 
     def watching(self, places: Sequence[Place] = ()) -> Watching:
         return _watching(self._link, RECORDS, places, seed=self._address.seed, arm=self._address.arm)
@@ -78,7 +77,7 @@ class OfArm:
         if changed or tell_time or self._seen is None:
             self._seen = glance.glance(arm, time.time())
         seen = self._seen
-        sections = {**sections_of(arm, seen), "latest": ("Last completions", lambda: latest(arm, self._spelling))}
+        sections = {**sections_of(arm, seen), "latest": ("Last completions", lambda: latest(arm))}
         sections["events"] = sections.pop("events")
         about = (arm.run, arm.arm, tuple(arm.peers))
         return Made(about, changed, lambda: self._page(arm, seen), sections)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,30 @@ class Latest:
     left_out: int
 
 
-class Spelling:
-    """The tokenizers of the peers shown, each read once and again when a checkpoint brings its own."""
+def tokens_of(peer: PeerRecords, model: str, rows: Sequence[Mapping[str, Any]]) -> Tokens:
+    """By the tokenizer of a peer's newest checkpoint; before the first, by that of the model that it began with.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Path, Path | None], Tokens] = {}
+    The latter is believed if it is on this machine and spells ``rows`` as they were recorded.
+    """
+    file = PeerRun(peer.directory, (), ()).tokenizer_file
+    if file is not None:
+        return _tokens(file)
+    found = (_tokens(file) for file in tokenizers_of(model))
+    return next((tokens for tokens in found if spells(tokens, rows)), Tokens(None))
 
-    def of(self, peer: PeerRecords, model: str, rows: Sequence[Mapping[str, Any]]) -> Tokens:
-        """Of a peer's newest checkpoint; before the first, of the model that it began with, if it is on this machine.
 
-        The latter is believed if it spells ``rows`` as they were recorded.
-        """
-        file = PeerRun(peer.directory, (), ()).tokenizer_file
-        if file is None:
-            file = next((found for found in tokenizers_of(model) if spells(self._read(peer, found), rows)), None)
-        return self._read(peer, file)
+def _tokens(file: Path) -> Tokens:
+    try:
+        stat = file.stat()
+    except OSError:
+        return Tokens(None)
+    return _tokens_as_written(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
-    def _read(self, peer: PeerRecords, file: Path | None) -> Tokens:
-        return self._known.setdefault((peer.directory, file), Tokens(file))
+
+@lru_cache(maxsize=2 * MOST_LEARNERS)
+def _tokens_as_written(file: Path, written: tuple[int, int, int]) -> Tokens:
+    """A run that is started anew writes another file under the same name: ``written`` tells them apart."""
+    return Tokens(file)
 
 
 def tokenizers_of(model: str) -> Iterator[Path]:
@@ -109,7 +116,7 @@ def spells(tokens: Tokens, rows: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def latest(arm: ArmOfRun, spelling: Spelling) -> Latest | None:
+def latest(arm: ArmOfRun) -> Latest | None:
     """The best, the worst and a dropped completion of each learner's last round, own and others', and all to search.
 
     None where no rollouts were recorded.
@@ -117,20 +124,18 @@ def latest(arm: ArmOfRun, spelling: Spelling) -> Latest | None:
     cap = cap_of(arm)
     shown = list(arm.peers.values())[:MOST_LEARNERS]
     model = {peer.name: peer.model for peer in arm.recipe.peers}
-    learners = [
-        of for peer in shown if (of := _learner(peer, model[peer.name], cap or NEVER_CUT, spelling)) is not None
-    ]
+    learners = [of for peer in shown if (of := _learner(peer, model[peer.name], cap or NEVER_CUT)) is not None]
     if not learners:
         return None
     return Latest(legend("C" if cap is None else f"{cap:g}"), learners, len(arm.peers) - len(shown))
 
 
-def _learner(peer: PeerRecords, model: str, cap: float, spelling: Spelling) -> Learner | None:
+def _learner(peer: PeerRecords, model: str, cap: float) -> Learner | None:
     round = peer.last_recorded
     rows = [] if round is None else peer.of_round(round)
     if not rows or round is None:
         return None
-    tokens = spelling.of(peer, model, rows)
+    tokens = tokens_of(peer, model, rows)
 
     def views(rows: Sequence[Mapping[str, Any]]) -> list[SampleView]:
         return [_view(title, row, cap, tokens) for title, row in chosen(rows)]
