@@ -19,8 +19,9 @@ from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 from ftis.lab import contents, live, samples, watch
 from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.glance import glance
-from ftis.lab.latest import latest
+from ftis.lab.latest import latest, tokenizers_of
 from ftis.lab.reading import ReportError
+from ftis.lab.starters import path_of
 from ftis.loop.files import append_jsonl, read_jsonl
 
 pytest.importorskip("starlette", reason="ftis[watch] is not installed")
@@ -366,3 +367,9 @@ def test_a_tokenizer_is_read_once_and_again_when_its_file_is_another(
     files[0].write_text(files[0].read_text().replace("<think>", "<THINK>"))  # as by a run that was started anew
     assert first_tokens() == first_tokens() == ["<THINK>", "<think>"]
     assert read == [*files, files[0]]
+
+
+@pytest.mark.parametrize("model", ["starter:small", "starter:small-merged", "starter:large-b@7"])
+def test_a_starter_s_tokenizer_is_its_own(model: str) -> None:
+    files = list(tokenizers_of(model))
+    assert [file.read_bytes() for file in files] == [(path_of(model.partition("@")[0]) / "tokenizer.json").read_bytes()]

@@ -95,7 +95,8 @@ def _tokens_as_written(file: Path, written: tuple[int, int, int]) -> Tokens:
 def tokenizers_of(model: str) -> Iterator[Path]:
     """Where a model's tokenizer may lie on this machine: in the package, a directory, or the cache of the Hub."""
     if model.startswith("starter:"):
-        yield from sorted(Path(ftis.__file__).parent.glob("starters/*/tokenizer.json"))[:1]  # all have the same
+        name, shipped = model.removeprefix("starter:").partition("@")[0], Path(ftis.__file__).parent / "starters"
+        yield from (file for file in shipped.glob("*/tokenizer.json") if file.parent.name.rpartition("-")[0] == name)
     elif (file := Path(model) / "tokenizer.json").is_file():
         yield file
     elif "/" in model:
