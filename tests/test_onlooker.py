@@ -208,6 +208,15 @@ def test_who_has_finished_may_leave(heard_of: Heard) -> None:
     assert heard_of.headline(AT + 100) == "All 3 peers have finished"
 
 
+@pytest.mark.parametrize(("round", "headline"), [(4, "Working"), (5, "Finished")])
+def test_one_peer_by_itself_is_not_called_all(tmp_path: Path, round: int, headline: str) -> None:
+    made = Heard(tmp_path)
+    made.come("a")
+    made.sign("a", round)
+    made.say("a")
+    assert made.headline() == headline
+
+
 def test_what_peers_say_of_each_other_is_quoted(heard_of: Heard) -> None:
     said: Any = {"from": {"b": {"admitted": 12, "kept": 7, "rejected": 3}, "eve": {"quarantined": 1}}}
     heard_of.say("a", **said)

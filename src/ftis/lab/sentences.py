@@ -195,19 +195,20 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
         return "No round is finished yet"
     worrying = [of.name for of in peers if of.level == "trouble"]
     looking = [of.name for of in peers if of.level == "look"]
-    finished, many = all(of.finished for of in standings), len(standings) > 1
+    finished = all(of.finished for of in standings)
     if worrying:
         return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
     if looking:
         return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
-    if finished:
-        return f"{everybody(len(standings))} have finished" if many else "Finished"
-    return f"{everybody(len(standings))} are working" if many else "Working"
+    return everybody(len(standings), finished)
 
 
-def everybody(peers: int) -> str:
-    """All of several peers."""
-    return "Both peers" if peers == 2 else f"All {peers} peers"
+def everybody(peers: int, finished: bool) -> str:
+    """That all of some peers have finished, or are working."""
+    if peers == 1:
+        return "Finished" if finished else "Working"
+    who = "Both peers" if peers == 2 else f"All {peers} peers"
+    return f"{who} {'have finished' if finished else 'are working'}"
 
 
 def enumerated(names: Sequence[str]) -> str:

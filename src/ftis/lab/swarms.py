@@ -82,9 +82,7 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
         names = list(dict.fromkeys(of.name for of in peers if of.level == level))
         if names:
             return f"{words} {enumerated(names)}"
-    if all(has_finished(peer) for run in runs for peer in run.peers):
-        return f"{everybody(len(peers))} have finished"
-    return f"{everybody(len(peers))} are working"
+    return everybody(len(peers), all(has_finished(peer) for run in runs for peer in run.peers))
 
 
 def has_finished(peer: Seen) -> bool:
