@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from test_network import NAMES, PATIENCE, Peers, both_ready, one_round
 
 from ftis.codec import VERSION
 from ftis.config import NetworkConfig
-from ftis.lab import swarms
+from ftis.lab import contents, swarms
 from ftis.swarm import manifest as manifests
 from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import agreement, run_id
@@ -306,13 +307,35 @@ def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> Non
         assert b.rounds.live == ["a"]
 
 
+def test_a_look_at_nothing_new_costs_no_sentences(heard_of: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    tell = swarms.swarm_glance
+
+    def counted(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Any:
+        told.append(now)
+        return tell(runs, onlooker, now)
+
+    now = SimpleNamespace(time=lambda: AT)
+    monkeypatch.setattr(contents, "time", now)
+    monkeypatch.setattr(swarms, "swarm_glance", counted)
+    page = contents.OfSwarm(heard_of.of, lambda path, **query: f"/{path}")
+    page.look(tell_time=False)
+    now.time = lambda: AT + 4
+    page.look(tell_time=False)
+    assert told == [AT]
+    page.look(tell_time=True)
+    assert told == [AT, AT + 4]
+    heard_of.say("a", unrewarded=2)
+    assert page.look(tell_time=False).page().title == "Working; have a look at a"
+    assert told == [AT, AT + 4, AT + 4]
+
+
 def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
     heard_of: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("starlette", reason="ftis[watch] is not installed")
     from test_watch import Page, get
 
-    from ftis.lab import contents
     from ftis.lab.watch import application
 
     monkeypatch.setattr(contents, "time", SimpleNamespace(time=lambda: AT))

@@ -173,15 +173,18 @@ class OfSwarm:
 
     def __init__(self, onlooker: Onlooker, link: Link) -> None:
         self._onlooker, self._link = onlooker, link
-        self._seen: object = None
+        self._heard: object = None
+        self._seen: swarms.SwarmGlance | None = None
 
     def watching(self) -> Watching:
         return _watching(self._link, SWARM)
 
     def look(self, tell_time: bool) -> Made:
-        runs, happened, now = self._onlooker.runs(), self._onlooker.events, time.time()
-        seen = swarms.swarm_glance(runs, self._onlooker, now)
-        changed, self._seen = (runs, happened) != self._seen, (runs, happened)
+        runs, happened = self._onlooker.runs(), self._onlooker.events
+        changed, self._heard = (runs, happened) != self._heard, (runs, happened)
+        if changed or tell_time or self._seen is None:
+            self._seen = swarms.swarm_glance(runs, self._onlooker, time.time())
+        seen = self._seen
         sections: dict[str, tuple[str, Callable[[], object]]] = {
             "glance": ("Is it working?", lambda: seen),
             "members": ("Peers", lambda: swarms.members(runs, self._onlooker)),

@@ -62,9 +62,11 @@ class Learned:
 def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> SwarmGlance:
     """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
     found = []
+    rarer = _rarer_versions(runs)
     for run in runs:
         for peer in _told_of(run, runs):
-            remarks = sorted(remarks_on(peer, run, runs, onlooker, now), key=lambda remark: remark.level != "trouble")
+            remarks = remarks_on(peer, run, rarer, onlooker, now)
+            remarks.sort(key=lambda remark: remark.level != "trouble")
             found.append(About(peer.peer, level_of(remarks), where(peer), remarks))
     return SwarmGlance(_headline(found, runs), found)
 
@@ -106,8 +108,15 @@ def where(peer: Seen) -> str:
     return "; ".join(parts)
 
 
-def remarks_on(peer: Seen, run: Run, runs: Sequence[Run], onlooker: Onlooker, now: float) -> list[Remark]:
-    """What needs a look, facts before claims."""
+def _rarer_versions(runs: Sequence[Run]) -> Mapping[str, str]:
+    """The versions that fewer peers say to run than another one, which is the value."""
+    count = Counter(str(peer.said["version"]) for run in runs for peer in run.peers if "version" in peer.said)
+    usual, most = max(count.items(), key=lambda one: one[1], default=("", 0))
+    return {version: usual for version, of in count.items() if of < most}
+
+
+def remarks_on(peer: Seen, run: Run, rarer: Mapping[str, str], onlooker: Onlooker, now: float) -> list[Remark]:
+    """What needs a look, facts before claims; ``rarer`` has the usual version of ftis by those that are rarer."""
     found = []
     if run.differs:
         verb = "Means" if peer.committed else "“Means”"
@@ -124,10 +133,8 @@ def remarks_on(peer: Seen, run: Run, runs: Sequence[Run], onlooker: Onlooker, no
         rounds = "the last round" if unrewarded == 1 else f"the last “{unrewarded:,}” rounds"
         level: Level = "trouble" if unrewarded >= UNREWARDED else "look"
         found.append(Remark(level, f"Says that it earned no reward in {rounds}"))
-    versions = Counter(str(p.said["version"]) for r in runs for p in r.peers if "version" in p.said)
-    usual, of = max(versions.items(), key=lambda one: one[1], default=("", 0))
-    if (version := peer.said.get("version")) is not None and versions[version] < of:
-        found.append(Remark("look", f"Says that it runs ftis “{version}”, most say “{usual}”"))
+    if "version" in peer.said and (usual := rarer.get(peer.said["version"])) is not None:
+        found.append(Remark("look", f"Says that it runs ftis “{peer.said['version']}”, most say “{usual}”"))
     for other in run.peers:
         totals = other.said.get("from", {}).get(peer.peer, {}) if other.peer != peer.peer else {}
         if totals.get("quarantined"):
