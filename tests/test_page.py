@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -151,6 +152,16 @@ def test_written_twice_it_has_the_same_bytes(written: Path) -> None:
     before = {path: path.read_bytes() for path in [written, *sorted((written.parent / "figures").iterdir())]}
     page.write_page(written.parent)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_when_an_unfinished_experiment_was_recorded_makes_no_difference(tmp_path: Path, no_drawing: list[str]) -> None:
+    directory = Scene(tmp_path, seeds=(0, 1)).write()
+    for metrics in directory.glob("*/F-TIS/*/metrics.jsonl"):
+        cut(metrics, 2)
+    before = page.write_page(directory).read_bytes()
+    for file in directory.rglob("*.jsonl"):
+        os.utime(file, (1e9, 1e9))
+    assert page.write_page(directory).read_bytes() == before
 
 
 def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing: list[str]) -> None:

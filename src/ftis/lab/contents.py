@@ -127,7 +127,7 @@ class OfExperiment:
     def look(self, tell_time: bool) -> Made:
         directory = self._directory
         directory.look()
-        grid = jobs(directory)
+        grid = jobs(directory, time.time())
         changed, self._grid = grid != self._grid, grid
         renewed = self._take_verdicts(grid)
         sections: dict[str, tuple[str, Callable[[], object]]] = {"jobs": ("Arms and seeds", lambda: self._linked(grid))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -50,9 +49,12 @@ class Jobs:
     arms: Sequence[ArmJobs]
 
 
-def jobs(directory: Directory, now: float | None = None) -> Jobs:
-    """Every arm under every seed; ``now`` in seconds since the epoch, None for records that nobody writes any more."""
-    now = time.time() if now is None else now
+def jobs(directory: Directory, now: float) -> Jobs:
+    """Every arm under every seed.
+
+    Args:
+        now: seconds since the epoch; math.inf for records that nobody writes any more: no job is at work.
+    """
     swarms = [
         (seed, arm, [directory.progress(seed, arm, peer.name) for peer in swarm.peers])
         for arm in directory.arms

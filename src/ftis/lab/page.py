@@ -11,6 +11,7 @@ The same records give the same bytes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def _standing(directory: Path) -> list[Section]:
     """What the page that is watched would show, as it is now: of an experiment the grid, of a run its arms."""
     watched = Directory(directory)
     if watched.is_experiment:
-        return [Section("jobs", "Arms and seeds", jobs(watched))]
+        return [Section("jobs", "Arms and seeds", jobs(watched, math.inf))]
     (seed,) = watched.seeds
     arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
     for arm in arms:
