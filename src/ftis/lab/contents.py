@@ -174,7 +174,7 @@ class OfSwarm:
     def __init__(self, onlooker: Onlooker, link: Link) -> None:
         self._onlooker, self._link = onlooker, link
         self._heard: object = None
-        self._seen: swarms.SwarmGlance | None = None
+        self._seen: glance.Glance | None = None
 
     def watching(self) -> Watching:
         return _watching(self._link, SWARM)

@@ -29,7 +29,6 @@ LONGEST_EVENT = 400
 class Glance:
     """Whether it is working: of all together, and a sentence per peer."""
 
-    arm: str
     headline: str
     peers: Sequence[About]
 
@@ -74,7 +73,7 @@ def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
     """How the peers stand; ``now`` in seconds since the epoch, or None for records that nobody writes any more."""
     standings = arm.standings(now)
     peers = [about(of) for of in standings]
-    return Glance(arm.arm.name, headline(peers, standings), peers)
+    return Glance(headline(peers, standings), peers)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.lab.formatting import counted
-from ftis.lab.glance import EventLine, Events
+from ftis.lab.glance import EventLine, Events, Glance
 from ftis.lab.outlook import in_time
 from ftis.lab.sentences import (
     LATE_BY,
@@ -39,14 +39,6 @@ DIGITS = 8
 
 
 @dataclass(frozen=True)
-class SwarmGlance:
-    """Whether it is working: of all together, and a sentence per peer."""
-
-    headline: str
-    peers: Sequence[About]
-
-
-@dataclass(frozen=True)
 class Members:
     """The peers in a table; ``roster`` says whether a roster vouches for the names."""
 
@@ -59,7 +51,7 @@ class Learned:
     tables: Sequence[Table]
 
 
-def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> SwarmGlance:
+def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Glance:
     """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
     found = []
     rarer = _rarer_versions(runs)
@@ -68,7 +60,7 @@ def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> SwarmGl
             remarks = remarks_on(peer, run, rarer, onlooker, now)
             remarks.sort(key=lambda remark: remark.level != "trouble")
             found.append(About(peer.peer, level_of(remarks), where(peer), remarks))
-    return SwarmGlance(_headline(found, runs), found)
+    return Glance(_headline(found, runs), found)
 
 
 def _told_of(run: Run, runs: Sequence[Run]) -> list[Seen]:
