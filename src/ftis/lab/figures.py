@@ -69,6 +69,16 @@ def learning(
     return Panel(name, plot.chart(short(peer), alt, subtitle))
 
 
+def of_split(
+    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[Over] = (ROUNDS,)
+) -> list[Panel]:
+    """Learning curves of one split on the same scale: peer by peer, each over all of ``overs``."""
+    by_arm, arms, peers = results["curves"][split], results["arms"], results["peers"]
+    limits = accuracy_limits(by_arm[arm][peer] for arm in arms for peer in peers)
+    of_peers = [(peer, {arm: by_arm[arm][peer] for arm in arms}) for peer in peers]
+    return [learning(split, peer, curves, styles, limits, over) for peer, curves in of_peers for over in overs]
+
+
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
     seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
     if len(seeds) >= MIN_SEEDS_OF_BAND:
@@ -152,10 +162,7 @@ def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
     styles = arm_styles(results["arms"], results["baselines"])
     rows = []
     for split in results["splits"]:
-        by_arm = results["curves"][split]
-        limits = accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
-        of_peers = ((peer, {arm: by_arm[arm][peer] for arm in results["arms"]}) for peer in results["peers"])
-        rows.append([learning(split, peer, curves, styles, limits).chart for peer, curves in of_peers])
+        rows.append([panel.chart for panel in of_split(results, split, styles)])
     path = directory / "learning_curves.png"
     write_sheet(path, rows)
     return path

@@ -206,12 +206,6 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
 
 def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
     """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds."""
-    by_arm = results["curves"][split]
-    limits = figures.accuracy_limits(by_arm[arm][peer] for arm in results["arms"] for peer in results["peers"])
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
-    panels = []
-    for peer in results["peers"]:
-        of_peer = {arm: by_arm[arm][peer] for arm in results["arms"]}
-        panels += [figures.learning(split, peer, of_peer, styles, limits, over) for over in overs]
     columns = len(overs) if len(overs) > 1 else len(results["peers"])
-    return SplitCurves(split_heading(split), PanelRow.of(panels, columns))
+    return SplitCurves(split_heading(split), PanelRow.of(figures.of_split(results, split, styles, overs), columns))
