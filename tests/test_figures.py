@@ -133,6 +133,16 @@ def test_ten_thousand_rounds_are_drawn_as_a_few_hundred_points_with_the_last() -
     assert drawn.alt == "Reward over round; at the end a 1"
 
 
+def test_a_band_is_thinned_as_the_line_in_it() -> None:
+    plot = Plot((0, plots.MOST_POINTS), (0, 1), "round")
+    plot.band([(float(i), 0.2, 0.8) for i in range(plots.MOST_POINTS + 1)], "ink")
+    plot.line([(float(i), 0.8) for i in range(plots.MOST_POINTS + 1)], "ink")
+    marks = plot.chart("Reward", "").marks
+    (band,) = (mark for mark in marks if isinstance(mark, plots.Area))
+    line = next(mark for mark in marks if isinstance(mark, plots.Line) and mark.ink == "ink")
+    assert list(band.points[: plots.MOST_POINTS]) == list(line.points)
+
+
 def test_a_chart_of_nothing_says_so_and_values_that_are_none_are_left_out() -> None:
     assert chart("Reward", "round", [Series("a", 0, [(1.0, math.nan)])]).empty == "nothing was measured yet"
     (line,) = lines_of(chart("Reward", "round", [Series("a", 9, [(1.0, 0.5), (2.0, math.inf), (3.0, 0.7)])]))

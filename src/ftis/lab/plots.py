@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from ftis.lab.drawing import LINES, in_short, short, spread_out
 from ftis.lab.formatting import true_minus
@@ -31,6 +32,7 @@ GAP = 0.075
 LEGEND_ROW = 14
 
 Point = tuple[float, float]
+AnyPoint = TypeVar("AnyPoint", bound=tuple[float, ...])
 Scale = Callable[[float], float]
 
 
@@ -211,8 +213,7 @@ class Plot:
 
     def band(self, points: Sequence[tuple[float, float, float]], ink: str, opacity: float = 0.14) -> None:
         """An area between two heights at each x."""
-        step = max(1, -(-len(points) // MOST_POINTS))
-        points = [*points[:-1:step], points[-1]] if points else []
+        points = thinned(points)
         edge = [self.place(x, high) for x, _, high in points] + [self.place(x, low) for x, low, _ in reversed(points)]
         if len(points) > 1:
             self._marks.append(Area(edge, ink, opacity))
@@ -310,8 +311,8 @@ def chart(
     return plot.chart(title, f"{title} over {x_label}; at the end {said}{more}")
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most so many points that a line shows, the last one among them."""
+def thinned(points: Sequence[AnyPoint]) -> list[AnyPoint]:
+    """At most so many points that a line or a band shows, the last one among them."""
     if len(points) <= MOST_POINTS:
         return list(points)
     step = len(points) / (MOST_POINTS - 1)
