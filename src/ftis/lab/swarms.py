@@ -146,8 +146,7 @@ def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
             return [Remark("trouble", f"Nobody declares it present{last}")]
         return [Remark("trouble", f"Gone for {in_time(now - peer.changed)}{last}")]
     found = []
-    newest = max((p.signed.round for p in run.peers if p.signed is not None), default=0)
-    behind = newest - signed.round if signed is not None else 0
+    behind = run.newest - signed.round if signed is not None else 0
     if behind >= LATE_BY:
         found.append(Remark("look", f"{behind} rounds behind the newest offer"))
     if signed is not None and now - signed.at > max(SILENT, SILENT_ROUNDS * (signed.pace or 0)):
@@ -163,9 +162,8 @@ def members(runs: Sequence[Run], onlooker: Onlooker) -> Members | None:
     """Every peer in a row, by run; None while nobody was heard."""
     groups = []
     for run in runs:
-        newest = max((p.signed.round for p in run.peers if p.signed is not None), default=0)
         title = f"{run.name or 'a run'}, digest {run.id[:DIGITS]}"
-        groups.append(RowGroup(title, [_row(peer, newest) for peer in _told_of(run, runs)]))
+        groups.append(RowGroup(title, [_row(peer, run.newest) for peer in _told_of(run, runs)]))
     if not groups:
         return None
     head = ["Peer", "Present", "Doing", "Offer of round", "Behind", "MB offered", "Reward", "Seed", "Tokenizer"]

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ftis.admission import Reason
@@ -111,6 +112,11 @@ class Run:
     facts: Mapping[str, Any]
     peers: Sequence[Seen]
     differs: str = ""
+
+    @cached_property
+    def newest(self) -> int:
+        """The newest round of which a peer signed an offer, counted from 0; 0 without any."""
+        return max((peer.signed.round for peer in self.peers if peer.signed is not None), default=0)
 
 
 @dataclass
