@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import joining
 import pytest
 from commands import command, ftis
 from light_swarm import free_port
@@ -26,54 +27,6 @@ from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
 
-RECIPE = """
-name = "three"
-threads = 1
-
-[task]
-name = "clock"
-options = {{ operators = 1 }}
-validation_size = 6
-
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-
-[reward]
-function = "swarm_rewards.even_length"
-
-[sampling]
-num_generations = 4
-max_completion_length = 8
-
-[training]
-rounds = {rounds}
-prompts_per_round = 6
-steps_per_generation = 2
-eval_every = 0
-save_every = 2
-
-[network]
-port = {port}
-deadline = 600
-quorum = 2
-
-[[peers]]
-name = "a"
-model = "{a}"
-learning_rate = 1e-3
-
-[[peers]]
-name = "b"
-model = "{b}"
-learning_rate = 1e-3
-
-[[peers]]
-name = "c"
-model = "{c}"
-learning_rate = 1e-3
-"""
-
 STARTED: list[Watched] = []
 
 
@@ -81,13 +34,8 @@ STARTED: list[Watched] = []
 def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with a recipe of three tiny peers, their keys and roster. No peer outlives the test."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(rounds=4, port=free_port(), **models))
-    (tmp_path / "swarm_rewards.py").write_text(
-        "def even_length(prompts, completions, completion_ids, **columns):\n"
-        "    return [float(len(ids) % 2 == 0) for ids in completion_ids]\n"
-    )
-    assert ftis("keys", "new", "a", "b", "c") == 0
-    assert ftis("keys", "roster", *(f"keys/{name}.pub" for name in "abc")) == 0
+    training = {"rounds": 4, "prompts_per_round": 6, "steps_per_generation": 2, "save_every": 2}
+    joining.prepare(tmp_path, "three", models, training, {"port": free_port(), "quorum": 2})
     yield tmp_path
     while STARTED:
         STARTED.pop().kill()
@@ -95,9 +43,7 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
 
 def joined(place: Path, name: str, *arguments: str) -> Watched:
     """A peer as a process."""
-    join = command("join", "recipe.toml", "--peer", name, "--key", f"keys/{name}.key", "--roster", "roster.toml")
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    STARTED.append(Watched([*join, *arguments], place / f"{name}.log", cwd=place, environment=environment))
+    STARTED.append(joining.joined(place, name, *arguments))
     return STARTED[-1]
 
 

@@ -9,60 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import command, ftis
+from joining import joined, prepare
 from light_swarm import Swarm as Light
 from light_swarm import free_port
 from test_watch_browser import AXE, PICTURES, SERIOUS, Server, browser, page_at, pytestmark
 from watched import Watched
 
 __all__ = ["browser", "pytestmark"]
-
-RECIPE = """
-name = "four"
-threads = 1
-
-[task]
-name = "clock"
-options = {{ operators = 1 }}
-validation_size = 6
-
-[prompt]
-system_prompt = ""
-template = "{{question}}="
-
-[reward]
-function = "swarm_rewards.even_length"
-
-[sampling]
-num_generations = 4
-max_completion_length = 8
-
-[training]
-rounds = 500
-prompts_per_round = 8
-eval_every = 0
-save_every = 100
-
-[network]
-port = {port}
-start_seconds = 600
-deadline = 600
-"""
-PEER = """
-[[peers]]
-name = "{name}"
-model = "{model}"
-learning_rate = 1e-3
-"""
-
-REWARDS = """
-from os import environ
-
-
-def even_length(prompts, completions, completion_ids, **columns):
-    # A machine on which rewards cannot be earned, as where the tool that grades answers is broken.
-    return [float(len(ids) % 2 == 0 and "NOTHING_EARNED" not in environ) for ids in completion_ids]
-"""
 
 
 class Swarm:
@@ -72,18 +25,13 @@ class Swarm:
 
     def __init__(self, place: Path, models: dict[str, Path]) -> None:
         self.place, self.port = place, free_port()
-        peers = [PEER.format(name=name, model=models["abc"[i % 3]]) for i, name in enumerate(self.names)]
-        (place / "recipe.toml").write_text(RECIPE.format(port=self.port) + "".join(peers))
-        (place / "swarm_rewards.py").write_text(REWARDS)
-        assert ftis("keys", "new", *self.names) == 0
-        assert ftis("keys", "roster", *(f"keys/{name}.pub" for name in self.names)) == 0
+        peers = {name: models["abc"[i % 3]] for i, name in enumerate(self.names)}
+        training = {"rounds": 500, "prompts_per_round": 8, "steps_per_generation": 1, "save_every": 100}
+        prepare(place, "four", peers, training, {"port": self.port, "start_seconds": 600})
         self.processes: dict[str, Watched] = {}
 
     def start(self, name: str, *arguments: str, **environment: str) -> None:
-        join = command("join", "recipe.toml", "--peer", name, "--key", f"keys/{name}.key", "--roster", "roster.toml")
-        settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
-        log = self.place / f"{name}.log"
-        self.processes[name] = Watched([*join, *arguments], log, cwd=self.place, environment=settings)
+        self.processes[name] = joined(self.place, name, *arguments, **environment)
 
     def kill(self) -> None:
         for process in self.processes.values():
