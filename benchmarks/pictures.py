@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-FTIS = "from ftis.cli import main; main()"
+from watching import PROGRAM, served
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE, SMALLER = {"width": 1080, "height": 1000}, 0.7
 EVERY, FRAME, LAST = 2.0, 600, 3000
@@ -38,17 +38,12 @@ def opened(run: Path, places: str, size: Any, scale: float) -> Iterator[Any]:
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         sys.exit(f"none of {', '.join(BROWSERS)} is installed")
-    server = subprocess.Popen(
-        [sys.executable, "-c", FTIS, "watch", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
-    )
+    server, address = served(run)
     try:
-        assert server.stdout is not None
-        address = re.search(r"http://\S+", server.stdout.readline())
-        assert address
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
             page = chromium.new_context(viewport=size, device_scale_factor=scale).new_page()
-            page.goto(address.group() + places)
+            page.goto(address + places)
             page.get_by_text("Live: the page is kept up to date.").wait_for()
             yield page
             chromium.close()
@@ -68,7 +63,7 @@ def moving(rounds: int, picture: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         demo = ["demo", "--output-dir", place, "--set", f"training.rounds={rounds}"]
         run, frames = Path(place) / "demo-seed0", []
-        process = subprocess.Popen([sys.executable, "-c", FTIS, *demo], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *demo], stdout=subprocess.DEVNULL)
         try:
             while not (run / "recipe.json").exists():
                 assert process.poll() is None, "the demo ended before it began"

@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 import torch
 from doubles import free_port
 from safetensors import safe_open
+from watching import PROGRAM
 
 ARMS = ("alone", "NoIS", "F-TIS")
-PROGRAM = "from ftis.cli import main; main()"
 
 
 def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -29,7 +29,7 @@ from ftis.lab.recipes import parse
 from ftis.metric_keys import peer_key
 
 RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_sampling_weight/"
-SERVE = "from ftis.cli import main; main()"
+PROGRAM = "from ftis.cli import main; main()"
 
 
 def row(step: int, names: list[str], own: str) -> dict[str, Any]:
@@ -91,6 +91,20 @@ def write_run(place: Path, peers: int, rounds: int, linked: bool = False) -> Pat
     return run
 
 
+def served(run: Path) -> tuple[subprocess.Popen[str], str]:
+    """``ftis watch`` of a run in a process of its own, and the address of its page."""
+    command = [sys.executable, "-c", PROGRAM, "watch", str(run), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = re.search(r"http://\S+", server.stdout.readline())
+    assert address
+    return server, address.group()
+
+
+def port_of(address: str) -> int:
+    return int(address.rstrip("/").rpartition(":")[2])
+
+
 def used(pid: int) -> tuple[float, float]:
     """Seconds of processor time and the most megabytes of memory that a process has had (Linux)."""
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -119,12 +133,9 @@ def listen(port: int, path: str, heard: list[float], ended: threading.Event) -> 
 def measure(run: Path, every: float, seconds: float) -> dict[str, Any]:
     """Serve the run, open its page, and keep it open while rounds end."""
     began = time.perf_counter()
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "watch", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
-    )
+    server, address = served(run)
     try:
-        assert server.stdout is not None
-        port = int(server.stdout.readline().rstrip("/\n").rpartition(":")[2])
+        port = port_of(address)
         started = time.perf_counter() - began
         first, page = opened(port, "/")
         second, _ = opened(port, "/")
@@ -170,7 +181,7 @@ def demo(rounds: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as place:
             arguments = ["demo", "--output-dir", place, "--set", f"training.rounds={rounds}"]
             began, run = time.perf_counter(), Path(place) / "demo-seed0"
-            process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments], stdout=subprocess.DEVNULL)
+            process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.DEVNULL)
             server = _watched_while_it_goes(process, run) if watched else None
             _, status, spent = os.wait4(process.pid, 0)
             seconds = time.perf_counter() - began
@@ -191,11 +202,8 @@ def _watched_while_it_goes(process: subprocess.Popen[bytes], run: Path) -> tuple
     """A server of the run's page with one page open, and its processor seconds until then."""
     while not (run / "recipe.json").exists() and process.poll() is None:
         time.sleep(0.1)
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "watch", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    port = int(server.stdout.readline().rstrip("/\n").rpartition(":")[2])
+    server, address = served(run)
+    port = port_of(address)
     _, page = opened(port, "/")
     threading.Thread(target=listen, args=(port, events_of(page), [], threading.Event()), daemon=True).start()
     return server, used(server.pid)[0]
