@@ -80,6 +80,12 @@ class Heard:
         about = swarms.swarm_glance(self.of.runs(), self.of, at).peers
         return [remark.text for of in about if of.name == name for remark in of.remarks]
 
+    def signed_by(self, name: str) -> str:
+        """What the table says of a peer's key."""
+        members = swarms.members(self.of.runs(), self.of)
+        assert members is not None
+        return next(row[-1].text for group in members.table.groups for row in group.rows if row[0].text == name)
+
     def headline(self, at: float = AT) -> str:
         return swarms.swarm_glance(self.of.runs(), self.of, at).headline
 
@@ -100,8 +106,9 @@ def heard_of(tmp_path: Path) -> Heard:
 def test_what_a_peer_signed_is_known_and_the_rest_is_said(heard_of: Heard) -> None:
     a = heard_of.peer("a")
     assert a.signed is not None
-    assert (a.signed.round, a.signed.bytes, a.signed.pace, a.signed.known) == (3, 20, 4.0, True)
+    assert (a.signed.round, a.signed.bytes, a.signed.pace) == (3, 20, 4.0)
     assert a.signed.key == heard_of.public["a"]
+    assert heard_of.signed_by("a") == f"its key {a.signed.key[:8]}"
     assert a.committed
     assert (a.present, a.said["state"], a.said["reward"]) == (True, "training", 0.5)
     assert heard_of.headline() == "All 3 peers are working"
@@ -121,7 +128,8 @@ def test_without_a_roster_the_first_key_keeps_a_name(tmp_path: Path) -> None:
     made.sign("a", 1, key="stranger")
     a = made.peer("a")
     assert a.signed is not None
-    assert (a.signed.round, a.signed.known, a.forged) == (0, False, 1)
+    assert (a.signed.round, a.forged) == (0, 1)
+    assert made.signed_by("a") == f"key {a.signed.key[:8]}"
 
 
 @pytest.mark.parametrize("changes", [{"run": "0" * 32}, {"peer": "b"}, {"items": (2, 1)}])
@@ -155,7 +163,7 @@ def test_offers_that_are_heard_again_are_counted_once(heard_of: Heard) -> None:
         heard_of.sign("a", 3)
     a = heard_of.peer("a")
     assert a.signed is not None
-    assert (a.signed.offers, a.signed.bytes) == (2, 20)
+    assert a.signed.bytes == 2 * 10
 
 
 def test_one_killed_one_of_another_seed_and_one_without_reward_are_each_named(tmp_path: Path) -> None:
@@ -278,7 +286,7 @@ def test_old_rounds_are_forgotten_and_still_counted(tmp_path: Path) -> None:
         made.sign("a", round)
     a = made.peer("a")
     assert a.signed is not None
-    assert (a.signed.offers, a.signed.round) == (onlookers.MOST_ROUNDS + 5, onlookers.MOST_ROUNDS + 4)
+    assert (a.signed.bytes, a.signed.round) == (10 * (onlookers.MOST_ROUNDS + 5), onlookers.MOST_ROUNDS + 4)
 
 
 def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> None:

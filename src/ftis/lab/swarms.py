@@ -160,18 +160,18 @@ def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
 
 def members(runs: Sequence[Run], onlooker: Onlooker) -> Members | None:
     """Every peer in a row, by run; None while nobody was heard."""
-    groups = []
+    groups, known = [], onlooker.roster is not None
     for run in runs:
         title = f"{run.name or 'a run'}, digest {run.id[:DIGITS]}"
-        groups.append(RowGroup(title, [_row(peer, run.newest) for peer in _told_of(run, runs)]))
+        groups.append(RowGroup(title, [_row(peer, run.newest, known) for peer in _told_of(run, runs)]))
     if not groups:
         return None
     head = ["Peer", "Present", "Doing", "Offer of round", "Behind", "MB offered", "Reward", "Seed", "Tokenizer"]
     head += ["ftis", "Signed by"]
-    return Members(Table("Peers, by the run that they mean", head, groups), onlooker.roster is not None)
+    return Members(Table("Peers, by the run that they mean", head, groups), known)
 
 
-def _row(peer: Seen, newest: int) -> list[Cell]:
+def _row(peer: Seen, newest: int, known: bool) -> list[Cell]:
     signed, said = peer.signed, peer.said
     present = Cell("here", claimed=True) if peer.present else Cell("not seen" if peer.changed is None else "gone")
     reward = f"{said['reward']:.2f}" if "reward" in said else ""
@@ -187,7 +187,7 @@ def _row(peer: Seen, newest: int) -> list[Cell]:
         # Where text is exchanged, it is no fact that peers agree on.
         _fact(peer, "tokenizer") if "tokenizer" in peer.facts else _claimed(str(said.get("tokenizer", ""))[:DIGITS]),
         _claimed(str(said.get("version", ""))),
-        _key(peer),
+        _key(peer, known),
     ]
 
 
@@ -202,11 +202,11 @@ def _fact(peer: Seen, key: str) -> Cell:
     return Cell(text[:DIGITS], claimed=not peer.committed) if text else Cell("–")
 
 
-def _key(peer: Seen) -> Cell:
+def _key(peer: Seen, known: bool) -> Cell:
+    """``known``: whether a roster says whose key it is."""
     if peer.signed is None:
         return Cell("–")
-    short = peer.signed.key[:DIGITS]
-    return Cell(f"its key {short}") if peer.signed.known else Cell(f"key {short}")
+    return Cell(f"{'its ' if known else ''}key {peer.signed.key[:DIGITS]}")
 
 
 def learned(runs: Sequence[Run]) -> Learned | None:

@@ -47,22 +47,20 @@ class Signed:
     """A peer's offers that count.
 
     Attributes:
-        key: the public key that signed them, 64 hex digits.
-        known: whether that is the roster's key of the peer; else it is the first that spoke in its name.
+        key: the public key that signed them, 64 hex digits: the roster's of the peer; without a roster the first that
+            signed in its name.
         round: the newest, counted from 0.
         at: when the newest was first heard.
         pace: seconds between rounds, as they were heard; None before two.
-        bytes, offers: of the offers that were heard.
+        bytes: of all offers that were heard.
         twice: the last round for which it signed two different offers; None if there is none.
     """
 
     key: str
-    known: bool
     round: int
     at: float
     pace: float | None
     bytes: int
-    offers: int
     twice: int | None
 
 
@@ -130,7 +128,6 @@ class _Heard:
     heard_at: list[tuple[float, int]] = field(default_factory=list)
     key: str = ""
     bytes: int = 0
-    count: int = 0
     twice: int | None = None
     forged: int = 0
     said: dict[str, Any] = field(default_factory=dict)
@@ -200,7 +197,6 @@ class Onlooker:
         before = of.offers.get(offer.round)
         if before is None:
             of.bytes += offer.size
-            of.count += 1
         elif before.incarnation == offer.incarnation and before.contents != offer.contents and of.twice != offer.round:
             self._note(now, offer.peer, f"signed two different offers for round {offer.round + 1}")
             of.twice = offer.round
@@ -295,8 +291,7 @@ class Onlooker:
         if of.heard_at:
             (began, first), (at, round) = of.heard_at[0], of.heard_at[-1]
             pace = (at - began) / (round - first) if round > first else None
-            known = self.roster is not None
-            signed = Signed(of.key, known, round, at, pace, of.bytes, of.count, of.twice)
+            signed = Signed(of.key, round, at, pace, of.bytes, of.twice)
         return Seen(
             peer=name,
             present=bool(of.tokens),
@@ -323,7 +318,7 @@ def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("state", "version", "tokenizer"):
         if isinstance(said.get(key), str):
             found[key] = said[key][:LONGEST_TEXT]
-    for key in ("round", "rounds", "step", "unrewarded", "bytes_offered", "incarnation"):
+    for key in ("rounds", "unrewarded"):
         if type(said.get(key)) is int and 0 <= said[key] < 2**53:
             found[key] = said[key]
     if isinstance(said.get("reward"), (int, float)) and abs(said["reward"]) < 1e9:
