@@ -79,8 +79,7 @@ class OfArm:
         seen = self._seen
         sections = {**sections_of(arm, seen), "latest": ("Last completions", lambda: latest(arm))}
         sections["events"] = sections.pop("events")
-        about = (arm.run, arm.arm, tuple(arm.peers))
-        return Made(about, changed, lambda: self._page(arm, seen), sections)
+        return Made(arm, changed, lambda: self._page(arm, seen), sections)
 
     def _followed(self) -> ArmOfRun:
         """The arm that the address names, or that recorded something last; followed on while it stays the same."""
