@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from ftis.admission import Reason
+from ftis.lab import standing as standings
+from ftis.lab.reading import RoundRow
 from ftis.lab.sentences import REASONS, About, about, headline, share
-from ftis.lab.standing import Formats, Source, Standing, reward_means, standing
+from ftis.lab.standing import Formats, RewardMeans, Source, Standing
 from ftis.metric_keys import peer_key
 
 LARGE = Source("large", offered=144, used=118)
@@ -190,6 +192,10 @@ def rows(rewards: Sequence[float], **more: Any) -> list[dict[str, Any]]:
     return [{"step": i + 1, "reward": reward, "step_time": 2.0, **more} for i, reward in enumerate(rewards)]
 
 
+def standing(name: str, rounds: int, rows: Sequence[Mapping[str, Any]], **known: Any) -> Standing:
+    return standings.standing(name, rounds, rows, [RoundRow.of(row) for row in rows], RewardMeans().of(rows), **known)
+
+
 def of_large(**measures: Any) -> dict[str, Any]:
     return {peer_key("large", measure.replace("__", "/")): value for measure, value in measures.items()}
 
@@ -227,7 +233,7 @@ def test_a_peer_without_rounds_stands_at_the_beginning() -> None:
 
 
 def test_rewards_are_means_of_three_rounds() -> None:
-    assert reward_means(rows([0, 3, 6, 9])) == [(1, 0), (2, 1.5), (3, 3), (4, 6)]
+    assert RewardMeans().of(rows([0, 3, 6, 9])) == [(1, 0), (2, 1.5), (3, 3), (4, 6)]
     assert standing("small", 9, rows([0, 3, 6])).change is None
     peer = standing("small", 9, rows([0, 3, 6, 9, 9, 9]))
     assert (peer.reward, peer.change, peer.change_over) == (9, 6, 3)

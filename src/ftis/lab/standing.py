@@ -110,8 +110,8 @@ def standing(
     name: str,
     rounds: int,
     rows: Sequence[Mapping[str, Any]],
-    recent: Sequence[RoundRow] = (),
-    means: Sequence[tuple[int, float]] = (),
+    recent: Sequence[RoundRow],
+    means: Sequence[tuple[int, float]],
     *,
     swarm: Sequence[str] = (),
     steps: Mapping[str, int] | None = None,
@@ -125,8 +125,8 @@ def standing(
 
     Args:
         rows: its lines of metrics.jsonl; between the last ones there are no gaps.
-        recent: the last of them as rounds, if they were sorted by peer before.
-        means: :func:`reward_means` of the rows, if they were taken before.
+        recent: the last of them as rounds, :data:`WINDOW` or more.
+        means: what :class:`RewardMeans` makes of the rows.
         swarm: the names of those who learn together, its own too.
         steps: rounds that each of them has finished.
         started: whether anything else was recorded of it, as the untrained model's evaluation.
@@ -134,9 +134,8 @@ def standing(
     """
     if not rows:
         return Standing(name, rounds, started=started, together=len(swarm) > 1, silent_for=silent_for, notice=notice)
-    recent = recent[-WINDOW:] or [RoundRow.of(row) for row in rows[-WINDOW:]]
+    recent = recent[-WINDOW:]
     step = recent[-1].step
-    means = means or reward_means(rows)
     reward, change, over = _change(means)
     each = [row.measures["step_time"] for row in recent if "step_time" in row.measures]
     usual = seconds_per_round or (fmean(each) if each else None)
@@ -164,7 +163,7 @@ def standing(
 
 
 class RewardMeans:
-    """:func:`reward_means` of rows that become more and more: only what was added is averaged."""
+    """Mean rewards of rows that become more and more: only what was added is averaged."""
 
     def __init__(self) -> None:
         self._rows: Sequence[Mapping[str, Any]] = ()
@@ -173,7 +172,10 @@ class RewardMeans:
         self._means: list[tuple[int, float]] = []
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, float]]:
-        """``rows`` is the list of the call before, to which some may have been added, or another one."""
+        """The step of each row, and the mean reward of the rows up to it, :data:`MEAN_OF` at most.
+
+        ``rows`` is the list of the call before, to which some may have been added, or another one.
+        """
         if rows is not self._rows or len(rows) < self._taken:
             self._rows, self._taken, self._means = rows, 0, []
             self._last.clear()
@@ -184,11 +186,6 @@ class RewardMeans:
                 self._means.append((int(row["step"]), sum(self._last) / len(self._last)))
         self._taken = len(rows)
         return self._means
-
-
-def reward_means(rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, float]]:
-    """The step of each row, and the mean reward of the rows up to it, :data:`MEAN_OF` at most."""
-    return RewardMeans().of(rows)
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:
