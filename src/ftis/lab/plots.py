@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ftis.lab.drawing import LINES, in_short, short, spread_out
 from ftis.lab.formatting import true_minus
@@ -97,7 +97,7 @@ class Chart:
     marks: Sequence[Mark] = ()
     subtitle: str = ""
     empty: str = ""
-    width: int = WIDTH
+    width: ClassVar[int] = WIDTH
     height: int = HEIGHT
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PORT = 8730
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Where a server is reached from this machine alone, so that its pages need no token."""
 
