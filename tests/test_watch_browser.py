@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,7 @@ AXE = ROOT / ".venv" / "axe" / "package" / "axe.min.js"
 class Server:
     """``ftis watch`` in a process of its own, on a free port."""
 
-    def __init__(self, directory: Path, log: Path) -> None:
-        self._start([str(directory)], log)
-
-    @classmethod
-    def of(cls, arguments: Sequence[str], log: Path) -> Server:
-        """Of something else than a directory."""
-        made = cls.__new__(cls)
-        made._start(arguments, log)
-        return made
-
-    def _start(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, log: Path, *arguments: str) -> None:
         self.process = Watched(command("watch", *arguments, "--port", "0"), log)
         assert self.process.until(lambda: any("http://" in line for line in self.process.lines), 60)
         found = re.search(r"http://[^\s]+", "".join(self.process.lines))
@@ -79,7 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Server]:
-    started = Server(run, run.parent / "server.log")
+    started = Server(run.parent / "server.log", str(run))
     yield started
     started.process.kill()
 
@@ -133,7 +123,7 @@ def test_a_round_s_end_is_there_within_two_seconds_and_a_script_is_text(
 
 
 def test_the_page_outlives_the_run_s_kill_and_the_server_s(browser: Any, run: Path, tmp_path: Path) -> None:
-    server = Server(run, tmp_path / "server.log")
+    server = Server(tmp_path / "server.log", str(run))
     port = server.address.rsplit(":", 1)[1].strip("/")
     page, _, _ = page_at(browser, server.address)
     large = page.locator("#glance .peer", has_text="large: ").last
@@ -171,7 +161,7 @@ def test_it_fits_any_screen(browser: Any, server: Server, width: int, scheme: st
 @pytest.mark.skipif(not AXE.exists(), reason="make axe has not fetched axe-core: no check of accessibility")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Any, server: Server, tmp_path: Path, scheme: str) -> None:
-    experiment = Server(both_budgets(tmp_path / "experiment"), tmp_path / "server.log")
+    experiment = Server(tmp_path / "server.log", str(both_budgets(tmp_path / "experiment")))
     try:
         for address in (server.address, experiment.address):
             page, _, _ = page_at(browser, address, color_scheme=scheme, bypass_csp=True)
@@ -196,7 +186,7 @@ def test_everything_can_be_reached_by_keyboard(browser: Any, server: Server) -> 
 
 def test_ctrl_c_ends_the_server_though_a_page_is_open(browser: Any, run: Path, tmp_path: Path) -> None:
 
-    server = Server(run, tmp_path / "server.log")
+    server = Server(tmp_path / "server.log", str(run))
     page, _, _ = page_at(browser, server.address)
     server.process.signal(signal.SIGINT)
     assert server.process.wait(20) in (0, 130)

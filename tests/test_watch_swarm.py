@@ -49,9 +49,8 @@ def swarm(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
 def test_who_was_killed_who_has_another_seed_and_who_earns_nothing_are_named_in_ten_seconds(
     browser: Any, swarm: Swarm
 ) -> None:
-    server = Server.of(
-        ["--connect", f"tcp/127.0.0.1:{swarm.port}", "--roster", "roster.toml"], swarm.place / "watch.log"
-    )
+    arguments = ["--connect", f"tcp/127.0.0.1:{swarm.port}", "--roster", "roster.toml"]
+    server = Server(swarm.place / "watch.log", *arguments)
     try:
         page, asked, wrong = page_at(browser, server.address, viewport={"width": 1280, "height": 900})
         assert "Nobody is there yet" in page.locator("h1").inner_text()
@@ -106,7 +105,7 @@ def test_a_frozen_onlooker_holds_nobody_up(tmp_path: Path) -> None:
         light.start()
         light.until_round("a", 3)
         arguments = ["--connect", f"tcp/127.0.0.1:{light.network['port']}", "--roster", str(tmp_path / "roster.toml")]
-        server = Server.of(arguments, tmp_path / "watch.log")
+        server = Server(tmp_path / "watch.log", *arguments)
         try:
             server.process.signal(signal.SIGSTOP)
             light.finish()  # its deadline is 20 s a round
