@@ -38,7 +38,7 @@ COLOURS = ("line-0", "line-1", "line-2", "line-3", "line-4", "line-6")
 BASELINE_COLOURS = ("line-5", "line-7")
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 2.5), (2.5, 2), (7, 2, 2, 2))
 MARKERS = "osADvP"
-"""Circle, square, triangles up and down, diamond, plus: of the points of an arm's line."""
+"""Circle, square, triangle up, diamond, triangle down, upright bar: of the points of an arm's line."""
 
 
 @dataclass(frozen=True)

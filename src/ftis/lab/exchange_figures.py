@@ -105,7 +105,7 @@ def participation(heard: Heard, expected: int) -> Panel:
 
 
 def _bars(plot: Plot, rounds: Sequence[int], floor: Sequence[float], top: Sequence[float], ink: str) -> None:
-    """A bar per round; of many rounds, one area with steps."""
+    """A bar per round; of many rounds, one area."""
     if len(rounds) <= MOST_BARS:
         for round, low, high in zip(rounds, floor, top, strict=True):
             plot.box((round - 0.43, round + 0.43), (low, high), ink)
