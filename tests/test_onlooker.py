@@ -215,6 +215,7 @@ def test_who_has_finished_may_leave(heard_of: Heard) -> None:
         heard_of.sign(name, 5, AT + 1)
         heard_of.come(name, gone=True, at=AT + 2)
     assert heard_of.headline(AT + 100) == "All 3 peers have finished"
+    assert heard_of.remarks("a", AT + 100) == ["Gone; says that its run has “6” rounds"]
 
 
 @pytest.mark.parametrize(("round", "headline"), [(4, "Working"), (5, "Finished")])

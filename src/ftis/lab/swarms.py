@@ -80,7 +80,7 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
 
 
 def has_finished(peer: Seen) -> bool:
-    """Whether it signed its offer of the last round, as it says that the run has."""
+    """Whether it signed its offer of the last round, as it says that the run has: how many there are, nobody signs."""
     return peer.signed is not None and peer.signed.round + 1 == peer.said.get("rounds")
 
 
@@ -139,7 +139,8 @@ def remarks_on(peer: Seen, run: Run, rarer: Mapping[str, str], onlooker: Onlooke
 def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
     signed = peer.signed
     if has_finished(peer):
-        return []
+        gone = Remark("fine", f"Gone; says that its run has “{peer.said['rounds']:,}” rounds")
+        return [] if peer.present else [gone]
     if not peer.present:
         last = "" if signed is None else f"; its last offer was of round {signed.round + 1}"
         if peer.changed is None:
