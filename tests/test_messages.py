@@ -18,7 +18,7 @@ from vocabularies import byte_level, texts, tokenizers
 from ftis.admission import Admission, Admitter, Reason, Terms
 from ftis.alignment.messages import TextReader, spoken, terms_of_text, write_groups
 from ftis.alignment.selection import Readable, readable, unit_measures
-from ftis.alignment.text import REPLACED
+from ftis.alignment.text import REPLACED, as_texts, ended, text_of
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.alignment.units import MOST_TOKENS
 from ftis.codec import Header, Message, encode
@@ -174,12 +174,45 @@ def test_a_completion_without_bytes_can_be_sent() -> None:
     assert scored.group.rollouts[1].gen_logp.tolist() == [-90.0, -1.0]
 
 
+def test_a_text_of_too_many_of_the_learners_tokens_is_no_fault_of_its_sender() -> None:
+    """It is dropped, and the others of its group are learned from. The model never runs on the rest of it."""
+    admission = Learner(byte_level(), most_tokens=3).admit(offered(byte_level(["ab"]), "ab", "abab"))
+    assert not admission.rejections
+    (scored,) = admission.admitted
+    short, long = scored.group.rollouts
+    assert short.sent is not None
+    assert long.sent is not None
+    assert (short.sent.fault, long.sent.fault) == ("", "it takes 5 tokens, the most is 3")
+    assert (len(long), long.sent.text) == (3, b"abab")
+    assert scored.completions == ("ab", "abab")
+    assert Readable().shares(judged([scored])).tolist() == [1, 0]
+
+
+@given(tokenizers(), st.lists(texts, min_size=1, max_size=3), st.integers(6, 40))
+@settings(max_examples=100, deadline=None)
+def test_a_completion_of_too_many_bytes_is_cut_off_behind_a_token(
+    tokenizer: PreTrainedTokenizerBase, written: list[str], most: int
+) -> None:
+    known, end = TokenBytes.of(tokenizer), end_of(tokenizer)
+    rollouts = [sampled(tokenizer, text.replace("\u2581", "_")) for text in written]
+    whole, cut = (as_texts(rollouts, known, {end}, *limit) for limit in ((), (most,)))
+    for rollout, all_of_it, part in zip(rollouts, whole, cut, strict=True):
+        if len(text_of(all_of_it).encode()) <= most:
+            assert part.completion_ids.tolist() == all_of_it.completion_ids.tolist()
+            continue
+        assert not ended(part)
+        assert len(part) <= most
+        assert text_of(all_of_it).startswith(text_of(part).rstrip(REPLACED))
+        tokens = len(part.gen_logp)
+        assert part.gen_logp.tolist() == rollout.gen_logp[:tokens].tolist(), "what was sampled up to there"
+
+
 @given(tokenizers(), tokenizers(), st.lists(texts, min_size=2, max_size=2), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_written_is_admitted_whole(
     sender: PreTrainedTokenizerBase, learner: PreTrainedTokenizerBase, written: list[str], end: bool
 ) -> None:
-    """Or rejected for its length. Nothing raises, and no byte and no log-probability gets lost."""
+    """Nothing raises, and no byte and no log-probability gets lost."""
     written = [text.replace("\u2581", "_") for text in written]
     if not all(written) and not end:
         return

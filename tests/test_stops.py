@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from admissions import admitter, group, message, only
+from admissions import admitter, group, message, only, score
 from conftest import TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis.admission import Reason
+from ftis.admission import Admitter, Reason
 from ftis.config import RecipeError
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
@@ -203,8 +203,7 @@ def test_a_group_that_goes_on_behind_a_stop_string_is_rejected() -> None:
     def detokenize(ids: Sequence[int]) -> str:
         return cut_at(("5",), " ".join(map(str, ids)))
 
-    receiver = admitter(stop=("5",))
-    receiver.detokenize = detokenize
+    receiver = Admitter(admitter(stop=("5",)).terms, score, detokenize)
     whole = Rollout(np.array([1, 5], np.int32), np.full(2, -0.5, np.float32))
     longer = Rollout(np.array([1, 5, 2], np.int32), np.full(3, -0.5, np.float32))
     rejection = only(receiver.admit("ada", message(group(0, whole, longer)), 0))

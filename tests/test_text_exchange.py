@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,25 @@ import pytest
 import torch
 from commands import ftis
 from run_files import weights, without_times
+from transformers import AutoModelForCausalLM
 from vocabularies import byte_level
 
-from ftis.alignment.messages import in_tokens
+from ftis.alignment.messages import in_tokens, write_groups
 from ftis.alignment.text import as_texts
-from ftis.alignment.token_bytes import TokenBytes
+from ftis.alignment.token_bytes import AlignmentError, TokenBytes
 from ftis.alignment.units import align
+from ftis.codec import Message, encode
+from ftis.config import Recipe
 from ftis.lab import starters
+from ftis.lab.assembly import assemble, end_of_text
 from ftis.lab.cuts import in_senders_cuts
+from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import load
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
-from ftis.rollouts import Rollout
+from ftis.peer import Peer
+from ftis.rollouts import Group, Rollout
+from ftis.schedule import assigned
 from recipes import write_recipe
 
 SMALL, MERGED = "starter:small", "starter:small-merged"
@@ -244,3 +252,92 @@ def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_train
     assert ftis("train", "recipe.toml", "--set", f"peers.b.model={other}") == 1
     assert "puts its tokens together by WordPiece" in capsys.readouterr().err
     assert not (run_of(place) / "F-TIS").exists()
+
+
+# ----------------------------------------------------------------------------- ends of completions
+
+
+def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ()) -> Path:
+    """A starter with further special tokens, at ``ends`` of which its generation defaults end a completion."""
+    path = place / model.replace(":", "-")
+    tokenizer = starters.make_tokenizer(merged=model == MERGED)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    shutil.copytree(starters.make(model), path)
+    model_there = AutoModelForCausalLM.from_pretrained(path)
+    model_there.resize_token_embeddings(len(tokenizer))
+    vocabulary = tokenizer.get_vocab()
+    if ends:
+        model_there.generation_config.eos_token_id = [tokenizer.eos_token_id, *(vocabulary[end] for end in ends)]
+    model_there.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
+    model = recipe.peer(name).model
+    path = str(starters.make(model)) if starters.is_starter(model) else model
+    return assemble(recipe, name, place / name, AloneExchange(), model_path=path).peer
+
+
+@pytest.mark.parametrize(
+    ("named", "end"), [(["<turn>"], "<turn>"), (["<turn>", "<eos>"], "<eos>"), (["<other>"], None)]
+)
+def test_the_end_of_others_texts_is_the_one_by_which_a_model_ends(
+    named: list[str], end: str | None, place: Path
+) -> None:
+    """As Gemma's instruct models end by another token than their tokenizer's."""
+    write(place, a=str(with_ends(place, SMALL, "<turn>", ends=("<turn>",))), b=MERGED)
+    overrides = ['exchange="text"', f"sampling.end_tokens={json.dumps(named)}"]
+    recipe = load(place / "recipe.toml", overrides=overrides)
+    if end is None:  # none of its own is named, and it has two
+        with pytest.raises(AlignmentError, match=r'peer \'a\': its model ends .* \("<eos>", "<turn>"\).*end_tokens'):
+            loaded(place, recipe, "a")
+        return
+    peer = loaded(place, recipe, "a")
+    vocabulary = peer.policy.tokenizer.get_vocab()
+    assert end_of_text(peer, TokenBytes.of(peer.policy.tokenizer)) == vocabulary[end]
+    (ids,) = TokenBytes.of(starters.make_tokenizer(merged=True)).encode(["1+2"])
+    other = starters.make_tokenizer(merged=True)
+    sampled = Rollout(np.append(ids, np.int32(other.eos_token_id)), -np.ones(len(ids) + 1, np.float32))
+    item = recipe_items(peer, "b")[0]
+    group = Group("b", 0, item, (sampled,) * recipe.rollouts_per_group)
+    written = write_groups([group], TokenBytes.of(other), {int(other.eos_token_id)})
+    message = encode(Message(replace(peer.header, peer="b", tokenizer="0" * 32), tuple(written)))
+    (scored,) = peer.admitter.admit("b", message, 0).admitted
+    assert all(rollout.completion_ids[-1] == vocabulary[end] for rollout in scored.group.rollouts)
+
+
+def recipe_items(peer: Peer, name: str) -> list[int]:
+    return list(assigned(peer.recipe, len(peer.task.train), name, 0))
+
+
+def test_an_end_that_is_text_is_no_end_of_others_texts(place: Path) -> None:
+    recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["9"]'])
+    with pytest.raises(AlignmentError, match=r"peer 'a': '9' is text.* take sampling\.stop"):
+        loaded(place, recipe, "a")
+
+
+def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:
+    """The one of several ends that is text is not lost on the way."""
+    recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["<eos>", "9"]'])
+    peer = loaded(place, recipe, "a")
+    vocabulary = peer.policy.tokenizer.get_vocab()
+    ids = np.array([vocabulary["1"], vocabulary["9"]], np.int32)
+    (group,) = peer.write([Group("a", 0, 0, (Rollout(ids, -np.ones(2, np.float32)),))])
+    assert group.rollouts[0].completion_ids.tolist() == [*b"19"]
+
+
+def test_end_tokens_of_several_vocabularies_may_be_named_and_no_others(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone, too: each peer ends by those that it has."""
+    write(place, a=SMALL, b=str(with_ends(place, MERGED, "<turn>")))
+    arms = ['arms=[{name="alone", collaborate=false, budget="generated"}, {name="F-TIS"}]']
+    settings = [part for text in arms for part in ("--set", text)]
+    assert ftis("train", "recipe.toml", *settings, "--set", 'sampling.end_tokens=["<turn>"]') == 0
+    assert all(row["peer/b/rejected"] == 0 for row in metrics(place, "a"))
+    assert ftis("replay", str(run_of(place)), "--arm", "F-TIS") == 0, "its recipe still says auto"
+    capsys.readouterr()
+    for dry in ((), ("--dry-run",)):
+        assert ftis("train", "recipe.toml", "--overwrite", "--set", 'sampling.end_tokens=["<trun>"]', *dry) == 1
+        assert "sampling.end_tokens names '<trun>', which is no token of starter:small" in capsys.readouterr().err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.config import Recipe, RewardConfig
-from ftis.engines.models import load_tokenizer, require_precision, tokenizer_fingerprint
+from ftis.engines.models import load_tokenizer, require_precision
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
@@ -37,7 +40,7 @@ def check(arms: list[Arm]) -> None:
             if starters.is_starter(peer.model):
                 starters.lookup(peer.model)
             else:
-                load_tokenizer(peer.model)
+                vocabulary(peer.model, arm.recipe.sampling.end_tokens)
         loaded = []
         for config in (arm.recipe.task, *arm.recipe.ood):
             key = config.model_dump_json()
@@ -109,7 +112,7 @@ def tokenizers_here(arm: Arm) -> dict[str, str]:
 
 
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
-    """The arm with ``exchange`` settled in each of its swarms: text where the vocabularies of one differ, else ids.
+    """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
 
     Args:
         places: where each model is. A model that is not among them is left out.
@@ -118,7 +121,21 @@ def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
         RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
         AlignmentError: peers that are to exchange text, and whose tokens' bytes are not known.
     """
+    _check_ends(arm, places)
     return replace(arm, swarms=tuple(_settled(arm.name, swarm, places) for swarm in arm.swarms))
+
+
+def _check_ends(arm: Arm, places: Mapping[str, str]) -> None:
+    """Refuse an end token that no peer has. Where one joins a swarm with text, it may be another's."""
+    known, recipe = _vocabularies(arm.recipe, places), arm.recipe
+    if len(known) < len(recipe.peers) or (len(known) == 1 and recipe.exchange == "text"):
+        return
+    every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
+    if unknown := [token for token in recipe.sampling.end_tokens if token not in every]:
+        raise RunError(
+            f"arm {arm.name!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of "
+            f"{', '.join(dict.fromkeys(peer.model for peer in recipe.peers))}: write it as its tokenizer does"
+        )
 
 
 def exchanges(arms: Sequence[Arm]) -> list[str]:
@@ -139,37 +156,82 @@ def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
     names = ", ".join(peer.name for peer in swarm.peers)
     if swarm.exchange != "text":
         return [f"{names} exchange token ids"]
-    of_one: dict[str, list[str]] = {}
-    for peer in swarm.peers:
-        if peer.model in places:
-            fingerprint = tokenizer_fingerprint(load_tokenizer(places[peer.model]), swarm.sampling.end_tokens)
-            of_one.setdefault(fingerprint, []).append(peer.name)
+    of_one: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for name, known in _vocabularies(swarm, places).items():
+        of_one.setdefault((known.ids, known.ends), []).append(name)
     several = [", ".join(some) for some in of_one.values() if len(some) > 1]
     return [f"{names} exchange text", *(f"{some} have one tokenizer and read each other's tokens" for some in several)]
 
 
 def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
-    here = {p.name: places[p.model] for p in swarm.peers if p.model in places}
-    loaded = {place: load_tokenizer(place) for place in set(here.values())}
-    vocabularies = [tokenizer.get_vocab() for tokenizer in loaded.values()]
-    differ = any(vocabulary != vocabularies[0] for vocabulary in vocabularies)
+    if len(swarm.peers) == 1 and swarm.exchange == "auto":
+        return swarm
+    known = _vocabularies(swarm, places)
+    differ = len({of.ids for of in known.values()}) > 1
     if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
-        for tokenizer in loaded.values():
-            TokenBytes.of(tokenizer)
+        for place in {places[peer.model] for peer in swarm.peers if peer.model in places}:
+            _check_bytes(place, _written(place))
         return swarm.model_copy(update={"exchange": "text"})
     if differ:
-        prints = {name: tokenizer_fingerprint(loaded[place]) for name, place in here.items()}
-        by_peer = ", ".join(f"{name}: {fingerprint[:8]}" for name, fingerprint in prints.items())
+        by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
         raise RunError(
             f"arm {arm!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
             f'take models of one family, or set exchange = "text"'
         )
-    ends = {name: {str(loaded[place].eos_token), *swarm.sampling.end_tokens} for name, place in here.items()}
-    if len(set(map(frozenset, ends.values()))) > 1:
-        by_peer = ", ".join(f"{name}: {loaded[place].eos_token}" for name, place in here.items())
-        every = ", ".join(f'"{token}"' for token in sorted(set().union(*ends.values())))
+    if len({of.ends for of in known.values()}) > 1:
+        by_peer = ", ".join(f"{name}: {of.end}" for name, of in known.items())
+        every = ", ".join(f'"{token}"' for token in sorted(frozenset().union(*(of.ends for of in known.values()))))
         raise RunError(
             f"arm {arm!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
             f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
         )
     return swarm.model_copy(update={"exchange": "ids"})
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a run asks of a tokenizer beforehand. A large one takes seconds to load, so this is kept.
+
+    Attributes:
+        ids: a digest of its map token → id. Where it is equal, equal ids mean the same text.
+        end: its own end token.
+        ends: that and those of ``sampling.end_tokens`` that it has.
+    """
+
+    ids: str
+    end: str
+    ends: frozenset[str]
+
+
+def _vocabularies(swarm: Recipe, places: Mapping[str, str]) -> dict[str, Vocabulary]:
+    """By peer, of those whose models are in ``places``."""
+    named = swarm.sampling.end_tokens
+    return {peer.name: vocabulary(places[peer.model], named) for peer in swarm.peers if peer.model in places}
+
+
+def vocabulary(place: str, end_tokens: Sequence[str]) -> Vocabulary:
+    """That of the tokenizer at ``place``.
+
+    Raises:
+        ModelError: there is none.
+    """
+    return _vocabulary(place, _written(place), tuple(end_tokens))
+
+
+@lru_cache(maxsize=64)
+def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabulary:
+    tokenizer = load_tokenizer(place)
+    tokens, end = tokenizer.get_vocab(), str(tokenizer.eos_token)
+    ids = hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()
+    return Vocabulary(ids, end, frozenset({end, *(token for token in end_tokens if token in tokens)}))
+
+
+@lru_cache(maxsize=64)
+def _check_bytes(place: str, written: int) -> None:
+    TokenBytes.of(load_tokenizer(place))
+
+
+def _written(place: str) -> int:
+    """When the tokenizer there was written; 0 where it is not on this machine yet."""
+    file = Path(place) / "tokenizer.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
