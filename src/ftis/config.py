@@ -139,8 +139,7 @@ class TrainingConfig(_Section):
     prompts_per_round: Positive = 24
     """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
     prompts_per_peer: Positive | None = None
-    """In place of ``prompts_per_round``, in vertical mode: what one peer samples, however many peers its swarm has.
-    ``prompts_per_round`` is then m times as many."""
+    """In place of ``prompts_per_round``, in vertical mode: what one peer samples, however many peers its swarm has."""
     mode: Literal["vertical", "horizontal"] = "vertical"
     """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
     swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
@@ -281,6 +280,8 @@ class PeerConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``."""
+    data_parallel_size: Positive = 1
+    """Processes that hold the model, each on a GPU of its own or on the CPU, and share the rows of a round."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Positive = 16384
@@ -344,8 +345,7 @@ class ExperimentConfig(_Section):
     baselines: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("alone",)
     """The arms that each other arm is compared with."""
     sampling_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds to sample a rollout over seconds to train on one, for arms with budget = "seconds". Reports call it
-    assumed."""
+    """Seconds to sample a rollout over seconds to train on one, assumed for arms with budget = "seconds"."""
 
 
 class Recipe(_Section):

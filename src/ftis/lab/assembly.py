@@ -20,6 +20,7 @@ from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
+from ftis.engines.replicas import Plan, lead, shared
 from ftis.engines.samplers import check_stop, open_sampler
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
@@ -92,12 +93,13 @@ def assemble(
         FtisError: the model, the task, a checkpoint or a name of the recipe cannot be loaded.
     """
     config = recipe.peer(name)
+    opened = partial(open_policy, recipe.sampling)
     if resume_step:
-        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model)
+        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model, opened)
     else:
         with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
             torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
-            policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
+            policy, cursor, states = opened(config, model_path, None), Cursor(), {}
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
@@ -119,7 +121,7 @@ def assemble(
         config=config,
         recipe=recipe,
         policy=policy,
-        sampler=open_sampler(sampling.sampler, policy, sampling.options),
+        sampler=shared(open_sampler(sampling.sampler, policy, sampling.options), policy, sampling.sampler),
         task=task,
         render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(
@@ -144,6 +146,15 @@ def assemble(
         exchange_text(peer)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, Split.of(task, ood, scores), records)
+
+
+def open_policy(sampling: SamplingConfig, config: PeerConfig, model_path: str | None, source: Path | None) -> Policy:
+    """A peer's policy, in as many processes as it asks for; ``source`` is a checkpoint to go on from."""
+    if config.data_parallel_size == 1:
+        return checkpoint.open_policy(config, model_path, source)
+    threads = max(1, torch.get_num_threads() // config.data_parallel_size)
+    opened = partial(checkpoint.open_policy, model_path=model_path, checkpoint=source)
+    return lead(Plan(opened, config, sampling.sampler, sampling.options, threads))
 
 
 def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:

@@ -54,7 +54,9 @@ def estimate(recipe: Recipe) -> list[str]:
     training, peaks, checkpoints = recipe.training, 0, 0
     for peer, shape, memory in _examined(recipe, lines):
         checkpoint = checkpoint_bytes(peer, shape.parameters, shape.trained)
-        peaks, checkpoints = peaks + memory.peak, checkpoints + checkpoint * training.save_total_limit
+        peaks += memory.peak * peer.data_parallel_size
+        checkpoints += checkpoint * training.save_total_limit
+        each = f" in each of {peer.data_parallel_size} processes" if peer.data_parallel_size > 1 else ""
         parts = {
             "program": memory.program,
             "weights": memory.weights,
@@ -64,7 +66,7 @@ def estimate(recipe: Recipe) -> list[str]:
         }
         lines.append(
             f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
-            f"{in_bytes(checkpoint)}; peak memory {in_bytes(memory.peak)} "
+            f"{in_bytes(checkpoint)}; peak memory {in_bytes(memory.peak)}{each} "
             f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
         )
     arms = arms_of(recipe)
@@ -115,6 +117,8 @@ def _in_one_process(swarm: Recipe, free: int) -> int:
     examined = list(_examined(swarm, []))
     if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
         return free
+    if any(peer.data_parallel_size > 1 for peer, _, _ in examined):  # then each peer has processes of its own
+        return sum(memory.peak * peer.data_parallel_size for peer, _, memory in examined)
     for peer, _, memory in examined:
         shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
         bases[peer.model, peer.frozen_dtype, "" if shared else peer.name] = memory.weights

@@ -141,6 +141,8 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
 
 def runs_in_parallel(recipe: Recipe) -> bool:
     """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`."""
+    if any(peer.data_parallel_size > 1 for peer in recipe.peers):
+        return True
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -87,13 +87,29 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def open_policy(
+    config: PeerConfig, model_path: str | None, checkpoint: Path | None, kind: type[Policy] = Policy
+) -> Policy:
+    """The policy of a checkpoint with its optimiser, or the untrained one where there is none."""
+    policy = kind.load(config, model_path, checkpoint=checkpoint)
+    if checkpoint:
+        state = torch.load(checkpoint / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
+        policy.optimizer.load_state_dict(state)
+    return policy
+
+
 def load(
-    directory: Path, step: int, config: PeerConfig, model_path: str
+    directory: Path,
+    step: int,
+    config: PeerConfig,
+    model_path: str,
+    opened: Callable[[PeerConfig, str, Path], Policy] = open_policy,
 ) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
     """The policy, the cursor and the selections' states of ``checkpoint-<step>``.
 
     Args:
         model_path: the untrained model's place.
+        opened: opens the policy of the checkpoint, whose files are checked by then.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -101,9 +117,7 @@ def load(
     source = directory / f"checkpoint-{step}"
     with _errors_told(source):
         _check_digests(source)
-        policy = Policy.load(config, model_path, checkpoint=source)
-        state = torch.load(source / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
-        policy.optimizer.load_state_dict(state)
+        policy = opened(config, model_path, source)
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
         return policy, cursor, _selections(source)
 

@@ -1,0 +1,355 @@
+"""One peer's model in several processes of one machine: each holds all of it, and computes its part of the rows.
+
+The peer's own process leads. It alone talks to the swarm, judges, selects, records and saves. It tells the others what
+to compute, over pipes, and waits for their answers. For an optimiser step every process computes the gradient of its
+part of the loss; their sum is the gradient of all (gloo, or NCCL on GPUs), and every process takes the same step. So
+the replicas stay equal, and that is checked at every step by the gradient's norm.
+
+Completions are drawn in the same way: each process draws those of its part of the prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ftis.config import FtisError, PeerConfig
+from ftis.engines.samplers import open_sampler
+from ftis.learning import StepLoss
+from ftis.objectives import Diagnostics
+from ftis.policy import LossOfRows, ModelError, Policy
+from ftis.rollouts import Floats, Ints, Rollout, Rows
+from ftis.sampling import Decoding, Sampler
+
+PATIENCE = timedelta(minutes=10)
+"""How long a process waits for the others' gradients, or for their model to be loaded."""
+
+
+SHARED = ("auto", "builtin", "transformers")
+"""Samplers that draw from the policy itself, so that each process can draw its part."""
+
+
+class Replica(Policy):
+    """A policy whose optimiser steps go along the sum of the gradients of all processes."""
+
+    def backward(
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
+    ) -> None:
+        """As of any policy, of the rows of all processes. One without any rows has a gradient of 0."""
+        super().backward(prompt_ids, completion_ids, temperature, loss_of_rows)
+        there = torch.tensor([float(p.grad is not None) for p in self.trainable], device=self.device)
+        dist.all_reduce(there)
+        # A parameter that no process has a gradient of is left out of the step, as in one process.
+        of = [p for p, n in zip(self.trainable, there.tolist(), strict=True) if n]
+        for p in of:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+
+
+class Leader(Replica):
+    """The replica of the peer's own process, which shares out what it is asked. :func:`lead` opens it."""
+
+    crew: Crew
+
+    def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
+        parts = self.crew.parts([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+        asked = [(_of(prompt_ids, rows), _of(completion_ids, rows), temperature) for rows in parts]
+        found = self.crew.call("logps", asked, super().logps)
+        return list(itertools.chain.from_iterable(found))
+
+    def step(
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
+    ) -> float:
+        parts = self.crew.parts([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        asked = [
+            (rate, _of(prompt_ids, rows), _of(completion_ids, rows), temperature, Part(loss_of_rows, rows))
+            for rows in parts
+        ]
+        norm, *others = self.crew.call("step", asked, lambda rate, *mine: Replica.step(self, *mine))
+        if any(of != norm for of, _ in others):
+            raise ModelError(
+                f"peer {self.config.name!r}: its processes took different steps (norms of their gradients: {norm}, "
+                f"{', '.join(str(of) for of, _ in others)}), so their weights are no longer the same: go on from the "
+                f"last checkpoint with --resume"
+            )
+        for _, seen in others:
+            take(cast(StepLoss, loss_of_rows), seen)
+        return float(norm)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The loss of some of a step's rows, which are numbered from 0 in their process."""
+
+    loss: LossOfRows
+    rows: Rows
+
+    def __call__(self, logp_nT: Tensor, mask_nT: Tensor, micro: Rows) -> Tensor:
+        return self.loss(logp_nT, mask_nT, self.rows[micro])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the loss of a step has seen in another process: rows with their diagnostics, and their log π_old."""
+
+    value: float
+    seen: list[tuple[Rows, Diagnostics]]
+    old_logp: dict[int, Floats]
+
+    @staticmethod
+    def of(loss: StepLoss) -> Seen:
+        rows = itertools.chain.from_iterable(rows.tolist() for rows, _ in loss.seen)
+        return Seen(loss.value, loss.seen, {row: loss.old_logp_N[row] for row in rows})
+
+
+def take(loss: StepLoss, other: Seen) -> None:
+    """Let a loss have seen what another process's did."""
+    loss.value += other.value
+    loss.seen += other.seen
+    for row, old_logp in other.old_logp.items():
+        loss.old_logp_N[row] = old_logp
+
+
+@dataclass(frozen=True)
+class Sharing(Sampler):
+    """The sampler of a :class:`Leader`, which closes its other processes with it.
+
+    Attributes:
+        own: draws in the leader's process.
+        alone: all prompts are drawn there. Else each process draws those of its part.
+    """
+
+    own: Sampler
+    crew: Crew
+    alone: bool
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        if self.alone:
+            return self.own(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        parts = self.crew.parts([len(ids) + decoding.max_completion_length for ids in prompt_ids])
+        asked = [
+            (policy.end_ids, _of(prompt_ids, rows), repeats, decoding, (seed + rank) % 2**63, batch_size)
+            for rank, rows in enumerate(parts)
+        ]
+        found = self.crew.call("sample", asked, lambda ends, *mine: self.own(policy, *mine) if mine[0] else [])
+        return list(itertools.chain.from_iterable(found))
+
+    def weights_moved(self, policy: Policy) -> None:
+        self.own.weights_moved(policy)
+
+    def close(self) -> None:
+        self.own.close()
+        self.crew.close()
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The processes beside the leader's."""
+
+    name: str
+    processes: Sequence[BaseProcess]
+    pipes: Sequence[Connection]
+
+    def parts(self, tokens_N: Sequence[int]) -> list[Rows]:
+        """Consecutive rows for each process, the leader's first, with about as many tokens each."""
+        total, rows = np.cumsum(tokens_N, dtype=np.float64), np.arange(len(tokens_N))
+        size = len(self.pipes) + 1
+        middle = total - np.asarray(tokens_N) / 2
+        of = np.minimum((middle * size / total[-1]).astype(np.int64), size - 1) if len(rows) else rows
+        return [rows[of == rank] for rank in range(size)]
+
+    def call(self, task: str, asked: Sequence[tuple[Any, ...]], own: Callable[..., Any]) -> list[Any]:
+        """What every process makes of its part of ``asked``; ``own`` computes the leader's, the first.
+
+        Raises:
+            ModelError: a process failed or died.
+        """
+        try:
+            for pipe, part in zip(self.pipes, asked[1:], strict=True):
+                pipe.send((task, part))
+            mine = own(*asked[0])
+        except (OSError, RuntimeError):
+            for number, process in enumerate(self.processes, start=1):
+                process.join(timeout=1)  # a pipe or a gradient that does not come is of a process that just died
+                if not process.is_alive():
+                    raise self._dead(number) from None
+            raise
+        return [mine, *self._answers()]
+
+    def _dead(self, number: int) -> ModelError:
+        return ModelError(
+            f"peer {self.name!r}: its process {number} died: see whether memory ran out, then run again with --resume, "
+            f"or with data_parallel_size = 1"
+        )
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for number, pipe in enumerate(self.pipes, start=1):
+            try:
+                answer, fault = pipe.recv()
+            except (EOFError, OSError):
+                raise self._dead(number) from None
+            if fault:
+                raise ModelError(f"peer {self.name!r}: its process {number} failed: {fault}")
+            answers.append(answer)
+        return answers
+
+    def close(self) -> None:
+        """End them. They end by themselves where this process dies."""
+        for pipe in self.pipes:
+            pipe.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for process in self.processes:
+            process.join(timeout=10)
+            process.kill()  # it is in the middle of something that nobody waits for
+            process.join()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a process beside the leader's gets its replica.
+
+    Attributes:
+        opened: f(peer, kind=…) → the policy with its optimiser.
+        sampler, options: of the recipe.
+        threads: of each process.
+    """
+
+    opened: Callable[..., Policy]
+    config: PeerConfig
+    sampler: str
+    options: Mapping[str, Any]
+    threads: int
+
+
+def shared(sampler: Sampler, policy: Policy, name: str) -> Sampler:
+    """The sampler ``name`` for all processes of a policy. One that is not :data:`SHARED` draws in the leader's."""
+    return Sharing(sampler, policy.crew, name not in SHARED) if isinstance(policy, Leader) else sampler
+
+
+def lead(plan: Plan) -> Leader:
+    """The leader's replica, with the other processes at work.
+
+    Raises:
+        FtisError: the model cannot be loaded, in one of the processes.
+    """
+    size = plan.config.data_parallel_size
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as on_failure:
+        store = str(Path(place) / "store")
+        ends = [context.Pipe() for _ in range(size - 1)]
+        processes = [
+            context.Process(target=_follow, args=(plan, rank, store, far_end), daemon=True)
+            for rank, (_, far_end) in enumerate(ends, start=1)
+        ]
+        for process in processes:
+            process.start()
+        for _, far_end in ends:
+            far_end.close()  # the process has its own
+        crew = Crew(plan.config.name, processes, [near_end for near_end, _ in ends])
+        on_failure.callback(crew.close)
+        leader = cast(Leader, plan.opened(_on_device(plan.config, 0), kind=Leader))
+        leader.crew = crew
+        crew.call("meet", [()] * size, lambda: _meet(leader, 0, store))
+        on_failure.pop_all()
+    torch.set_num_threads(plan.threads)
+    return leader
+
+
+def _meet(policy: Policy, rank: int, store: str) -> None:
+    """Join the others, and take the leader's weights: an adapter's first ones are drawn at random."""
+    backend = "nccl" if policy.device.type == "cuda" else "gloo"
+    size = policy.config.data_parallel_size
+    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=size, timeout=PATIENCE)
+    for parameter in policy.trainable:
+        dist.broadcast(parameter.data, 0)
+
+
+def _follow(plan: Plan, rank: int, store: str, pipe: Connection) -> None:
+    """The body of a process beside the leader's: do what it says until its end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides
+    torch.set_num_threads(plan.threads)
+    follower = _Follower(plan, rank, store)
+    while True:
+        try:
+            task, asked = pipe.recv()
+        except (EOFError, OSError):
+            return
+        answer, fault = None, ""
+        try:
+            answer = getattr(follower, task)(*asked)
+        except FtisError as error:
+            fault = str(error)
+        except Exception:
+            fault = f"a bug:\n{traceback.format_exc()}"
+        with contextlib.suppress(OSError):
+            pipe.send((answer, fault))
+
+
+class _Follower:
+    """What a process beside the leader's does for it."""
+
+    policy: Policy
+    sampler: Sampler
+
+    def __init__(self, plan: Plan, rank: int, store: str) -> None:
+        self.plan, self.rank, self.store = plan, rank, store
+
+    def meet(self) -> None:
+        self.policy = self.plan.opened(_on_device(self.plan.config, self.rank), kind=Replica)
+        if self.plan.sampler in SHARED:
+            self.sampler = open_sampler(self.plan.sampler, self.policy, self.plan.options)
+        _meet(self.policy, self.rank, self.store)
+
+    def logps(self, prompt_ids: list[Ints], completion_ids: list[Ints], temperature: float) -> list[Floats]:
+        return self.policy.logps(prompt_ids, completion_ids, temperature)
+
+    def step(
+        self, rate: float, prompt_ids: list[Ints], completion_ids: list[Ints], temperature: float, part: Part
+    ) -> tuple[float, Seen]:
+        self.policy.set_learning_rate(rate)
+        return self.policy.step(prompt_ids, completion_ids, temperature, part), Seen.of(cast(StepLoss, part.loss))
+
+    def sample(
+        self, end_ids: frozenset[int], prompt_ids: list[Ints], repeats: int, decoding: Decoding, seed: int, size: int
+    ) -> list[tuple[Rollout, ...]]:
+        self.policy.end_ids = end_ids
+        return self.sampler(self.policy, prompt_ids, repeats, decoding, seed, size) if prompt_ids else []
+
+
+def _on_device(config: PeerConfig, rank: int) -> PeerConfig:
+    """The peer on the ``rank``-th of its GPUs, which follow one another."""
+    device = torch.device(config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda":
+        return config
+    return config.model_copy(update={"device": f"cuda:{(device.index or 0) + rank}"})
+
+
+def _of(values: Sequence[Ints], rows: Rows) -> list[Ints]:
+    return [values[row] for row in rows.tolist()]

@@ -1,0 +1,186 @@
+"""One peer's model in two processes, against the same in one: its numbers, its steps, its end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import ftis
+from conftest import TinyModelDir
+from run_files import weights, without_times
+
+from ftis.config import ObjectiveConfig, PeerConfig
+from ftis.engines.replicas import Crew, Leader, Plan, lead, shared
+from ftis.engines.samplers import open_sampler
+from ftis.learning import judge, learn
+from ftis.loop.checkpoint import open_policy
+from ftis.loop.files import read_jsonl
+from ftis.objectives import resolve
+from ftis.policy import ModelError, Policy
+from ftis.rollouts import Batch, Group, ScoredGroup, collate
+from ftis.sampling import Decoding
+from ftis.selection import OwnOld, select
+from recipes import write_recipe
+
+PROMPTS = [np.array([1, *range(5, 8 + i)], np.int32) for i in range(6)]
+DECODING = Decoding(max_completion_length=8)
+
+
+def config(model: Path, **changes: Any) -> PeerConfig:
+    settings: dict[str, Any] = {"learning_rate": 1e-2, "max_grad_norm": 1e6, "device": "cpu"} | changes
+    return PeerConfig(name="a", model=str(model), **settings)
+
+
+def opened(of: PeerConfig) -> Leader:
+    return lead(Plan(partial(open_policy, model_path=None, checkpoint=None), of, "auto", {}, threads=1))
+
+
+@pytest.fixture(scope="module")
+def both(tiny_model_dir: TinyModelDir) -> Iterator[tuple[Policy, Leader]]:
+    """The policy in one process, and in two."""
+    model = tiny_model_dir()
+    leader = opened(config(model, data_parallel_size=2))
+    yield Policy.load(config(model)), leader
+    leader.crew.close()
+
+
+def batch_of(policy: Policy) -> Batch:
+    """Rollouts of two peers, by one policy: those of odd prompts are another's."""
+    drawn = open_sampler("builtin", policy)(policy, PROMPTS, 4, DECODING, seed=3)
+    groups = []
+    for item, rollouts in enumerate(drawn):
+        rewards = tuple(float((rollout.completion_ids % 2 == 0).mean()) for rollout in rollouts)
+        group = Group("ab"[item % 2], 0, item, rollouts)
+        groups.append(ScoredGroup(group, ("",) * len(rollouts), rewards))
+    return collate(groups, dict(enumerate(PROMPTS)), "a")
+
+
+def gradient(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in policy.trainable if p.grad is not None])
+
+
+def parameters(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.trainable])
+
+
+@pytest.mark.parametrize("own_old", [OwnOld.SAMPLED, OwnOld.IN_STEP])
+def test_two_processes_take_the_steps_of_one(own_old: OwnOld, both: tuple[Policy, Leader]) -> None:
+    batch, objective = batch_of(both[0]), resolve(ObjectiveConfig(name="F-TIS"))
+    advantage_N = torch.from_numpy(batch.reward_N - batch.reward_N.mean()).float()
+    found = []
+    for policy in both:
+        start = judge(batch, advantage_N, policy, DECODING, objective, steps=2)
+        assert start.own_old == OwnOld.SAMPLED
+        update, judged = learn(
+            policy, replace(start, own_old=own_old), select(start, ()), objective, 1.0, [np.arange(len(batch))]
+        )
+        found.append((start, update, judged, gradient(policy), parameters(policy)))
+    (start, update, judged, of_one, after), (start2, update2, judged2, of_two, after2) = found
+    for one, two in zip(start.old_logp, start2.old_logp, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
+    assert of_one.abs().max() > 1e-3
+    torch.testing.assert_close(of_two, of_one, rtol=0, atol=1e-6)
+    moved = of_one.abs() > 1e-4  # AdamW's first step is the gradient's sign, whatever its size
+    assert moved.float().mean() > 0.5
+    torch.testing.assert_close(after2[moved], after[moved], rtol=0, atol=1e-5)
+    assert update2.losses == pytest.approx(update.losses, abs=1e-6)
+    assert update2.grad_norms == pytest.approx(update.grad_norms, abs=1e-6)
+    assert sorted(update2.rows.tolist()) == sorted(update.rows.tolist())
+    for one, two in zip(judged.old_logp, judged2.old_logp, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_completions_are_drawn_by_all_and_have_the_learners_log_probabilities(both: tuple[Policy, Leader]) -> None:
+    _, two = both
+    own = open_sampler("auto", two)
+    sampler = shared(own, two, "auto")
+    drawn = sampler(two, PROMPTS, 3, DECODING, seed=1)
+    assert [len(group) for group in drawn] == [3] * len(PROMPTS)
+    again = sampler(two, PROMPTS, 3, DECODING, seed=1)
+    for group, same in zip(drawn, again, strict=True):
+        for a, b in zip(group, same, strict=True):
+            assert a.completion_ids.tolist() == b.completion_ids.tolist()
+    flat = [(prompt, rollout) for prompt, group in zip(PROMPTS, drawn, strict=True) for rollout in group]
+    logps = two.logps([prompt for prompt, _ in flat], [rollout.completion_ids for _, rollout in flat], 1.0)
+    for (_, rollout), logp in zip(flat, logps, strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    (lonely,) = sampler(two, PROMPTS[:1], 2, DECODING, seed=1)  # fewer prompts than processes
+    assert len(lonely) == 2
+    assert len(two.logps(PROMPTS[:1], [PROMPTS[0]], 1.0)) == 1
+
+
+@pytest.mark.parametrize("tokens", [[], [5], [5, 5], [1, 1, 1, 97], [97, 1, 1, 1], [3] * 10])
+def test_parts_are_consecutive_and_whole(tokens: list[int]) -> None:
+    parts = Crew("a", [], [None, None]).parts(tokens)  # type: ignore[list-item]
+    assert [row for part in parts for row in part.tolist()] == list(range(len(tokens)))
+    assert len(parts) == 3
+    if len(set(tokens)) == 1 and len(tokens) > 3:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_a_process_that_dies_is_named(both: tuple[Policy, Leader]) -> None:
+    """The last of those that use them."""
+    _, leader = both
+    pid = leader.crew.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ModelError, match=r"peer 'a': its process 1 died.* --resume, or with data_parallel_size = 1"):
+        leader.logps(PROMPTS, PROMPTS, 1.0)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
+    before = multiprocessing.active_children()
+    with pytest.raises(ModelError, match="no model at"):
+        opened(config(tmp_path / "nowhere", data_parallel_size=2))
+    assert not set(multiprocessing.active_children()) - set(before)
+
+
+def test_a_dry_run_counts_the_memory_of_all_processes(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(tmp_path, {"a": {"model": str(tiny_model_dir())}}, top={"output_dir": tmp_path / "runs"})
+    found = []
+    for size in (1, 1, 4):  # the first loads what a dry run needs
+        settings = ["--set", f"peers.a.data_parallel_size={size}"]
+        assert ftis("train", str(tmp_path / "recipe.toml"), "--dry-run", *settings) == 0
+        out = capsys.readouterr().out
+        assert ("B in each of 4 processes (program" in out) == (size == 4)
+        value, unit = re.search(r"together: at most ([0-9.]+) ([MG])B", out).groups()  # type: ignore[union-attr]
+        found.append(float(value) * {"M": 1, "G": 1000}[unit])
+    assert found[2] == pytest.approx(4 * found[1], rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    peers: dict[str, dict[str, Any]] = {
+        "a": {"model": "starter:small", "data_parallel_size": 2, "learning_rate": 1e-3},
+        "b": {"model": "starter:large", "learning_rate": 1e-3},
+    }
+    write_recipe(
+        tmp_path, peers, top={"output_dir": tmp_path / "runs"}, reward={"function": "ftis.rewards.format_and_answer"}
+    )
+    assert ftis("train", "recipe.toml") == 0
+    run = tmp_path / "runs" / "tiny-seed0" / "F-TIS"
+    rows = {name: without_times(read_jsonl(run / name / "metrics.jsonl")) for name in "ab"}
+    before = {name: weights(run / name / "checkpoint-4") for name in "ab"}
+    assert all(row["peer/b/admitted"] for row in rows["a"])
+    shutil.rmtree(run / "a" / "checkpoint-4")
+    assert ftis("train", "recipe.toml", "--resume") == 0
+    for name in "ab":
+        assert without_times(read_jsonl(run / name / "metrics.jsonl")) == rows[name]
+        after = weights(run / name / "checkpoint-4")
+        assert all(torch.equal(after[key], before[name][key]) for key in after)
+    assert json.loads((run / "a" / "checkpoint-4" / "config.json").read_text())["model_type"]
