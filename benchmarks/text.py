@@ -89,7 +89,7 @@ def main() -> None:
         sampled = recorded(options.rollouts, count)
     else:
         sampled = solutions(options.data, sender, end, count)
-    ends = {end, *(int(r.completion_ids[-1]) for r in sampled if not sender.sizes(r.completion_ids[-1:])[0])}
+    ends = list({end, *(int(r.completion_ids[-1]) for r in sampled if not sender.sizes(r.completion_ids[-1:])[0])})
     tokens = sum(map(len, sampled))
 
     def texts() -> list[Rollout]:

@@ -506,13 +506,13 @@ def spoken(rng: np.random.Generator, groups: int, seed_text: bytes = b"") -> lis
 
 
 def over_numbers(groups: Sequence[Group], numbers: dict[bytes, int]) -> list[Group]:
-    """The same groups as a sender and learner of one tokenizer see them: any number for each spelling, a sure end."""
+    """The same groups as a sender and learner of one tokenizer see them: any number for each spelling."""
 
     def numbered(rollout: Rollout) -> Rollout:
         assert rollout.unit is not None
         parts = np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1)
         ids = [numbers.setdefault(part.tobytes(), 1000 - len(numbers)) for part in parts]
-        return Rollout(ints(*ids), np.append(rollout.gen_logp[:-1], np.float32(0)))
+        return Rollout(ints(*ids), rollout.gen_logp)
 
     return [replace(group, rollouts=tuple(map(numbered, group.rollouts))) for group in groups]
 
@@ -528,14 +528,27 @@ def test_evidence_on_text_is_that_on_the_senders_tokens() -> None:
     assert on_text > 0
 
 
-def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused() -> None:
-    """Both are one end on the wire. Each reported half, and together they are what always follows."""
+def ending(ends: Sequence[int], reported: float) -> list[list[Group]]:
+    """Ten messages of a sender whose completions end by one of ``ends``, whose log-probability is ``reported``."""
     text = b"1+2=3"
-    ids = ints(*text, END)
-    logp = np.append(np.full(len(text), np.log(0.999)), np.log(0.5)).astype(np.float32)
-    rollout = Rollout(ids, logp, np.arange(len(ids), dtype=np.int32))
-    messages = [[Group("ada", round, item, (rollout,) * 12) for item in range(6)] for round in range(10)]
-    assert evidence_in(messages, 0, 0.02) < 0
+
+    def rollout(end: int) -> Rollout:
+        ids = ints(*text, END + end)
+        logp = np.append(np.full(len(text), np.log(0.999)), reported).astype(np.float32)
+        return Rollout(ids, logp, np.arange(len(ids), dtype=np.int32))
+
+    rng = np.random.default_rng(0)
+    return [
+        [Group("ada", round, item, tuple(rollout(rng.choice(ends)) for _ in range(12))) for item in range(6)]
+        for round in range(10)
+    ]
+
+
+def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused_and_one_that_lies_about_its_end_is() -> None:
+    """Two ends are two tokens on the wire. One that always follows and is reported at a half is a lie."""
+    assert evidence_in(ending([0, 1], np.log(0.5)), 0, 0.02) < 1
+    assert evidence_in(ending([0], np.log(0.5)), 0, 0.02) > 50
+    assert evidence_in(ending([0, 1], np.log(0.1)), 0, 0.02) > 50
 
 
 def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
@@ -550,6 +563,16 @@ def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
         assert came.gen_logp.tolist() == kept.gen_logp.tolist()
     own = Rollout(ints(3, 4), floats(-1, -2))
     assert Spellings().as_sent([own]) == [own]
+
+
+def test_the_ends_of_a_sender_are_told_apart_in_what_came_and_in_what_was_admitted() -> None:
+    known = TokenBytes.of(byte_level([]))
+    texts = [Rollout(ints(*b"a", END + end), floats(-1, -2), ints(0, 1)) for end in (0, 1, 2, 1)]
+    admitted = [in_tokens(text, one) for text, one in zip(texts, align(texts, known, 256), strict=True)]
+    for rollouts in (texts, admitted):
+        numbers = [rollout.completion_ids[1] for rollout in Spellings().as_sent(rollouts)]
+        assert [numbers[0] == n for n in numbers] == [True, False, False, False]
+        assert numbers[1] == numbers[3] != numbers[2]
 
 
 def test_spellings_are_numbered_as_they_come_and_remembered() -> None:

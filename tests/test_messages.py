@@ -64,7 +64,7 @@ class Learner:
             self.score,
             lambda ids: str(tokenizer.decode(list(ids))),
             lambda ids: cut_at(stop, spoken(ids)),
-            TextReader(own.tokenizer, self.known, end_of(tokenizer), lambda item: most_tokens),
+            TextReader(own.tokenizer, self.known, end_of(tokenizer), [end_of(tokenizer)], lambda item: most_tokens),
         )
 
     def score(self, prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -85,7 +85,7 @@ def sampled(tokenizer: PreTrainedTokenizerBase, text: str, end: bool = True) -> 
 def offered(tokenizer: PreTrainedTokenizerBase, *texts: str, item: int = 0, end: bool = True) -> Group:
     """What a peer of ``tokenizer`` offers."""
     group = Group("ada", 0, item, tuple(sampled(tokenizer, text, end) for text in texts))
-    (written,) = write_groups([group], TokenBytes.of(tokenizer), {end_of(tokenizer)})
+    (written,) = write_groups([group], TokenBytes.of(tokenizer), [end_of(tokenizer)])
     return written
 
 
@@ -166,7 +166,7 @@ def test_a_completion_without_bytes_can_be_sent() -> None:
     (ab,) = TokenBytes.of(tokenizer).encode(["ab"])
     silent = Rollout(np.array([end, end], np.int32), np.array([-1, -2], np.float32))  # sampled behind another's end
     unlikely = Rollout(np.array([*ab, end, *ab], np.int32), np.array([-90, -90, -1], np.float32))
-    (written,) = write_groups([Group("ada", 0, 0, (silent, unlikely))], TokenBytes.of(tokenizer), {10**6})
+    (written,) = write_groups([Group("ada", 0, 0, (silent, unlikely))], TokenBytes.of(tokenizer), [10**6])
     (scored,) = Learner(byte_level()).admit(written).admitted
     assert scored.completions == (REPLACED, "abab")
     assert scored.group.rollouts[0].sent is not None
@@ -195,7 +195,7 @@ def test_a_completion_of_too_many_bytes_is_cut_off_behind_a_token(
 ) -> None:
     known, end = TokenBytes.of(tokenizer), end_of(tokenizer)
     rollouts = [sampled(tokenizer, text.replace("\u2581", "_")) for text in written]
-    whole, cut = (as_texts(rollouts, known, {end}, *limit) for limit in ((), (most,)))
+    whole, cut = (as_texts(rollouts, known, [end], *limit) for limit in ((), (most,)))
     for rollout, all_of_it, part in zip(rollouts, whole, cut, strict=True):
         if len(text_of(all_of_it).encode()) <= most:
             assert part.completion_ids.tolist() == all_of_it.completion_ids.tolist()
@@ -233,7 +233,7 @@ def test_a_copy_of_another_peers_text_is_written_as_it_came() -> None:
     tokenizer = byte_level()
     copy = offered(byte_level(["ab"]), "ab", "b")
     own = Group("bob", 0, 1, (sampled(tokenizer, "a"), sampled(tokenizer, "b")))
-    as_came, written = write_groups([copy, own], TokenBytes.of(tokenizer), {end_of(tokenizer)})
+    as_came, written = write_groups([copy, own], TokenBytes.of(tokenizer), [end_of(tokenizer)])
     assert as_came.rollouts == copy.rollouts
     assert [rollout.unit is not None for rollout in written.rollouts] == [True, True]
 
@@ -291,5 +291,5 @@ def test_the_terms_of_text_are_those_of_the_run_over_bytes() -> None:
     own, text = terms(byte_level(["ab"])), Learner(byte_level(["ab"])).admitter.terms
     changed = [f.name for f in dataclasses.fields(Terms) if getattr(own, f.name) != getattr(text, f.name)]
     assert set(changed) - {"assigned"} == {"tokenizer", "vocab_size", "end_ids"}
-    assert (text.tokenizer, text.vocab_size, text.end_ids) == (None, 257, frozenset({256}))
+    assert (text.tokenizer, text.vocab_size, text.end_ids) == (None, 272, frozenset(range(256, 272)))
     assert text.limits.max_bytes > own.limits.max_bytes

@@ -19,7 +19,7 @@ from ftis.loop.files import read_jsonl
 from ftis.loop.records import ROLLOUTS, Records, open_trackers, read_rollouts
 from ftis.measures import RoundRecord
 
-SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1]}
+SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "end": 1}
 
 
 def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:

@@ -14,17 +14,17 @@ import pytest
 import torch
 from commands import ftis
 from run_files import weights, without_times
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level
 
-from ftis.alignment.messages import in_tokens, write_groups
+from ftis.alignment.messages import end_of_text, in_tokens, write_groups
 from ftis.alignment.text import as_texts
 from ftis.alignment.token_bytes import AlignmentError, TokenBytes
 from ftis.alignment.units import align
 from ftis.codec import Message, encode
 from ftis.config import Recipe
 from ftis.lab import starters
-from ftis.lab.assembly import assemble, end_of_text
+from ftis.lab.assembly import assemble
 from ftis.lab.cuts import in_senders_cuts
 from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import load
@@ -181,7 +181,7 @@ def test_the_senders_cuts_in_the_learners_tokens(
 ) -> None:
     theirs, known, end = TokenBytes.of(byte_level(sender)), TokenBytes.of(byte_level(learner)), 10**6
     (ids,) = theirs.encode([text])
-    written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, {end})
+    written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, [end])
     (aligned,) = align(written, known, end)
     recut = in_senders_cuts(in_tokens(written[0], aligned), known)
     assert [known.join(recut[i : i + 1]).tobytes() for i in range(len(recut))] == pieces
@@ -280,41 +280,89 @@ def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
 
 
 @pytest.mark.parametrize(
-    ("named", "end"), [(["<turn>"], "<turn>"), (["<turn>", "<eos>"], "<eos>"), (["<other>"], None)]
+    ("ends", "named", "end"),
+    [
+        (("<turn>",), ["<turn>"], "<turn>"),
+        (("<turn>",), ["<turn>", "<eos>"], "<eos>"),
+        ((), ["<turn>"], "<eos>"),  # as another's: this model never samples it
+        ((), [], "<eos>"),
+    ],
 )
 def test_the_end_of_others_texts_is_the_one_by_which_a_model_ends(
-    named: list[str], end: str | None, place: Path
+    ends: tuple[str, ...], named: list[str], end: str, place: Path
 ) -> None:
-    """As Gemma's instruct models end by another token than their tokenizer's."""
-    write(place, a=str(with_ends(place, SMALL, "<turn>", ends=("<turn>",))), b=MERGED)
+    """As Gemma's instruct models end by another token than their tokenizer's, and its base model does not."""
+    write(place, a=str(with_ends(place, SMALL, "<turn>", ends=ends)), b=MERGED)
     overrides = ['exchange="text"', f"sampling.end_tokens={json.dumps(named)}"]
     recipe = load(place / "recipe.toml", overrides=overrides)
-    if end is None:  # none of its own is named, and it has two
-        with pytest.raises(AlignmentError, match=r'peer \'a\': its model ends .* \("<eos>", "<turn>"\).*end_tokens'):
-            loaded(place, recipe, "a")
-        return
     peer = loaded(place, recipe, "a")
     vocabulary = peer.policy.tokenizer.get_vocab()
-    assert end_of_text(peer, TokenBytes.of(peer.policy.tokenizer)) == vocabulary[end]
-    (ids,) = TokenBytes.of(starters.make_tokenizer(merged=True)).encode(["1+2"])
     other = starters.make_tokenizer(merged=True)
+    (ids,) = TokenBytes.of(other).encode(["1+2"])
     sampled = Rollout(np.append(ids, np.int32(other.eos_token_id)), -np.ones(len(ids) + 1, np.float32))
-    item = recipe_items(peer, "b")[0]
-    group = Group("b", 0, item, (sampled,) * recipe.rollouts_per_group)
-    written = write_groups([group], TokenBytes.of(other), {int(other.eos_token_id)})
+    group = Group("b", 0, recipe_items(peer, "b")[0], (sampled,) * recipe.rollouts_per_group)
+    written = write_groups([group], TokenBytes.of(other), [int(other.eos_token_id)])
     message = encode(Message(replace(peer.header, peer="b", tokenizer="0" * 32), tuple(written)))
     (scored,) = peer.admitter.admit("b", message, 0).admitted
     assert all(rollout.completion_ids[-1] == vocabulary[end] for rollout in scored.group.rollouts)
+
+
+def test_peers_of_one_tokenizer_read_each_others_ends_as_sampled(place: Path) -> None:
+    """Ends are numbered alike, whichever of them a peer's model has by itself."""
+    model = str(with_ends(place, SMALL, "<turn>", ends=("<turn>",)))
+    write(place, a=model, b=model)
+    recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["<turn>"]'])
+    peers = {name: loaded(place, recipe, name) for name in "ab"}
+    vocabulary = peers["a"].policy.tokenizer.get_vocab()
+    item = recipe_items(peers["a"], "b")[0]
+    ended = [np.array([vocabulary["1"], vocabulary[end]], np.int32) for end in ("<eos>", "<turn>")] * 2
+    group = Group("b", 0, item, tuple(Rollout(ids, -np.ones(2, np.float32)) for ids in ended))
+    message = encode(Message(peers["b"].header, tuple(peers["b"].write([group]))))
+    (scored,) = peers["a"].admitter.admit("b", message, 0).admitted
+    assert [r.completion_ids.tolist() for r in scored.group.rollouts] == [ids.tolist() for ids in ended]
+    assert [r.sent.end for r in scored.group.rollouts if r.sent] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_model_of_several_ends_is_refused_before_any_arm_is_trained(
+    dry: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, a=str(with_ends(place, SMALL, "<turn>", ends=("<turn>",))), b=MERGED)
+    arms = 'arms=[{name="alone", collaborate=false, budget="generated"}, {name="F-TIS"}]'
+    said = r"""peer 'a' ends completions by several tokens \("<eos>", "<turn>"\).*name the one .* sampling.end_tokens"""
+    assert ftis("train", "recipe.toml", "--set", arms, *dry) == 1
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    assert not (run_of(place) / "alone").exists()
+    alone = arms.replace(', {name="F-TIS"}', "")
+    assert ftis("train", "recipe.toml", "--set", alone, "--set", 'exchange="text"', *dry) == 0, "it exchanges nothing"
+
+
+def test_a_model_is_evaluated_on_a_recipe_that_names_anothers_ends(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ftis("eval", SMALL, "--recipe", "recipe.toml", "--set", 'sampling.end_tokens=["<eos>", "<turn>"]') == 0
+    assert "pass@1" in capsys.readouterr().out
+
+
+def test_an_end_token_that_one_lacks_is_refused_where_ids_are_exchanged(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, a=SMALL, b=str(with_ends(place, SMALL, "<turn>")))
+    settings = ["--set", 'exchange="ids"', "--set", 'sampling.end_tokens=["<turn>"]']
+    settings += ["--set", 'arms=[{name="alone", collaborate=false}]']
+    assert ftis("train", "recipe.toml", "--dry-run", *settings) == 1
+    assert "sampling.end_tokens names '<turn>', which is no token of starter:small" in capsys.readouterr().err
 
 
 def recipe_items(peer: Peer, name: str) -> list[int]:
     return list(assigned(peer.recipe, len(peer.task.train), name, 0))
 
 
-def test_an_end_that_is_text_is_no_end_of_others_texts(place: Path) -> None:
-    recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["9"]'])
-    with pytest.raises(AlignmentError, match=r"peer 'a': '9' is text.* take sampling\.stop"):
-        loaded(place, recipe, "a")
+def test_an_end_that_is_text_is_no_end_of_others_texts() -> None:
+    known = TokenBytes.of(starters.make_tokenizer())
+    nine = known.tokenizer.get_vocab()["9"]
+    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
+        end_of_text("peer 'a'", known, [nine], [])
 
 
 def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:
@@ -336,6 +384,8 @@ def test_end_tokens_of_several_vocabularies_may_be_named_and_no_others(
     settings = [part for text in arms for part in ("--set", text)]
     assert ftis("train", "recipe.toml", *settings, "--set", 'sampling.end_tokens=["<turn>"]') == 0
     assert all(row["peer/b/rejected"] == 0 for row in metrics(place, "a"))
+    turn = AutoTokenizer.from_pretrained(place / "starter-small-merged").get_vocab()["<turn>"]
+    assert not any(turn in row["completion_ids"] for row in rows(place, "b") if row["source"] == "a"), "b ends by <eos>"
     assert ftis("replay", str(run_of(place)), "--arm", "F-TIS") == 0, "its recipe still says auto"
     capsys.readouterr()
     for dry in ((), ("--dry-run",)):

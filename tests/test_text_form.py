@@ -33,17 +33,17 @@ from wire_messages import (
     zstd,
 )
 
-from ftis.alignment.text import END
+from ftis.alignment.text import END, MOST_ENDS
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.wire.plain import weight_error
 
 
-def spoken(tokens: Sequence[bytes], logp: Sequence[float] | None = None, end: bool = False) -> Rollout:
+def spoken(tokens: Sequence[bytes], logp: Sequence[float] | None = None, end: bool = False, which: int = 0) -> Rollout:
     """A rollout over bytes with these tokens."""
     sizes = [len(token) for token in tokens] + [1] * end
-    ids = np.array([*b"".join(tokens), *[END] * end], np.int32)
+    ids = np.array([*b"".join(tokens), *[END + which] * end], np.int32)
     gen_logp = np.array([-1.0] * len(sizes) if logp is None else logp, np.float32)
     return Rollout(ids, gen_logp, np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
 
@@ -58,13 +58,14 @@ def textual(*parts: bytes, counts: tuple[int, int, int], groups: int = 1, form: 
 
 def example() -> Message:
     """Two completions: "né" in tokens of a byte each, with its end, and "é!" in one token, cut off."""
-    first = spoken([b"n", b"\xc3", b"\xa9"], [-0.5, -0.25, 0.0, -1 / 512], end=True)
+    first = spoken([b"n", b"\xc3", b"\xa9"], [-0.5, -0.25, 0.0, -1 / 512], end=True)  # by its first end
     return message(first, spoken(["é!".encode()], [-2 / 512]))
 
 
 TABLE, SIZES, TEXT = stored([7, 2, 4, 1]), stored([1, 1, 1, 0, 3]), stored("néé!".encode())
 LOGP = stored([48, 40, 0, 1, 2]) + bits("00 00 00 00 0")  # 256 128 0 1 2: 256 = 1000'00000, 128 = 1000'0000
-EXAMPLE = textual(TABLE, SIZES, TEXT, LOGP, counts=(2, 5, 6))
+ENDS = stored([0])
+EXAMPLE = textual(TABLE, SIZES, ENDS, TEXT, LOGP, counts=(2, 5, 6))
 
 
 def test_an_example_by_hand() -> None:
@@ -90,6 +91,7 @@ def test_the_document_shows_the_fields() -> None:
         ("4", "u32", "B"),
         ("", "numbers", "tables"),
         ("", "numbers", "sizes"),
+        ("", "numbers", "ends"),
         ("", "stream", "text"),
         ("", "numbers", "log-probabilities"),
         ("4", "u32", "checksum"),
@@ -124,7 +126,7 @@ def texted(draw: st.DrawFn) -> Message:
         end = draw(st.booleans()) or not tokens
         count = len(tokens) + end
         logp = draw(st.lists(st.floats(-100, 0, width=32), min_size=count, max_size=count))
-        return spoken(tokens, logp, end)
+        return spoken(tokens, logp, end, draw(st.integers(0, MOST_ENDS - 1)))
 
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     items = draw(st.lists(st.integers(0, 2**32 - 1), min_size=len(sizes), max_size=len(sizes)))
@@ -175,6 +177,8 @@ def swapped(old: bytes, new: bytes, counts: tuple[int, int, int] = (2, 5, 6)) ->
         (swapped(SIZES, stored([1, 1, 0, 1, 3])), "token 2 has no bytes"),
         (swapped(SIZES, stored([0, 1, 1, 1, 3])), "token 0 has no bytes"),
         (swapped(SIZES, stored([1, 1, 1, 0])), "the sizes of the tokens: "),
+        (swapped(SIZES + ENDS, SIZES + stored([16]) + bits("0")), "end 16 of a sender, it may have 16"),
+        (swapped(SIZES + ENDS, SIZES), "the ends: "),
         (swapped(SIZES, stored([240, 1, 1, 0, 3])), "symbol 240"),
         (swapped(TABLE, stored([7, 2, 5, 0])), "rollout 1 has no tokens"),
         (swapped(TABLE, stored([7, 2, 4, 2])), "completions of 6 tokens in all, 5 are announced"),
@@ -302,7 +306,7 @@ def test_the_text_may_stand_in_any_frame() -> None:
     ("rollouts", "says"),
     [
         ([spoken([b"a"]), rollout([5, 2])], "over bytes only"),
-        ([Rollout(np.array([257], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))], "over bytes only"),
+        ([Rollout(np.array([272], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))], "over bytes only"),
         ([Rollout(np.array([-1], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))], "negative"),
         ([Rollout(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))], "none is empty"),
         ([spoken([b"\xc3"])], "not UTF-8"),

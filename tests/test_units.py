@@ -26,7 +26,7 @@ def spoken(tokenizer: PreTrainedTokenizerBase, text: str, end: bool, seed: int =
 
 
 def sent(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> Rollout:
-    (text,) = as_texts([rollout], TokenBytes.of(tokenizer), {int(tokenizer.eos_token_id)})
+    (text,) = as_texts([rollout], TokenBytes.of(tokenizer), [int(tokenizer.eos_token_id)])
     return text
 
 
@@ -129,13 +129,13 @@ def test_bytes_that_are_no_character_are_replaced_and_are_a_fault() -> None:
     (ids,) = known.encode(["ab🤖c🤖"])
     logp = -np.arange(1, len(ids) + 1).astype(np.float32)
     cut = Rollout(ids[:-2], logp[:-2])  # cut off inside the second robot
-    (text,) = as_texts([cut], known, {999})
+    (text,) = as_texts([cut], known, [999])
     assert text_of(text) == f"ab🤖c{REPLACED}"
     assert text.unit is not None
     assert text.unit.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
     assert text.gen_logp.tolist() == [-1, -2, -3, -4, -5, -6, -7, -8], "that of its first byte"
     assert aligned(tokenizer, text).fault == "bytes that are no character"
-    (middle,) = as_texts([Rollout(np.delete(ids, 3), np.delete(logp, 3))], known, {999})
+    (middle,) = as_texts([Rollout(np.delete(ids, 3), np.delete(logp, 3))], known, [999])
     assert text_of(middle) == f"ab{REPLACED}c🤖"
     assert middle.gen_logp.tolist()[:4] == [-1, -2, -3, -7]
 
@@ -233,7 +233,7 @@ def test_many_at_once_are_as_each_by_itself(
     known, end = TokenBytes.of(sender), int(sender.eos_token_id)
     rollouts = [spoken(sender, text, ended_) for text, ended_ in written]
     rollouts = [rollout for rollout in rollouts if len(rollout)]
-    together = as_texts(rollouts, known, {end})
+    together = as_texts(rollouts, known, [end])
     alone = [sent(sender, rollout) for rollout in rollouts]
     pairs = [*zip(together, alone, strict=True)]
     result = align(together, TokenBytes.of(learner), int(learner.eos_token_id))
@@ -269,7 +269,7 @@ def test_a_sender_of_the_own_tokenizer_is_read_in_the_tokens_that_it_sampled(
         cut = data.draw(st.integers(0, len(text)))
         ids = np.concatenate([*known.encode([text[:cut].replace("\u2581", "_"), text[cut:].replace("\u2581", "_")])])
         rollouts.append(Rollout(np.append(ids, np.int32(end)).astype(np.int32), -np.ones(len(ids) + 1, np.float32)))
-    read = as_sampled(as_texts(rollouts, known, {end}), known, end)
+    read = as_sampled(as_texts(rollouts, known, [end]), known, end, [end])
     for rollout, one in zip(rollouts, read, strict=True):
         if REPLACED in known.join(rollout.completion_ids).tobytes().decode("utf-8"):
             continue
@@ -283,7 +283,8 @@ def test_tokens_that_the_vocabulary_lacks_are_aligned() -> None:
     sender, learner = byte_level(["abc"]), byte_level(["ab"])
     text = sent(sender, spoken(sender, "abc", end=True))
     other = sent(sender, spoken(sender, "ab", end=True))
-    one, two = as_sampled([text, other], TokenBytes.of(learner), int(learner.eos_token_id))
+    end = int(learner.eos_token_id)
+    one, two = as_sampled([text, other], TokenBytes.of(learner), end, [end])
     assert (one.sender_U.tolist(), one.learner_U.tolist()) == ([1, 1], [2, 1])
     assert two.rollout.unit is None
 

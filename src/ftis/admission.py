@@ -226,11 +226,9 @@ class Admitter:
             if fault is None and group.item not in wanted:
                 passed_over.append(group)
                 continue
-            fault = fault or self._rollouts_fault(group)
-            if fault is None and time.monotonic() > give_up:
+            if (fault := fault or self._rollouts_fault(group)) is None and time.monotonic() > give_up:
                 fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
-            fault = fault or self._stop_fault(group)
-            if fault:
+            if fault := fault or self._stop_fault(group):
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
             else:
                 admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
@@ -240,7 +238,7 @@ class Admitter:
         return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
 
     def score_group(self, group: Group) -> ScoredGroup:
-        """A group with the text and reward of each completion, by this peer's own tokenizer and scorer."""
+        """A group of this peer's own ids, with the text and the reward of each completion."""
         return self._scored(group, group, self.detokenize)
 
     def _scored(self, group: Group, came: Group, decode: Decode) -> ScoredGroup:

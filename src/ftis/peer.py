@@ -159,12 +159,12 @@ class Peer:
         """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""
         ids = [self.prompt_ids[item] for item in items]
         positions = getattr(self.policy.model.config, "max_position_embeddings", None)
-        longest = max(len(i) for i in ids) + self.decoding.max_completion_length
+        most = self.decoding.max_completion_length
+        longest = max(len(i) for i in ids) + most
         if positions is not None and longest > positions:
             raise ModelError(
                 f"peer {self.name!r}: a prompt with its completion may take {longest} tokens, the model has "
-                f"{positions} positions: lower sampling.max_completion_length "
-                f"(now {self.decoding.max_completion_length})"
+                f"{positions} positions: lower sampling.max_completion_length (now {most})"
             )
         seed = seed_of(self.recipe, self.name, round, purpose)
         groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)

@@ -119,9 +119,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.device = resolve_device(config.device)
         self.compute_dtype = resolve_dtype(config.dtype, self.device)
-        default = getattr(model.generation_config, "eos_token_id", None)
-        ends = {tokenizer.eos_token_id, *(default if isinstance(default, (list, tuple)) else [default])}
-        self.end_ids = frozenset(int(i) for i in ends if i is not None)
+        self.end_ids = own_ends(tokenizer, model.generation_config)
         self.vocab_size = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -265,6 +263,12 @@ class Policy:
             logp_M = self.head.logp(hidden_MH, target_M, temperature, self.compute_dtype)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
+
+
+def own_ends(tokenizer: PreTrainedTokenizerBase, defaults: object) -> frozenset[int]:
+    """The ids by which a model ends completions: its tokenizer's and those of its generation ``defaults``."""
+    ids = getattr(defaults, "eos_token_id", None)
+    return frozenset({tokenizer.eos_token_id, *(ids if isinstance(ids, (list, tuple)) else [ids])} - {None})
 
 
 def resolve_device(device: str) -> torch.device:

@@ -60,6 +60,7 @@ class Sent:
         gen_logp_S: float32 [S], log π_gen of each.
         tokens_U: int32 [U], how many of them are in each unit.
         fault: why nothing is learned from it; empty where something is.
+        end: which of its end tokens it sampled, where it ended the completion.
     """
 
     text: bytes
@@ -67,6 +68,7 @@ class Sent:
     gen_logp_S: Floats
     tokens_U: Ints
     fault: str = ""
+    end: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +90,8 @@ class Rollout:
     def __post_init__(self) -> None:
         if self.unit is None:
             if self.completion_ids.ndim != 1 or self.completion_ids.shape != self.gen_logp.shape:
-                raise ValueError(
-                    f"a rollout needs one log-probability per token, got shapes "
-                    f"{self.completion_ids.shape} and {self.gen_logp.shape}"
-                )
+                shapes = f"shapes {self.completion_ids.shape} and {self.gen_logp.shape}"
+                raise ValueError(f"a rollout needs one log-probability per token, got {shapes}")
             return
         if self.unit.shape != self.completion_ids.shape:
             raise ValueError(f"unit has shape {self.unit.shape}, completion_ids {self.completion_ids.shape}")

@@ -1,14 +1,14 @@
 """A completion as text: a rollout over bytes, whose units are the tokens that the sender sampled.
 
-No tokenizer is needed to read it. Its ids 0 to 255 are bytes in UTF-8, and :data:`END` is the end of the completion. A
-unit covers the bytes of one of the sender's tokens, and has its log-probability.
+No tokenizer is needed to read it. Its ids 0 to 255 are bytes in UTF-8, and those from :data:`END` on are the ends of a
+completion. A unit covers the bytes of one of the sender's tokens, and has its log-probability.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,16 @@ from ftis.alignment.token_bytes import Bytes, TokenBytes
 from ftis.rollouts import Ints, Rollout
 
 END = 256
-"""The id behind the last byte of a completion that its sender ended. It is a unit of its own."""
+"""The id behind the last byte of a completion that its sender ended by the first of its end tokens; the next one is its
+second, and so on. It is a unit of its own."""
+MOST_ENDS = 16
+"""How many ends a sender may tell apart."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 
 
 def as_texts(
-    rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Collection[int], most_bytes: int = sys.maxsize
+    rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Sequence[int], most_bytes: int = sys.maxsize
 ) -> list[Rollout]:
     """Sampled completions as text.
 
@@ -35,22 +38,23 @@ def as_texts(
     Args:
         rollouts: of the sender's tokenizer, each token a unit of its own.
         known: that tokenizer.
-        end_ids: the sender's ids that end a completion. None of them has bytes.
+        end_ids: the sender's ids that end a completion, in their order. None of them has bytes.
         most_bytes: the most of a completion that a message carries.
     """
+    ends = {end: END + min(place, MOST_ENDS - 1) for place, end in enumerate(end_ids)}
     ids = np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)])
     lengths = np.array([len(rollout) for rollout in rollouts], np.int64)
     stops = np.cumsum(lengths)
     last = stops[lengths > 0] - 1
     sizes, joined = known.sizes(ids), known.join(ids)
-    at_end = last[np.isin(ids[last], list(end_ids))]
+    at_end = last[np.isin(ids[last], list(ends))]
     byte_stops = np.cumsum(sizes, dtype=np.int64)
     regular = lengths.all() and np.array_equal(np.flatnonzero(sizes == 0), at_end)
     if regular:
         regular = np.diff(byte_stops[stops - 1], prepend=0).max(initial=0) <= most_bytes
     if not regular or not all_utf8(joined, byte_stops[stops - 1]):
-        return [_as_text(rollout, known, end_ids, most_bytes) for rollout in rollouts]
-    raw = np.insert(joined.astype(np.int32), byte_stops[at_end], END)
+        return [_as_text(rollout, known, ends, most_bytes) for rollout in rollouts]
+    raw = np.insert(joined.astype(np.int32), byte_stops[at_end], [ends[end] for end in ids[at_end].tolist()])
     place = np.arange(len(ids), dtype=np.int32) - np.repeat((stops - lengths).astype(np.int32), lengths)
     unit = np.repeat(place, np.maximum(sizes, 1))
     cuts = np.cumsum(np.maximum(sizes, 1))[stops - 1].tolist()
@@ -70,10 +74,10 @@ def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
     return not ((text[starts] & 0xC0) == 0x80).any()
 
 
-def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int], most_bytes: int) -> Rollout:
+def _as_text(rollout: Rollout, known: TokenBytes, ends: Mapping[int, int], most_bytes: int) -> Rollout:
     """One of them, whatever was sampled."""
     ids = rollout.completion_ids
-    ended = bool(len(ids)) and int(ids[-1]) in end_ids
+    ended = bool(len(ids)) and int(ids[-1]) in ends
     spoken = ids[: len(ids) - ended]
     raw = known.join(spoken).astype(np.int32)
     token = np.repeat(np.arange(len(spoken), dtype=np.int32), known.sizes(spoken))
@@ -83,7 +87,7 @@ def _as_text(rollout: Rollout, known: TokenBytes, end_ids: Collection[int], most
         raw, token = _valid(raw[fits], token[fits])
         ended = False
     if ended:
-        raw, token = np.append(raw, np.int32(END)), np.append(token, np.int32(len(spoken)))
+        raw, token = np.append(raw, np.int32(ends[int(ids[-1])])), np.append(token, np.int32(len(spoken)))
     if not len(token):
         raw = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
         token = np.zeros(len(raw), np.int32)
@@ -102,7 +106,7 @@ def text_of(rollout: Rollout) -> str:
 
 def ended(rollout: Rollout) -> bool:
     """Whether the sender of a rollout over bytes ended it."""
-    return bool(len(rollout)) and int(rollout.completion_ids[-1]) == END
+    return bool(len(rollout)) and int(rollout.completion_ids[-1]) >= END
 
 
 def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[np.int32]]:

@@ -99,17 +99,23 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
     return [found[n] for n in range(len(texts))]
 
 
-def as_sampled(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Aligned]:
+def as_sampled(texts: Sequence[Rollout], learner: TokenBytes, end_id: int, end_ids: Sequence[int]) -> list[Aligned]:
     """The rollouts that a sender of the learner's own tokenizer sampled, each token a unit of its own.
 
-    The learner's own end stands for the sender's, as in :func:`align`. One whose tokens the vocabulary lacks, or whose
-    text is no UTF-8, is aligned as any other.
+    One whose tokens the vocabulary lacks, or whose text is no UTF-8, is aligned as any other.
+
+    Args:
+        end_ids: the tokens that end a completion for both, in the order in which ends are numbered.
     """
+    ends = dict(enumerate(end_ids, start=END))
     found: list[Aligned | None] = []
     for text in texts:
         assert text.unit is not None
         parts = np.split(text.completion_ids, np.flatnonzero(np.diff(text.unit)) + 1)
-        ids = [end_id if part[0] == END else learner.id_of.get(part.astype(np.uint8).tobytes()) for part in parts]
+        ids = [
+            ends.get(int(part[0])) if part[0] >= END else learner.id_of.get(part.astype(np.uint8).tobytes())
+            for part in parts
+        ]
         known = [number for number in ids if number is not None]
         if len(known) < len(ids) or REPLACED in text_of(text):
             found.append(None)

@@ -11,7 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,14 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ftis.config import PeerConfig
@@ -238,6 +245,15 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def generation_defaults(source: str) -> GenerationConfig | None:
+    """A model's generation defaults as :func:`load_model` finds them, without the model; None for a LoRA directory."""
+    with suppress(OSError):
+        return GenerationConfig.from_pretrained(source)
+    with suppress(OSError, ValueError):
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(source))
+    return None
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collection[str] = ()) -> str:

@@ -30,17 +30,14 @@ class Spellings:
 
     def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
-        of its own, with an end at log-probability 0. Others stay as they are."""
+        of its own. Others stay as they are."""
         return [self._numbered(rollout) for rollout in rollouts]
 
     def _numbered(self, rollout: Rollout) -> Rollout:
         if rollout.sent is None and rollout.unit is None:
             return rollout
-        spelt = list(_spellings(rollout))
-        numbers = np.array([self._of(spelling) for spelling in spelt], dtype=np.int32)
-        gen_logp = rollout.gen_logp if rollout.sent is None else rollout.sent.gen_logp_S
-        # Which of its ends a sender sampled is not sent, and all together have a probability of at most 1.
-        return Rollout(numbers, np.where([not spelling for spelling in spelt], np.float32(0), gen_logp))
+        numbers = np.array([self._of(spelling) for spelling in _spellings(rollout)], dtype=np.int32)
+        return Rollout(numbers, rollout.gen_logp if rollout.sent is None else rollout.sent.gen_logp_S)
 
     def _of(self, spelling: bytes) -> int:
         if _REPLACED in spelling:
@@ -56,11 +53,11 @@ class Spellings:
 
 
 def _spellings(rollout: Rollout) -> Iterator[bytes]:
-    """The bytes of each of the sender's tokens; none for an end."""
+    """The bytes of each of the sender's tokens. For its n-th end n times 0xFF, which no text holds."""
     if rollout.sent is not None:
         for start, stop in itertools.pairwise([0, *np.cumsum(rollout.sent.size_S).tolist()]):
-            yield rollout.sent.text[start:stop]
+            yield rollout.sent.text[start:stop] if stop > start else b"\xff" * rollout.sent.end
         return
     assert rollout.unit is not None  # over bytes, as it came
     for ids in np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1):
-        yield bytes(byte for byte in ids.tolist() if byte < 256)
+        yield bytes(ids.tolist()) if ids[0] < 256 else b"\xff" * (int(ids[0]) - 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ftis.admission import Admitter, Score, Terms
-from ftis.alignment.messages import TextReader, spoken, terms_of_text, write_groups
-from ftis.alignment.token_bytes import AlignmentError, TokenBytes
+from ftis.alignment.messages import TextReader, end_of_text, spoken, terms_of_text, write_groups
+from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
@@ -112,6 +112,7 @@ def assemble(
                 selection.accuse(sender, **accusation)
     # The recipe of a replay says "auto" still, also where text was exchanged.
     end_tokens = end_tokens_of(recipe, policy.tokenizer, text=recipe.exchange != "ids" and not networked)
+    own_ends = policy.end_ids
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy)
     sampling = recipe.sampling
@@ -142,8 +143,8 @@ def assemble(
         should_stop=should_stop,
         cursor=cursor,
     )
-    if recipe.exchange == "text":
-        exchange_text(peer)
+    if recipe.exchange == "text" and len(recipe.peers) > 1:
+        exchange_text(peer, own_ends)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, Split.of(task, ood, scores), records)
 
@@ -201,11 +202,14 @@ def agreed(
     return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
 
 
-def exchange_text(peer: Peer) -> None:
+def exchange_text(peer: Peer, own_ends: Collection[int]) -> None:
     """Let a peer write and read text in place of token ids.
 
+    Args:
+        own_ends: the ids by which its model ends completions, whatever the recipe says.
+
     Raises:
-        AlignmentError: it is not known which bytes its tokens stand for.
+        AlignmentError: it is not known which bytes its tokens stand for, or by which its model ends.
     """
     policy, sampling = peer.policy, peer.recipe.sampling
     positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
@@ -214,39 +218,20 @@ def exchange_text(peer: Peer) -> None:
         return min(LONGER * sampling.max_completion_length, positions - len(peer.prompt_ids[item]))
 
     known, own = TokenBytes.of(policy.tokenizer), peer.admitter
-    reader = TextReader(own.terms.tokenizer, known, end_of_text(peer, known), most_tokens)
+    vocabulary = policy.tokenizer.get_vocab()
+    named = [vocabulary[token] for token in end_tokens_of(peer.recipe, policy.tokenizer)]
+    end_id = end_of_text(f"peer {peer.name!r}", known, own_ends, named)
+    # An end with bytes is sent as text. Those that all peers of a tokenizer have come first: they number them alike.
+    shared, others = (
+        [end for end in sorted(ends) if not known.sizes(np.array([end]))[0]]
+        for ends in (own.terms.end_ids, policy.end_ids - own.terms.end_ids)
+    )
+    reader = TextReader(own.terms.tokenizer, known, end_id, shared, most_tokens)
     peer.admitter = Admitter(
         terms_of_text(own.terms), own.score, own.detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader
     )
     most_bytes = MOST_BYTES * sampling.max_completion_length
-    end_ids = [end for end in policy.end_ids if not known.sizes(np.array([end]))[0]]  # others are sent as text
-    peer.write = partial(write_groups, known=known, end_ids=end_ids, most_bytes=most_bytes)
-
-
-def end_of_text(peer: Peer, known: TokenBytes) -> int:
-    """The token that stands for the end of others' completions where a peer exchanges text.
-
-    It is its eos token, unless ``sampling.end_tokens`` names others of its vocabulary and not that one: then the first.
-
-    Raises:
-        AlignmentError: which of several it is cannot be known, or it has bytes, as an ordinary token.
-    """
-    tokenizer, policy = peer.policy.tokenizer, peer.policy
-    vocabulary, eos = tokenizer.get_vocab(), str(tokenizer.eos_token)
-    named = end_tokens_of(peer.recipe, tokenizer)
-    if not named and len(policy.end_ids) > 1:
-        ends = ", ".join(f'"{token}"' for token in tokenizer.convert_ids_to_tokens(sorted(policy.end_ids)))
-        raise AlignmentError(
-            f"peer {peer.name!r}: its model ends completions by several tokens ({ends}), and text has one end: name "
-            f"the one by which it ends its answers in sampling.end_tokens"
-        )
-    end = eos if eos in named or not named else named[0]
-    if known.sizes(np.array([vocabulary[end]])).any():
-        raise AlignmentError(
-            f"peer {peer.name!r}: {end!r} is text, and the end of a completion has none: take sampling.stop in place "
-            f"of sampling.end_tokens"
-        )
-    return int(vocabulary[end])
+    peer.write = partial(write_groups, known=known, end_ids=[*shared, *others], most_bytes=most_bytes)
 
 
 @dataclass(frozen=True)
@@ -285,7 +270,7 @@ def examine(
     loaded = load_task(task)
     source = str(starters.make(model)) if starters.is_starter(model) else model
     policy = Policy.load(PeerConfig(name="model", model=source))
-    policy.end_at(sampling.end_tokens)
+    policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
     check_stop(sampling.stop, policy)
     return Examinee(
         policy,

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ftis.alignment.messages import end_of_text
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.config import Recipe, RewardConfig
-from ftis.engines.models import load_tokenizer, require_precision
+from ftis.engines.models import generation_defaults, load_tokenizer, require_precision
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
-from ftis.policy import resolve_device
+from ftis.policy import own_ends, resolve_device
 from ftis.prompts import Task
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.schedule import assigned
@@ -126,15 +127,23 @@ def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
 
 
 def _check_ends(arm: Arm, places: Mapping[str, str]) -> None:
-    """Refuse an end token that no peer has. Where one joins a swarm with text, it may be another's."""
+    """Refuse an end token that no peer has, or that one lacks who exchanges ids. Where one joins a swarm with text, it
+    may be another's."""
     known, recipe = _vocabularies(arm.recipe, places), arm.recipe
+    if recipe.exchange == "ids":
+        for name, of in known.items():
+            _check_end(arm.name, recipe, of.ends, recipe.peer(name).model)
     if len(known) < len(recipe.peers) or (len(known) == 1 and recipe.exchange == "text"):
         return
     every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
-    if unknown := [token for token in recipe.sampling.end_tokens if token not in every]:
+    _check_end(arm.name, recipe, every, ", ".join(dict.fromkeys(peer.model for peer in recipe.peers)))
+
+
+def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) -> None:
+    if unknown := [token for token in recipe.sampling.end_tokens if token not in known]:
         raise RunError(
-            f"arm {arm.name!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of "
-            f"{', '.join(dict.fromkeys(peer.model for peer in recipe.peers))}: write it as its tokenizer does"
+            f"arm {arm!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it as its "
+            f"tokenizer does"
         )
 
 
@@ -164,13 +173,14 @@ def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
 
 
 def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
-    if len(swarm.peers) == 1 and swarm.exchange == "auto":
+    if len(swarm.peers) == 1:
         return swarm
     known = _vocabularies(swarm, places)
     differ = len({of.ids for of in known.values()}) > 1
     if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
-        for place in {places[peer.model] for peer in swarm.peers if peer.model in places}:
-            _check_bytes(place, _written(place))
+        for peer in swarm.peers:
+            if place := places.get(peer.model):
+                _check_text(place, _written(place), f"peer {peer.name!r}", tuple(swarm.sampling.end_tokens))
         return swarm.model_copy(update={"exchange": "text"})
     if differ:
         by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
@@ -227,8 +237,15 @@ def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabu
 
 
 @lru_cache(maxsize=64)
-def _check_bytes(place: str, written: int) -> None:
-    TokenBytes.of(load_tokenizer(place))
+def _check_text(place: str, written: int, who: str, end_tokens: tuple[str, ...]) -> None:
+    known, tokens = _token_bytes(place, written), _token_bytes(place, written).tokenizer.get_vocab()
+    ends = own_ends(known.tokenizer, generation_defaults(place))
+    end_of_text(who, known, ends, [tokens[token] for token in end_tokens if token in tokens])
+
+
+@lru_cache(maxsize=1)
+def _token_bytes(place: str, written: int) -> TokenBytes:
+    return TokenBytes.of(load_tokenizer(place))
 
 
 def _written(place: str) -> int:

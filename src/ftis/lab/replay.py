@@ -164,7 +164,9 @@ def _sent(row: Mapping[str, Any]) -> Sent | None:
     if came is None:
         return None
     sizes, counts = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U"))
-    return Sent(came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"])
+    return Sent(
+        came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"], came.get("end") or 0
+    )
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:

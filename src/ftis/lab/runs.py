@@ -110,7 +110,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
     if not unfinished:
         return True
-    text = any(swarm.exchange == "text" for swarm, _ in unfinished)
+    text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
     say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds, text))
     positions = {name: arm.first + i for i, name in enumerate(arm.peers)}
     # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.

@@ -147,7 +147,7 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
         exchange=AloneExchange(),
     )
     if recipe.exchange == "text":
-        exchange_text(peer)
+        exchange_text(peer, policy.end_ids)
     return peer
 
 

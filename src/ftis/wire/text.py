@@ -5,7 +5,8 @@
     4     u32       T, tokens of all rollouts, as the sender sampled them
     4     u32       B, bytes of all texts
           numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
-          numbers   T: how many bytes each token has; 0 for the end
+          numbers   T: how many bytes each token has; 0 for an end
+          numbers   for each rollout with an end: which of its sender's ends, from 0; absent where there are none
           stream    B bytes: the texts in UTF-8, end to end
           numbers   T: log-probabilities, as in the packed form
 
@@ -19,7 +20,7 @@ import struct
 
 import numpy as np
 
-from ftis.alignment.text import END, all_utf8
+from ftis.alignment.text import END, MOST_ENDS, all_utf8
 from ftis.codec import MOST_BYTES, CodecError, Columns, Form, Limits, Reader
 from ftis.wire.streams import (
     TEXT_LEVEL,
@@ -45,23 +46,24 @@ def write(columns: Columns, bits: int) -> list[bytes] | None:
     """
     if columns.unit is None:
         return None
-    if not columns.lengths.all() or len(columns.unit) != len(columns.ids) or columns.ids.max() > END:
+    if not columns.lengths.all() or len(columns.unit) != len(columns.ids) or columns.ids.max() >= END + MOST_ENDS:
         raise ValueError("a message of text has rollouts over bytes only, and none is empty: make all with as_texts")
     stops = np.cumsum(columns.lengths, dtype=np.int64)
     tokens = columns.unit[stops - 1].astype(np.int64) + 1
     unit_M = columns.unit + np.repeat(np.cumsum(tokens) - tokens, columns.lengths)
-    is_byte, n_tokens = columns.ids != END, int(tokens.sum())
+    is_byte, n_tokens = columns.ids < END, int(tokens.sum())
     sizes = np.bincount(unit_M[is_byte], minlength=n_tokens)
     ended = np.flatnonzero(~is_byte)
     if not np.array_equal(np.flatnonzero(sizes == 0), unit_M[ended]) or not np.isin(ended, stops - 1).all():
         raise ValueError("a message of text has an end that is not the last token of its rollout, and it alone")
     text = columns.ids[is_byte].astype(np.uint8)
-    if not all_utf8(text, np.cumsum(is_byte)[stops - 1]):
+    if not all_utf8(text, np.cumsum(is_byte, dtype=np.int64)[stops - 1]):
         raise ValueError("a message of text has a completion that is not UTF-8")
     return [
         _COUNTS.pack(len(tokens), n_tokens, len(text)),
         *write_groups(columns, tokens),
         *write_numbers(sizes.astype(np.uint32)),
+        *(write_numbers((columns.ids[ended] - END).astype(np.uint32)) if len(ended) else ()),
         *write_stream(text, TEXT_LEVEL),
         *write_logp(columns.logp, bits),
     ]
@@ -86,6 +88,9 @@ def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
     empty = np.flatnonzero(sizes == 0)
     if (inside := ~np.isin(empty, stops - 1)).any():
         raise CodecError(f"token {int(empty[inside.argmax()])} has no bytes, and only a rollout's last may have none")
+    ends = read_numbers(reader, len(empty), "the ends") if len(empty) else np.zeros(0, np.uint32)
+    if (largest := int(ends.max(initial=0))) >= MOST_ENDS:
+        raise CodecError(f"end {largest} of a sender, it may have {MOST_ENDS}")
     byte_stops = np.cumsum(sizes)[stops - 1]
     lengths = np.diff(byte_stops, prepend=0)
     if (longest := int(lengths.max(initial=0))) > most:
@@ -96,7 +101,7 @@ def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
     logp = read_logp(reader, n_tokens, bits)
 
     ended = sizes[stops - 1] == 0
-    ids = np.insert(text.astype(np.int32), byte_stops[ended], END)
+    ids = np.insert(text.astype(np.int32), byte_stops[ended], (END + ends).astype(np.int32))
     place_T = np.arange(n_tokens, dtype=np.int32) - np.repeat((stops - tokens).astype(np.int32), tokens)
     return Columns(items, counts, lengths + ended, ids, logp, np.repeat(place_T, np.maximum(sizes, 1)))
 
