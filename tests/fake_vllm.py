@@ -144,7 +144,8 @@ def serving(model: Path, refuses: str = "nothing") -> Iterator[tuple[str, LLM, l
                 self.answer({"detail": "Not Found"}, 404)
             elif self.path == "/v1/load_lora_adapter":
                 names[body["lora_name"]] = body["lora_path"]
-                llm.adapted(body["lora_path"])
+                with one_at_a_time:
+                    llm.adapted(body["lora_path"])
                 self.answer("loaded")
             elif self.path == "/v1/unload_lora_adapter":
                 del names[body["lora_name"]]

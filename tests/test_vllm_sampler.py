@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,13 +16,18 @@ import fake_vllm
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPolicy, assert_one_line
+from conftest import TinyModelDir, TinyPolicy, assert_one_line
+from light_swarm import free_port
 
-from ftis.config import RecipeError
+import ftis
+from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
 from ftis.engines.handover import Copied, SamplerError
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import Stopping
+from ftis.lab.join import join
+from ftis.lab.preflight import sound
+from ftis.lab.recipes import parse
 from ftis.policy import Policy
 from ftis.sampling import Decoding
 
@@ -199,6 +205,49 @@ def test_settings_that_cannot_be_are_refused(
         open_sampler("vllm", tiny_policy("llama"), settings)
     assert_one_line(error, "sampling.options", words)
     assert not made
+
+
+def two_with_a_server(place: Path, model: Path, url: str, **top: Any) -> Recipe:
+    peer = {"model": str(model), "device": "cpu", "dtype": "float32", **LORA}
+    options = {"url": url, "dtype": "float32", "directory": str(place / "weights")}
+    document = {
+        "name": "two",
+        "output_dir": str(place / "runs"),
+        "task": {"name": "clock", "validation_size": 2},
+        "prompt": {"system_prompt": "", "template": "{question}="},
+        "sampling": {"sampler": "vllm", "options": options, "max_completion_length": 8, "num_generations": 2},
+        "training": {"rounds": 1, "prompts_per_round": 4},
+        "network": {"port": free_port(), "open": True},
+        "peers": [{"name": name, **peer} for name in ("a", "b")],
+        **top,
+    }
+    return parse(document, where="test")
+
+
+WAYS: dict[str, Callable[[Recipe], object]] = {
+    "train, in turns": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "inline"})),
+    "train, in processes": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "parallel"})),
+    "join": lambda recipe: join(recipe, "a"),
+    "preflight": lambda recipe: sound(recipe, "a", recipe.peer("a").model, 2, Path(recipe.output_dir)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("refused", ["/v1/completions", "/v1/load_lora_adapter"])
+def test_an_error_leaves_no_weights_in_the_directory_and_no_adapter_in_the_server(
+    way: str, refused: str, tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    model = tiny_model_dir("llama")
+    (tmp_path / "weights").mkdir()
+    with fake_vllm.serving(model, refuses=refused) as (url, _, asked):
+        with pytest.raises(ftis.FtisError, match=f"{refused} answered 404"):
+            WAYS[way](two_with_a_server(tmp_path, model, url))
+        loads, unloads = (
+            [a.split()[1] for a in asked if a.startswith(f"/v1/{what}_lora_adapter")] for what in ("load", "unload")
+        )
+        assert loads
+        assert sorted(unloads) == (sorted(loads) if refused == "/v1/completions" else [])
+    assert not list((tmp_path / "weights").iterdir())
 
 
 def test_a_server_that_is_not_there_is_one_line(tiny_policy: TinyPolicy) -> None:

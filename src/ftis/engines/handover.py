@@ -120,7 +120,11 @@ class Copied(Sampler):
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine, self.gap = engine, 0.0
-        engine.load(policy)
+        try:
+            engine.load(policy)
+        except BaseException:
+            engine.close()
+            raise
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
         # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.

@@ -32,8 +32,8 @@ class Served(Engine):
     def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
         self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout
         self.name, self.lora = f"vLLM at {self.url}", policy.config.train == "lora"
-        self.written = Written(directory)
         self.base = str(self._ask("/v1/models")["data"][0]["id"])
+        self.written = Written(directory)
         self.adapter: str | None = None
         self.loaded = 0
 

@@ -19,6 +19,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -171,18 +172,18 @@ def join(
             networked=True,
         )
         peer = trainer.peer
-        incarnation = next_incarnation(identity_directory(recipe, name) / "incarnation")
-        # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
-        inbox = Inbox(place / "inbox") if roster and swarm.honesty.action != "off" else None
-        with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
-            peer.exchange = exchange
-            log.exchange = exchange
-            exchange.status["tokenizer"] = peer.header.tokenizer
-            if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
-                exchange.catch_up(peer.cursor.step)
-            evidence = place / "evidence"
-            trainer.train(Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log)
-        trainer.close()
+        with closing(trainer):
+            incarnation = next_incarnation(identity_directory(recipe, name) / "incarnation")
+            # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
+            inbox = Inbox(place / "inbox") if roster and swarm.honesty.action != "off" else None
+            with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
+                peer.exchange = exchange
+                log.exchange = exchange
+                exchange.status["tokenizer"] = peer.header.tokenizer
+                if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
+                    exchange.catch_up(peer.cursor.step)
+                evidence = place / "evidence"
+                trainer.train(Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log)
     return peer.cursor.step == swarm.training.rounds
 
 
