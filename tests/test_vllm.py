@@ -324,6 +324,13 @@ def test_a_server_samples_the_learner_and_takes_its_weights(
         move(policy, 1e-4)
         with pytest.raises(SamplerError, match="has not taken the new weights"):
             sampler.weights_moved(policy)
+        again = engine.served(policy, url, dtype="float32", directory=str(tmp_path))  # as after a kill: none has closed
+        assert isinstance(again, Copied)
+        for _ in DECODINGS:
+            draw((policy, again))
+            again.weights_moved(policy)
+            assert again.gap < 2e-5
+        again.close()
         sampler.close()
 
 

@@ -127,17 +127,30 @@ def test_a_server_gets_the_weights_through_a_directory(tiny_policy: TinyPolicy, 
 def test_a_server_gets_each_rounds_adapter_under_a_name_of_its_own(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("llama", **LORA)
     with fake_vllm.serving(Path(policy.config.model)) as (url, _, asked):
-        rounds(policy, vllm.served(policy, url, dtype="float32"), n=2)
+        sampler = vllm.served(policy, url, dtype="float32")
+        assert isinstance(sampler, Copied)
+        assert isinstance(sampler.engine, vllm_server.Served)
+        own = sampler.engine.written.directory.name
+        rounds(policy, sampler, n=2)
     assert [a for a in asked if "completions" not in a] == [
-        "/v1/load_lora_adapter round-1",
-        "/v1/load_lora_adapter round-2",
-        "/v1/unload_lora_adapter round-1",
-        "/v1/load_lora_adapter round-3",
-        "/v1/unload_lora_adapter round-2",
-        "/v1/unload_lora_adapter round-3",
+        f"/v1/load_lora_adapter {own}-1",
+        f"/v1/load_lora_adapter {own}-2",
+        f"/v1/unload_lora_adapter {own}-1",
+        f"/v1/load_lora_adapter {own}-3",
+        f"/v1/unload_lora_adapter {own}-2",
+        f"/v1/unload_lora_adapter {own}-3",
     ]
-    assert "/v1/completions round-1" in asked
+    assert f"/v1/completions {own}-1" in asked
     assert "/v1/completions the-base" not in asked
+
+
+def test_after_a_kill_a_server_takes_the_adapters_of_the_resumed_run(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama", **LORA)
+    with fake_vllm.serving(Path(policy.config.model)) as (url, _, asked):
+        killed = vllm.served(policy, url, dtype="float32")  # never closed: its adapter stays loaded
+        rounds(policy, vllm.served(policy, url, dtype="float32"))
+        assert len([a for a in asked if a.startswith("/v1/load_lora_adapter")]) == 5
+        killed.close()
 
 
 def test_in_process_and_served_draw_the_same(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:

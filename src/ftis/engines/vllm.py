@@ -164,11 +164,10 @@ class InProcess(Engine):
         """Load the adapter under a new id: what vLLM keeps of an adapter, it keeps by its id."""
         from vllm.lora.request import LoRARequest
 
-        old = self.adapter
-        number = old.lora_int_id + 1 if old else 1
-        if old:
-            self.llm.llm_engine.remove_lora(old.lora_int_id)
-        self.adapter = LoRARequest(f"round-{number}", number, str(self.written.adapter(policy)))
+        if self.adapter:
+            self.llm.llm_engine.remove_lora(self.adapter.lora_int_id)
+        path = self.written.adapter(policy)
+        self.adapter = LoRARequest(f"round-{path.name}", int(path.name), str(path))
 
 
 def pack_head_again(model: Any) -> None:
