@@ -41,6 +41,7 @@ from ftis.policy import Policy
 from ftis.rollouts import Batch, Group, ScoredGroup, collate
 from ftis.sampling import Decoding
 from ftis.selection import Chosen, select, selections_of
+from ftis.swarm.link import NetworkExchange
 
 HERE = importlib.util.find_spec("trl") is not None
 needs_trl = pytest.mark.skipif(not HERE, reason='TRL is not installed here (pip install "ftis[trl]"): make test-trl')
@@ -306,6 +307,45 @@ def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: 
     (tmp_path / "checkpoint-2" / "ftis.json").unlink()
     with pytest.raises(RunError, match=r"checkpoint-2 has no ftis.json"):
         trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
+
+
+@needs_trl
+def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path, tmp_path: Path) -> None:
+    from ftis.lab.arms import RunError
+    from ftis.lab.provenance import read_provenance
+    from ftis.lab.runs import peer_lock
+    from ftis.loop.files import InUseError, locked
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
+    assert read_provenance(tmp_path / "ftis")["versions"]["torch"] == torch.__version__
+    other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "VIS"}))
+    with pytest.raises(RunError, match=r"another recipe \(they differ in: arms, objective.name"):
+        other.train(resume_from_checkpoint=True)
+    before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
+    again = trainer_of(model, config(tmp_path))
+    with locked(peer_lock(tmp_path / "ftis"), 0), pytest.raises(InUseError, match="in use by another process"):
+        again.train(resume_from_checkpoint=True)
+    assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
+    again.train(resume_from_checkpoint=True)
+
+
+@needs_trl
+def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ftis.trl import FTISTrainer, Swarm
+    from ftis.trl.member import connected
+
+    recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
+    swarm = Swarm(recipe.model_copy(update={"exchange": "text"}), "a", open=True)
+    trainer = FTISTrainer(str(starters.make("starter:small")), evenness, config(tmp_path), swarm=swarm)
+    with connected(trainer.peer, swarm, trainer.place):
+        exchange = trainer.peer.exchange
+        assert isinstance(exchange, NetworkExchange)
+        assert exchange.status["tokenizer"] == trainer.peer.header.tokenizer
+    said = capsys.readouterr().err
+    assert "arm F-TIS: a, 3 rounds, exchanging text in place of token ids" in said
 
 
 @needs_trl

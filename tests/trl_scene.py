@@ -32,10 +32,12 @@ GROUP, LENGTH = 4, 8
 
 
 def scene_recipe(rounds: int = 3, **sections: Mapping[str, Any]) -> Recipe:
-    document: dict[str, Any] = {name: {**keys, **sections.get(name, {})} for name, keys in SECTIONS.items()}
-    document["training"] |= {"rounds": rounds, "save_every": 1, **sections.get("training", {})}
-    # What is made up is not drawn from the log-probabilities that it claims.
-    document["honesty"] = {"action": "off", **sections.get("honesty", {})}
+    given: dict[str, Mapping[str, Any]] = {"training": {"rounds": rounds, "save_every": 1}}
+    given["honesty"] = {"action": "off"}  # what is made up is not drawn from the log-probabilities that it claims
+    document: dict[str, Any] = {
+        name: {**SECTIONS.get(name, {}), **given.get(name, {}), **sections.get(name, {})}
+        for name in {**SECTIONS, **given, **sections}
+    }
     return parse({"name": "scene", **document, "peers": [{"name": n, "model": "none"} for n in ("a", "b")]})
 
 

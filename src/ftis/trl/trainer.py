@@ -33,9 +33,11 @@ from trl.models.utils import disable_gradient_checkpointing
 from ftis.config import FtisError
 from ftis.lab import starters
 from ftis.lab.arms import RunError
+from ftis.lab.provenance import claim
+from ftis.lab.runs import peer_lock
 from ftis.learning import StepLoss, Update, weighed
 from ftis.loop.events import RoundEnded, Say, unheard
-from ftis.loop.files import read_jsonl, write_whole
+from ftis.loop.files import locked, read_jsonl, write_whole
 from ftis.loop.records import Records
 from ftis.measures import Heard, round_record
 from ftis.objectives import resolve
@@ -221,6 +223,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
         """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
+        stack.enter_context(locked(peer_lock(self.place), 0))
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
@@ -234,6 +237,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"{self.place} already holds a run: go on with it by train(resume_from_checkpoint=True), or choose "
                 f"another output_dir"
             )
+        claim(self.place, True, self.peer.recipe, "metrics.jsonl")
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
         self._records.cut_back_to(self.peer.cursor.step or -1)
         self._round_said = stack.enter_context(connected(self.peer, self._swarm, self.place))
