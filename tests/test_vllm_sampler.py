@@ -206,6 +206,9 @@ def test_the_output_layer_is_packed_again_on_a_cpu_only() -> None:
     ("settings", "words"),
     [
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode follows from the peer's model and the recipe"),
+        ({"max_loras": 2}, "max_loras follows from the peer's model and the recipe"),
+        ({"max_lora_rank": 64}, "max_lora_rank follows from the peer's model and the recipe"),
+        ({"lora_target_modules": ["k_proj"]}, "lora_target_modules follows from the peer's model and the recipe"),
         ({"dtype": "float8"}, "dtype = 'float8' is not known: write float32 or bfloat16"),
         ({"url": "http://127.0.0.1:9", "dtype": "int4"}, "dtype = 'int4' is not known"),
         ({"url": "http://127.0.0.1:9", "port": 8}, "'port' is none of a server's settings: url, dtype, directory"),

@@ -28,7 +28,15 @@ ON_A_GPU = {"gpu_memory_utilization": 0.4}
 ON_A_CPU = {"enable_chunked_prefill": False}
 """vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
 OF_A_SERVER = ("url", "dtype", "directory", "timeout")
-OURS = ("model", "logprobs_mode", "generation_config", "enable_lora")
+OURS = (
+    "model",
+    "logprobs_mode",
+    "generation_config",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "lora_target_modules",
+)
 """Options of ``vllm.LLM`` that follow from the policy."""
 
 
