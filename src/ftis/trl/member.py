@@ -30,6 +30,7 @@ from ftis.lab.join import EventLog, choose_arm, credentials, in_network
 from ftis.lab.local import AloneExchange
 from ftis.lab.progress import Display
 from ftis.lab.recipes import load, network_settings
+from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
 from ftis.objectives import resolve
 from ftis.peer import Peer
@@ -179,17 +180,14 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
 
 def state_of(peer: Peer) -> str:
     """The cursor and the states of the selections, as JSON for a checkpoint."""
-    states = {selection.name: state for selection in peer.selections if (state := dict(selection.state()))}
-    return json.dumps({"cursor": vars(peer.cursor), "selections": states})
+    return json.dumps({"cursor": vars(peer.cursor), "selections": checkpoint.states_of(peer.selections)})
 
 
 def restore(peer: Peer, state: str) -> None:
     """Go on from what :func:`state_of` wrote."""
     saved = json.loads(state)
     peer.cursor = replace(peer.cursor, **saved["cursor"])
-    for selection in peer.selections:
-        if selection.name in saved["selections"]:
-            selection.restore(saved["selections"][selection.name])
+    checkpoint.restore(peer.selections, saved["selections"])
 
 
 def adapted(recipe: Recipe, args: Any) -> Recipe:
