@@ -51,7 +51,7 @@ from ftis.trl.models import check_model, check_positions
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
-from ftis.trl.tensors import carrying, filled, on_cpu, padded, tokens_of, update_of
+from ftis.trl.tensors import filled, on_cpu, padded, tokens_of, update_of
 
 RELIED_ON: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
@@ -290,8 +290,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         clock.lap("logp")
         chosen = ranks.from_main(lambda: self._choose(judged))
         self._round, self._chosen, self._clock = round, chosen, clock
+        kept = judged.rows[chosen.kept_R]
         self._losses = [
-            StepLoss(judged, chosen, peer.objective, carrying(judged, chosen, minibatch), divisor=len(minibatch))
+            StepLoss(judged, chosen, peer.objective, np.intersect1d(kept, minibatch), divisor=len(minibatch))
             for minibatch in minibatches(peer.recipe, peer.name, round, len(batch))
         ]
         return [
