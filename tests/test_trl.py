@@ -188,6 +188,22 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
         assert found[name] == pytest.approx(parameter.grad, abs=1e-6), name
 
 
+@needs_trl
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n", [0, 1, 5, 6, 8])
+def test_processes_share_values_evenly(size: int, n: int) -> None:
+    from ftis.trl.ranks import Ranks
+
+    parts = [Ranks(rank, size).evenly(range(n)) for rank in range(size)]
+    assert {len(part) for part in parts} == {-(-n // size)}
+    whole = [value for part in parts for value in part]
+    assert whole[:n] == list(range(n))
+    assert set(whole[n:]) <= {0}
+    for rank, part in enumerate(parts):
+        mine = Ranks(rank, size).mine(range(n))
+        assert part[: len(mine)] == list(mine)
+
+
 # --- the exchange -----------------------------------------------------------------------------------
 
 

@@ -31,12 +31,6 @@ def padded(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: t
     }
 
 
-def filled(mine: Sequence[Any], values: Sequence[Any], processes: int) -> list[Any]:
-    """A process's part of ``values``, filled up with the first one to the length of every other's."""
-    missing = -(-len(values) // processes) - len(mine)
-    return [*mine, *([values[0]] * missing)]
-
-
 def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
     """Each row's values on its mask; log-probabilities in [MIN_LOGP, 0] and in float32."""
     if values_NT.is_floating_point():

@@ -51,7 +51,7 @@ from ftis.trl.models import check_model, check_positions
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
-from ftis.trl.tensors import filled, on_cpu, padded, tokens_of, update_of
+from ftis.trl.tensors import on_cpu, padded, tokens_of, update_of
 
 RELIED_ON: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
@@ -373,7 +373,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ]
         if not rows:
             return []
-        mine = filled(self._ranks.mine(rows), rows, self._ranks.size)
+        mine = self._ranks.evenly(rows)
         inputs = [dict(self.train_dataset[item]) for item, _, _ in mine]
         prompts = [row["prompt"] for row in inputs]
         texts: list[Any] = [text for _, text, _ in mine]
@@ -392,7 +392,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         known = {r: own_old_logp[id(batch.rollouts[r])] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
-            mine = filled(self._ranks.mine(foreign), foreign, self._ranks.size)
+            mine = self._ranks.evenly(foreign)
             inputs = padded(batch.prompts(mine), batch.completion_ids(mine), self.accelerator.device)
             logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
