@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from light_swarm import free_port
+from test_handover import move
 
 import ftis
 from ftis.config import Recipe, RecipeError
@@ -60,9 +61,7 @@ def rounds(policy: Policy, sampler: Any, n: int = 3) -> None:
         for decoding in (PLAIN, CUT, Decoding(16, 0.0), Decoding(16, stop=("e",))):
             groups = sampler(policy, PROMPTS, 1 if decoding.greedy else 3, decoding, round)
             assert [len(group) for group in groups] == [1 if decoding.greedy else 3] * 3
-        with torch.no_grad():
-            for parameter in policy.trainable:
-                parameter.add_(1e-2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(round)))
+        move(policy, 1e-2, seed=round)
         sampler.weights_moved(policy)
     sampler.close()
 
