@@ -142,9 +142,12 @@ def serving(model: Path, refuses: str = "nothing") -> Iterator[tuple[str, LLM, l
             asked.append(f"{self.path} {body.get('lora_name', body.get('model', ''))}".strip())
             if self.path == refuses:
                 self.answer({"detail": "Not Found"}, 404)
+            elif self.path == "/v1/load_lora_adapter" and body["lora_name"] in names:
+                self.answer({"error": {"message": f"'{body['lora_name']}' has already been loaded"}}, 400)
             elif self.path == "/v1/load_lora_adapter":
                 names[body["lora_name"]] = body["lora_path"]
-                llm.adapted(body["lora_path"])
+                with one_at_a_time:
+                    llm.adapted(body["lora_path"])
                 self.answer("loaded")
             elif self.path == "/v1/unload_lora_adapter":
                 del names[body["lora_name"]]

@@ -5,6 +5,7 @@ And the recipes and tasks of tests that train nothing.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +31,18 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "objective": {"kl_threshold": 0.5, "kl_estimator": "k3"},
 }
 
-REWARDS = '''
-def evenness(prompts, completions, completion_ids, **columns):
+
+def evenness(
+    prompts: object, completions: object, completion_ids: Sequence[Sequence[int]], **columns: object
+) -> list[float]:
     """Varies on random models, so that there is something to learn."""
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
+
+REWARDS = f'''from __future__ import annotations
+
+
+{inspect.getsource(evenness)}
 
 def first_even(prompts, completions, completion_ids, **columns):
     """Varies mostly with the first token, so that a few rollouts show a direction."""

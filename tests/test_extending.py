@@ -32,11 +32,6 @@ SETTINGS = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", P
 ROUNDS = 4
 
 
-def rewarding(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-
-
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with the page's modules, on the path."""
@@ -65,7 +60,7 @@ def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, lis
             "processes": "inline",
             "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
             "prompt": {"system_prompt": "", "template": "{question}"},
-            "reward": {"function": "test_extending.rewarding"},
+            "reward": {"function": "recipes.evenness"},
             "sampling": {"num_generations": 4, "max_completion_length": 8},
             "training": {"rounds": ROUNDS, "prompts_per_round": 4, "eval_every": 0},
         }

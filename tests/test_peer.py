@@ -29,11 +29,6 @@ from ftis.selection import Judged, OwnOld, select
 MakePeer = Callable[..., Peer]
 
 
-def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-
-
 @pytest.fixture
 def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePeer:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -46,7 +41,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "name": "tiny",
             "task": {"name": "clock", "validation_size": 4},
             "prompt": {"system_prompt": "", "template": "{question}="},
-            "reward": {"function": "test_peer.evenness"},
+            "reward": {"function": "recipes.evenness"},
             "sampling": {"num_generations": 4, "max_completion_length": 8, **sampling},
             "training": {
                 "prompts_per_round": 4,

@@ -24,11 +24,11 @@ from commands import ROOT, command, ftis
 from conftest import TinyModelDir
 from light_swarm import free_port
 from policies import gradients, relative_difference
-from trl_scene import GROUP, MadeUp, config, evenness, made_up, scene_recipe, trainer_of
+from trl_scene import GROUP, MadeUp, config, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.codec import Limits, decode
-from ftis.config import PeerConfig, Recipe
+from ftis.config import PeerConfig, Recipe, RecipeError
 from ftis.lab import starters
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, Hub
@@ -36,11 +36,13 @@ from ftis.learning import StepLoss, judge
 from ftis.loop.events import unheard
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
-from ftis.objectives import policy_loss, resolve
+from ftis.objectives import Objective, policy_loss, resolve
 from ftis.policy import Policy
-from ftis.rollouts import Batch, Group, ScoredGroup, collate
+from ftis.rollouts import Batch, Group, Rows, ScoredGroup, collate
 from ftis.sampling import Decoding
-from ftis.selection import Chosen, select, selections_of
+from ftis.selection import Chosen, Judged, select, selections_of
+from ftis.swarm.link import NetworkExchange
+from recipes import evenness
 
 HERE = importlib.util.find_spec("trl") is not None
 needs_trl = pytest.mark.skipif(not HERE, reason='TRL is not installed here (pip install "ftis[trl]"): make test-trl')
@@ -112,23 +114,23 @@ def recorded(trainer: Any) -> Batch:
     return collate(groups, trainer.peer.prompt_ids, "a")
 
 
-def chosen_of(trainer: Any, policy: Policy, name: str) -> tuple[Any, Chosen]:
+def chosen_of(trainer: Any, model: Path, name: str) -> tuple[Policy, Objective, Judged, Chosen, Rows]:
+    """Our policy of the trainer's model, what it and an objective think of recorded rollouts, and the rows kept."""
     peer = trainer.peer
+    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
     objective = resolve(scene_recipe(objective={"name": name}).objective)
     decoding = Decoding(8, top_k=1)  # so that no own log π_old is taken from the sampler
     batch = recorded(trainer)
     judged = judge(batch, peer.advantages(batch), policy, decoding, objective, steps=2)
-    return judged, select(judged, selections_of(peer.recipe, "a", objective))
+    chosen = select(judged, selections_of(peer.recipe, "a", objective))
+    return policy, objective, judged, chosen, judged.rows[chosen.kept_R]
 
 
 @needs_trl
 @pytest.mark.parametrize("objective", ["F-TIS", "VIS", "NoIS"])
 def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(model, config(tmp_path))
-    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
-    judged, chosen = chosen_of(trainer, policy, objective)
-    value = resolve(scene_recipe(objective={"name": objective}).objective)
-    rows = judged.rows[chosen.kept_R]
+    policy, value, judged, chosen, rows = chosen_of(trainer, model, objective)
     assert len(rows) >= 6
     for parameter in (*policy.model.parameters(), *trainer.model.parameters()):  # so that π_θ is not π_old
         torch.manual_seed(parameter.numel())
@@ -151,10 +153,7 @@ def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path,
 def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, model: Path, tmp_path: Path) -> None:
     """Against transformers' own logits, row by row and without padding."""
     trainer = trainer_of(model, config(tmp_path))
-    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
-    judged, chosen = chosen_of(trainer, policy, objective)
-    value = resolve(scene_recipe(objective={"name": objective}).objective)
-    rows = judged.rows[chosen.kept_R]
+    _, value, judged, chosen, rows = chosen_of(trainer, model, objective)
     trainer.model.double().train()
     for parameter in trainer.model.parameters():  # so that π_θ is not π_old
         parameter.data += 0.02 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
@@ -187,6 +186,22 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
         assert found[name] == pytest.approx(parameter.grad, abs=1e-6), name
 
 
+@needs_trl
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n", [0, 1, 5, 6, 8])
+def test_processes_share_values_evenly(size: int, n: int) -> None:
+    from ftis.trl.ranks import Ranks
+
+    parts = [Ranks(rank, size).evenly(range(n)) for rank in range(size)]
+    assert {len(part) for part in parts} == {-(-n // size)}
+    whole = [value for part in parts for value in part]
+    assert whole[:n] == list(range(n))
+    assert set(whole[n:]) <= {0}
+    for rank, part in enumerate(parts):
+        mine = Ranks(rank, size).mine(range(n))
+        assert part[: len(mine)] == list(mine)
+
+
 # --- the exchange -----------------------------------------------------------------------------------
 
 
@@ -211,7 +226,7 @@ def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) 
 
 @needs_trl
 def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
-    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     trainer = trained_beside_ours(recipe, model, model, tmp_path)
     here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
     assert [row["step"] for row in here] == [row["step"] for row in there] == [1, 2, 3]
@@ -238,7 +253,7 @@ def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_pa
 
 @needs_trl
 def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path: Path) -> None:
-    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "trl_scene.evenness"})
+    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     recipe = recipe.model_copy(update={"exchange": "text"})
     small, merged = (starters.make(f"starter:{name}") for name in ("small", "small-merged"))
     trainer = trained_beside_ours(recipe, small, merged, tmp_path)
@@ -249,6 +264,19 @@ def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path:
             assert not row["without_foreign"]
         for row in read_rollouts(place, 0):
             assert (row["sent"] is not None) == (row["source"] == source)
+
+
+@needs_trl
+def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path: Path) -> None:
+    small = starters.make("starter:small")
+    for mine in ([], ["<eos>"]):
+        alone, recipe = (scene_recipe(sampling={"end_tokens": [*mine, *more]}) for more in ([], ["<|end of another|>"]))
+        plain = trainer_of(small, config(tmp_path), alone).peer
+        peer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"})).peer
+        assert peer.header.tokenizer == plain.header.tokenizer
+        assert plain.admitter.terms.end_ids == peer.policy.end_ids
+        with pytest.raises(RecipeError, match=r"completions must end at '<\|end of another\|>'"):
+            trainer_of(small, config(tmp_path), recipe)
 
 
 @needs_trl
@@ -309,6 +337,45 @@ def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: 
 
 
 @needs_trl
+def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path, tmp_path: Path) -> None:
+    from ftis.lab.arms import RunError
+    from ftis.lab.provenance import read_provenance
+    from ftis.lab.runs import peer_lock
+    from ftis.loop.files import InUseError, locked
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
+    assert read_provenance(tmp_path / "ftis")["versions"]["torch"] == torch.__version__
+    other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "VIS"}))
+    with pytest.raises(RunError, match=r"another recipe \(they differ in: arms, objective.name"):
+        other.train(resume_from_checkpoint=True)
+    before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
+    again = trainer_of(model, config(tmp_path))
+    with locked(peer_lock(tmp_path / "ftis"), 0), pytest.raises(InUseError, match="in use by another process"):
+        again.train(resume_from_checkpoint=True)
+    assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
+    again.train(resume_from_checkpoint=True)
+
+
+@needs_trl
+def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ftis.trl import FTISTrainer, Swarm
+    from ftis.trl.member import connected
+
+    recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
+    swarm = Swarm(recipe.model_copy(update={"exchange": "text"}), "a", open=True)
+    trainer = FTISTrainer(str(starters.make("starter:small")), evenness, config(tmp_path), swarm=swarm)
+    with connected(trainer.peer, swarm, trainer.place):
+        exchange = trainer.peer.exchange
+        assert isinstance(exchange, NetworkExchange)
+        assert exchange.status["tokenizer"] == trainer.peer.header.tokenizer
+    said = capsys.readouterr().err
+    assert "arm F-TIS: a, 3 rounds, exchanging text in place of token ids" in said
+
+
+@needs_trl
 def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,15 +391,10 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
 
 @needs_trl
 def test_a_step_without_gradient_moves_nothing(model: Path, tmp_path: Path) -> None:
-    from ftis.trl import FTISTrainer, Swarm
-
     def equal(prompts: Any, completions: Any, **columns: Any) -> list[float]:
         return [1.0] * len(completions)
 
-    exchange = MadeUp()
-    swarm = Swarm(scene_recipe(1), "a", exchange=exchange)
-    trainer = FTISTrainer(str(model), equal, config(tmp_path, weight_decay=0.1), swarm=swarm)
-    exchange.peer = trainer.peer
+    trainer = trainer_of(model, config(tmp_path, weight_decay=0.1), scene_recipe(1), reward=equal)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
@@ -484,19 +546,14 @@ def test_generation_defaults_of_a_model_do_not_leak_into_what_is_sampled(
 
 @needs_trl
 def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
-    from ftis.trl import FTISTrainer, Swarm
-
     heard: list[Any] = []
 
     def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
         heard.extend(completions)
         return evenness(prompts, completions, completion_ids)
 
-    exchange = MadeUp()
-    swarm = Swarm(scene_recipe(1), "a", exchange=exchange)
     model = tiny_model_dir("qwen2", chat_template=True)
-    trainer = FTISTrainer(str(model), reward, config(tmp_path, save_strategy="no"), swarm=swarm)
-    exchange.peer = trainer.peer
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), reward=reward)
     assert trainer.train_dataset[0]["prompt"] == [{"role": "user", "content": "0+1+1="}]
     trainer.train()
     assert len(heard) == 4 * GROUP  # own ones and the other's, alike

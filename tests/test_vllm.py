@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,6 +19,7 @@ import pytest
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
 
 from conftest import TinyModelDir, assert_one_line  # noqa: E402
+from light_swarm import free_port  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
@@ -289,9 +289,9 @@ def answers(url: str) -> bool:
 
 
 def test_a_peer_with_a_server_and_one_without_learn_together(
-    run: Callable[[str], Path], tmp_path: Path, tiny_model_dir: TinyModelDir, unused_port: int
+    run: Callable[[str], Path], tmp_path: Path, tiny_model_dir: TinyModelDir
 ) -> None:
-    with serving(tiny_model_dir("llama", **FITS_VLLM), unused_port, *LORA_SERVER) as url:
+    with serving(tiny_model_dir("llama", **FITS_VLLM), free_port(), *LORA_SERVER) as url:
         (tmp_path / "url").write_text(url)
         directory = run("samplers_here.one_served")
     for name in ("full", "lora"):
@@ -302,11 +302,11 @@ def test_a_peer_with_a_server_and_one_without_learn_together(
 
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_server_samples_the_learner_and_takes_its_weights(
-    tiny_model_dir: TinyModelDir, tmp_path: Path, train: str, unused_port: int
+    tiny_model_dir: TinyModelDir, tmp_path: Path, train: str
 ) -> None:
     model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
     policy = policy_of(model, train)
-    with serving(model, unused_port, *(LORA_SERVER if train == "lora" else [])) as url:
+    with serving(model, free_port(), *(LORA_SERVER if train == "lora" else [])) as url:
         sampler = engine.served(policy, url, dtype="float32", directory=str(tmp_path))
         assert isinstance(sampler, Copied)
         pair = policy, sampler
@@ -324,11 +324,11 @@ def test_a_server_samples_the_learner_and_takes_its_weights(
         move(policy, 1e-4)
         with pytest.raises(SamplerError, match="has not taken the new weights"):
             sampler.weights_moved(policy)
+        again = engine.served(policy, url, dtype="float32", directory=str(tmp_path))  # as after a kill: none has closed
+        assert isinstance(again, Copied)
+        for _ in DECODINGS:
+            draw((policy, again))
+            again.weights_moved(policy)
+            assert again.gap < 2e-5
+        again.close()
         sampler.close()
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

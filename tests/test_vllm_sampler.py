@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,13 +16,19 @@ import fake_vllm
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPolicy, assert_one_line
+from conftest import TinyModelDir, TinyPolicy, assert_one_line
+from light_swarm import free_port
+from test_handover import move
 
-from ftis.config import RecipeError
+import ftis
+from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
 from ftis.engines.handover import Copied, SamplerError
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import Stopping
+from ftis.lab.join import join
+from ftis.lab.preflight import sound
+from ftis.lab.recipes import parse
 from ftis.policy import Policy
 from ftis.sampling import Decoding
 
@@ -54,9 +61,7 @@ def rounds(policy: Policy, sampler: Any, n: int = 3) -> None:
         for decoding in (PLAIN, CUT, Decoding(16, 0.0), Decoding(16, stop=("e",))):
             groups = sampler(policy, PROMPTS, 1 if decoding.greedy else 3, decoding, round)
             assert [len(group) for group in groups] == [1 if decoding.greedy else 3] * 3
-        with torch.no_grad():
-            for parameter in policy.trainable:
-                parameter.add_(1e-2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(round)))
+        move(policy, 1e-2, seed=round)
         sampler.weights_moved(policy)
     sampler.close()
 
@@ -121,17 +126,30 @@ def test_a_server_gets_the_weights_through_a_directory(tiny_policy: TinyPolicy, 
 def test_a_server_gets_each_rounds_adapter_under_a_name_of_its_own(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("llama", **LORA)
     with fake_vllm.serving(Path(policy.config.model)) as (url, _, asked):
-        rounds(policy, vllm.served(policy, url, dtype="float32"), n=2)
+        sampler = vllm.served(policy, url, dtype="float32")
+        assert isinstance(sampler, Copied)
+        assert isinstance(sampler.engine, vllm_server.Served)
+        own = sampler.engine.written.directory.name
+        rounds(policy, sampler, n=2)
     assert [a for a in asked if "completions" not in a] == [
-        "/v1/load_lora_adapter round-1",
-        "/v1/load_lora_adapter round-2",
-        "/v1/unload_lora_adapter round-1",
-        "/v1/load_lora_adapter round-3",
-        "/v1/unload_lora_adapter round-2",
-        "/v1/unload_lora_adapter round-3",
+        f"/v1/load_lora_adapter {own}-1",
+        f"/v1/load_lora_adapter {own}-2",
+        f"/v1/unload_lora_adapter {own}-1",
+        f"/v1/load_lora_adapter {own}-3",
+        f"/v1/unload_lora_adapter {own}-2",
+        f"/v1/unload_lora_adapter {own}-3",
     ]
-    assert "/v1/completions round-1" in asked
+    assert f"/v1/completions {own}-1" in asked
     assert "/v1/completions the-base" not in asked
+
+
+def test_after_a_kill_a_server_takes_the_adapters_of_the_resumed_run(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy("llama", **LORA)
+    with fake_vllm.serving(Path(policy.config.model)) as (url, _, asked):
+        killed = vllm.served(policy, url, dtype="float32")  # never closed: its adapter stays loaded
+        rounds(policy, vllm.served(policy, url, dtype="float32"))
+        assert len([a for a in asked if a.startswith("/v1/load_lora_adapter")]) == 5
+        killed.close()
 
 
 def test_in_process_and_served_draw_the_same(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:
@@ -187,6 +205,9 @@ def test_the_output_layer_is_packed_again_on_a_cpu_only() -> None:
     ("settings", "words"),
     [
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode follows from the peer's model and the recipe"),
+        ({"max_loras": 2}, "max_loras follows from the peer's model and the recipe"),
+        ({"max_lora_rank": 64}, "max_lora_rank follows from the peer's model and the recipe"),
+        ({"lora_target_modules": ["k_proj"]}, "lora_target_modules follows from the peer's model and the recipe"),
         ({"dtype": "float8"}, "dtype = 'float8' is not known: write float32 or bfloat16"),
         ({"url": "http://127.0.0.1:9", "dtype": "int4"}, "dtype = 'int4' is not known"),
         ({"url": "http://127.0.0.1:9", "port": 8}, "'port' is none of a server's settings: url, dtype, directory"),
@@ -199,6 +220,49 @@ def test_settings_that_cannot_be_are_refused(
         open_sampler("vllm", tiny_policy("llama"), settings)
     assert_one_line(error, "sampling.options", words)
     assert not made
+
+
+def two_with_a_server(place: Path, model: Path, url: str, **top: Any) -> Recipe:
+    peer = {"model": str(model), "device": "cpu", "dtype": "float32", **LORA}
+    options = {"url": url, "dtype": "float32", "directory": str(place / "weights")}
+    document = {
+        "name": "two",
+        "output_dir": str(place / "runs"),
+        "task": {"name": "clock", "validation_size": 2},
+        "prompt": {"system_prompt": "", "template": "{question}="},
+        "sampling": {"sampler": "vllm", "options": options, "max_completion_length": 8, "num_generations": 2},
+        "training": {"rounds": 1, "prompts_per_round": 4},
+        "network": {"port": free_port(), "open": True},
+        "peers": [{"name": name, **peer} for name in ("a", "b")],
+        **top,
+    }
+    return parse(document, where="test")
+
+
+WAYS: dict[str, Callable[[Recipe], object]] = {
+    "train, in turns": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "inline"})),
+    "train, in processes": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "parallel"})),
+    "join": lambda recipe: join(recipe, "a"),
+    "preflight": lambda recipe: sound(recipe, "a", recipe.peer("a").model, 2, Path(recipe.output_dir)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("refused", ["/v1/completions", "/v1/load_lora_adapter"])
+def test_an_error_leaves_no_weights_in_the_directory_and_no_adapter_in_the_server(
+    way: str, refused: str, tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    model = tiny_model_dir("llama")
+    (tmp_path / "weights").mkdir()
+    with fake_vllm.serving(model, refuses=refused) as (url, _, asked):
+        with pytest.raises(ftis.FtisError, match=f"{refused} answered 404"):
+            WAYS[way](two_with_a_server(tmp_path, model, url))
+        loads, unloads = (
+            [a.split()[1] for a in asked if a.startswith(f"/v1/{what}_lora_adapter")] for what in ("load", "unload")
+        )
+        assert loads
+        assert sorted(unloads) == (sorted(loads) if refused == "/v1/completions" else [])
+    assert not list((tmp_path / "weights").iterdir())
 
 
 def test_a_server_that_is_not_there_is_one_line(tiny_policy: TinyPolicy) -> None:

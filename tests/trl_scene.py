@@ -26,22 +26,19 @@ from ftis.lab.recipes import parse
 from ftis.peer import Peer
 from ftis.rollouts import Group, Rollout
 from ftis.schedule import assigned
-from recipes import SECTIONS
+from recipes import SECTIONS, evenness
 
 GROUP, LENGTH = 4, 8
 
 
 def scene_recipe(rounds: int = 3, **sections: Mapping[str, Any]) -> Recipe:
-    document: dict[str, Any] = {name: {**keys, **sections.get(name, {})} for name, keys in SECTIONS.items()}
-    document["training"] |= {"rounds": rounds, "save_every": 1, **sections.get("training", {})}
-    # What is made up is not drawn from the log-probabilities that it claims.
-    document["honesty"] = {"action": "off", **sections.get("honesty", {})}
+    given: dict[str, Mapping[str, Any]] = {"training": {"rounds": rounds, "save_every": 1}}
+    given["honesty"] = {"action": "off"}  # what is made up is not drawn from the log-probabilities that it claims
+    document: dict[str, Any] = {
+        name: {**SECTIONS.get(name, {}), **given.get(name, {}), **sections.get(name, {})}
+        for name in {**SECTIONS, **given, **sections}
+    }
     return parse({"name": "scene", **document, "peers": [{"name": n, "model": "none"} for n in ("a", "b")]})
-
-
-def evenness(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """Varies on random models, so that there is something to learn."""
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
 def made_up(seed: int, vocabulary: int) -> Rollout:
@@ -113,12 +110,14 @@ def config(out: Path, **options: Any) -> Any:
     return GRPOConfig(**settings)
 
 
-def trainer_of(model: Any, args: Any, recipe: Recipe | None = None, exchange: Any = None, **options: Any) -> Any:
+def trainer_of(
+    model: Any, args: Any, recipe: Recipe | None = None, exchange: Any = None, reward: Any = evenness, **options: Any
+) -> Any:
     from ftis.trl import FTISTrainer, Swarm
 
     exchange = MadeUp() if exchange is None else exchange
     swarm = Swarm(recipe or scene_recipe(), "a", exchange=exchange)
-    trainer = FTISTrainer(str(model) if isinstance(model, Path) else model, evenness, args, swarm=swarm, **options)
+    trainer = FTISTrainer(str(model) if isinstance(model, Path) else model, reward, args, swarm=swarm, **options)
     if isinstance(exchange, MadeUp):
         exchange.peer = trainer.peer
     return trainer

@@ -97,6 +97,13 @@ class Update:
     rows: Rows
     diagnostics: Diagnostics | None
 
+    @classmethod
+    def of(cls, losses: Sequence[float], norms: Sequence[float], seen: Sequence[tuple[Rows, Diagnostics]]) -> Update:
+        """From the rows and diagnostics of each micro-batch."""
+        rows = np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64)
+        diagnostics = Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None
+        return cls(tuple(losses), tuple(norms), rows, diagnostics)
+
 
 def learn(
     policy: Policy,
@@ -111,12 +118,11 @@ def learn(
     A step's divisor counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
     skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step.
     """
-    carries_gradient = set(judged.rows[chosen.kept_R].tolist())
     losses: list[float] = []
     grad_norms: list[float] = []
     seen: list[tuple[Rows, Diagnostics]] = []
     for minibatch in minibatches:
-        rows = np.array(sorted(carries_gradient.intersection(minibatch.tolist())), dtype=np.int64)
+        rows = np.intersect1d(judged.rows[chosen.kept_R], minibatch)
         if not len(rows):
             continue
         loss = StepLoss(judged, chosen, objective, rows, divisor=len(minibatch))
@@ -126,13 +132,7 @@ def learn(
         seen += loss.seen
         if judged.own_old == OwnOld.IN_STEP:
             judged = weighed(replace(judged, old_logp=[loss.old_logp_N[r] for r in judged.rows.tolist()]), objective)
-    update = Update(
-        losses=tuple(losses),
-        grad_norms=tuple(grad_norms),
-        rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
-        diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
-    )
-    return update, judged
+    return Update.of(losses, grad_norms, seen), judged
 
 
 class StepLoss:

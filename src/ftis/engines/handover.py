@@ -28,6 +28,7 @@ import torch
 
 from ftis.config import FtisError
 from ftis.engines.models import in_bfloat16
+from ftis.engines.stops import holds
 from ftis.learning import ROUNDING
 from ftis.policy import PaddedRows, Policy, selected_logp
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
@@ -120,7 +121,11 @@ class Copied(Sampler):
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine, self.gap = engine, 0.0
-        engine.load(policy)
+        try:
+            engine.load(policy)
+        except BaseException:
+            engine.close()
+            raise
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
         # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.
@@ -172,7 +177,7 @@ class Copied(Sampler):
     def _check_end(self, completion: Completion, prompt_length: int, decoding: Decoding, policy: Policy) -> None:
         n = len(completion.ids)
         whole = n == decoding.max_completion_length or completion.ids[-1] in policy.end_ids
-        if not whole and not (decoding.stop and _holds(decoding.stop, policy.detokenize(completion.ids))):
+        if not whole and not (decoding.stop and holds(decoding.stop, policy.detokenize(completion.ids))):
             raise SamplerError(
                 f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "
                 f"prompt of {prompt_length}, for {completion.reason!r}, with nothing that ends one: raise "
@@ -366,10 +371,6 @@ def rounding(policy: Policy, rows: Rows) -> float:
 def _rollout(completion: Completion) -> Rollout:
     logp = np.asarray(completion.logp, np.float32).clip(MIN_LOGP, 0.0)
     return Rollout(np.asarray(completion.ids, np.int32), logp)
-
-
-def _holds(stop: Sequence[str], text: str) -> bool:
-    return any(s in text for s in stop)
 
 
 def _joined(rows: Sequence[Floats]) -> Nats:

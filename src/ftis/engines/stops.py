@@ -27,8 +27,12 @@ class StopStrings:
     def complete(self, row: int, token: int) -> bool:
         """Whether ``row`` holds a stop string after one more token."""
         tail = self.rows[row] = [*self.rows.get(row, [])[1 - self.reach :], token]
-        text = self.policy.detokenize(tail)
-        return any(s in text for s in self.stop)
+        return holds(self.stop, self.policy.detokenize(tail))
+
+
+def holds(stop: Sequence[str], text: str) -> bool:
+    """Whether ``text`` holds a stop string."""
+    return any(s in text for s in stop)
 
 
 def cut_at(stop: Sequence[str], text: str) -> str:
@@ -39,12 +43,7 @@ def cut_at(stop: Sequence[str], text: str) -> str:
 
 def stopped_at(stop: Sequence[str], ids: Sequence[int], detokenize: Callable[[Sequence[int]], str]) -> int:
     """How many of ``ids`` there are up to the one that completes a stop string; all of them if none does."""
-
-    def complete(n: int) -> bool:
-        text = detokenize(ids[:n])
-        return any(s in text for s in stop)
-
-    return bisect.bisect_left(range(len(ids)), True, key=complete)
+    return bisect.bisect_left(range(len(ids)), True, key=lambda n: holds(stop, detokenize(ids[:n])))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,15 @@ ON_A_GPU = {"gpu_memory_utilization": 0.4}
 ON_A_CPU = {"enable_chunked_prefill": False}
 """vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
 OF_A_SERVER = ("url", "dtype", "directory", "timeout")
-OURS = ("model", "logprobs_mode", "generation_config", "enable_lora")
+OURS = (
+    "model",
+    "logprobs_mode",
+    "generation_config",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "lora_target_modules",
+)
 """Options of ``vllm.LLM`` that follow from the policy."""
 
 
@@ -164,11 +172,10 @@ class InProcess(Engine):
         """Load the adapter under a new id: what vLLM keeps of an adapter, it keeps by its id."""
         from vllm.lora.request import LoRARequest
 
-        old = self.adapter
-        number = old.lora_int_id + 1 if old else 1
-        if old:
-            self.llm.llm_engine.remove_lora(old.lora_int_id)
-        self.adapter = LoRARequest(f"round-{number}", number, str(self.written.adapter(policy)))
+        if self.adapter:
+            self.llm.llm_engine.remove_lora(self.adapter.lora_int_id)
+        path = self.written.adapter(policy)
+        self.adapter = LoRARequest(f"round-{path.name}", int(path.name), str(path))
 
 
 def pack_head_again(model: Any) -> None:

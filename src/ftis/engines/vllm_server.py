@@ -32,10 +32,9 @@ class Served(Engine):
     def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
         self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout
         self.name, self.lora = f"vLLM at {self.url}", policy.config.train == "lora"
-        self.written = Written(directory)
         self.base = str(self._ask("/v1/models")["data"][0]["id"])
+        self.written = Written(directory)
         self.adapter: str | None = None
-        self.loaded = 0
 
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
@@ -64,11 +63,12 @@ class Served(Engine):
         ]
 
     def load(self, policy: Policy) -> None:
-        self.loaded += 1
         if self.lora:
-            old, new = self.adapter, f"round-{self.loaded}"
-            path = str(self.written.adapter(policy))
-            self._ask("/v1/load_lora_adapter", {"lora_name": new, "lora_path": path})
+            path, old = self.written.adapter(policy), self.adapter
+            new = (
+                f"{path.parent.name}-{path.name}"  # a server refuses a name that it knows, as of a run that was killed
+            )
+            self._ask("/v1/load_lora_adapter", {"lora_name": new, "lora_path": str(path)})
             self.adapter = new
             if old:
                 self._ask("/v1/unload_lora_adapter", {"lora_name": old})

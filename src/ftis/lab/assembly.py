@@ -104,9 +104,8 @@ def assemble(
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, objective)
+    checkpoint.restore(selections, states)
     for selection in selections:
-        if selection.name in states:
-            selection.restore(states[selection.name])
         if isinstance(selection, HonestyTest):
             for sender, accusation in accusations.read(directory, resume_step).items():
                 selection.accuse(sender, **accusation)

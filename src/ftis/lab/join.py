@@ -18,7 +18,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +172,37 @@ def join(
             networked=True,
         )
         peer = trainer.peer
-        incarnation = next_incarnation(identity_directory(recipe, name) / "incarnation")
-        # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
-        inbox = Inbox(place / "inbox") if roster and swarm.honesty.action != "off" else None
-        with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
-            peer.exchange = exchange
-            log.exchange = exchange
-            exchange.status["tokenizer"] = peer.header.tokenizer
+        with (
+            closing(trainer),
+            in_network(peer, place, identity_directory(recipe, name), key, roster, log) as heard,
+        ):
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
-                exchange.catch_up(peer.cursor.step)
-            evidence = place / "evidence"
-            trainer.train(Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log)
-        trainer.close()
+                peer.exchange.catch_up(peer.cursor.step)
+            trainer.train(heard)
     return peer.cursor.step == swarm.training.rounds
+
+
+@contextmanager
+def in_network(
+    peer: Peer, place: Path, identity: Path, key: Ed25519PrivateKey, roster: Roster | None, log: EventLog
+) -> Iterator[Say]:
+    """A context in which a peer has its exchange with the others; yields who is to be told of its rounds.
+
+    Args:
+        place: the peer's directory: ``outbox``, ``inbox`` and ``evidence`` are in it.
+        identity: the directory that counts how often the peer was started.
+        key, roster: as of :func:`credentials`.
+
+    Raises:
+        FtisError: the network cannot be opened, or the count cannot be read.
+    """
+    incarnation = next_incarnation(identity / "incarnation")
+    # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
+    inbox = Inbox(place / "inbox") if roster and peer.recipe.honesty.action != "off" else None
+    with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
+        peer.exchange = log.exchange = exchange
+        exchange.status["tokenizer"] = peer.header.tokenizer
+        yield Witness(inbox, exchange.facts, roster, place / "evidence", log) if inbox and roster else log
 
 
 def next_incarnation(counter: Path) -> int:

@@ -11,7 +11,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -203,8 +203,11 @@ def sound(
     Raises:
         Stopped: ``stop`` was set.
     """
-    trainer = assemble(swarm, name, place, AloneExchange(), model_path=model)
-    peer = trainer.peer
+    with closing(assemble(swarm, name, place, AloneExchange(), model_path=model)) as trainer:
+        return _sounded(swarm, trainer.peer, groups, say, stop)
+
+
+def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
     of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
     items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
     parts = [items[:1], items[: max(1, len(items) // 2)], items]
@@ -213,7 +216,7 @@ def sound(
     def advance(groups: int) -> None:
         nonlocal done
         done += groups
-        say(Sounded(done, most, Place(peer=name)))
+        say(Sounded(done, most, Place(peer=peer.name)))
         if stop is not None and stop.is_set():
             raise Stopped
 
@@ -240,8 +243,8 @@ def sound(
     all_sampled = round(sampled * tries)
     sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
     training = extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained)
-    sounding = Sounding(
-        peer=name,
+    return Sounding(
+        peer=peer.name,
         rewards=tuple(group.rewards for group in scored),
         formats=formats,
         answers=answers,
@@ -262,8 +265,6 @@ def sound(
             for group in scored[:SHOWN]
         ),
     )
-    trainer.close()
-    return sounding
 
 
 @dataclass(frozen=True)

@@ -108,17 +108,19 @@ def read_provenance(run: Path) -> dict[str, Any]:
     return document
 
 
-def claim(directory: Path, resume: bool, recipe: Recipe) -> None:
+def claim(directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl") -> None:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
     The recipe may have arms that the earlier run had not: they are added to the run.
+
+    Args:
+        records: the files of a run that has begun; without any there is nothing to lose.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
     """
     known = directory / "recipe.json"
-    begun = any(directory.glob("*/*/evaluations.jsonl"))  # before that nothing is there to lose
-    if known.exists() and begun:
+    if known.exists() and any(directory.glob(records)):
         if not resume:
             raise RunError(
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "

@@ -15,7 +15,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,8 +171,8 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
         should_stop=should_stop,
         records=records,
     )
-    trainer.train(placed(say, peer=job.peer))
-    trainer.close()
+    with closing(trainer):
+        trainer.train(placed(say, peer=job.peer))
     return trainer.peer.cursor.step == recipe.training.rounds
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from ftis.engines.models import first_line
 from ftis.loop.files import partial_directory
 from ftis.peer import Cursor
 from ftis.policy import Policy
+from ftis.selection import Selection
 
 
 class CheckpointError(FtisError):
@@ -132,6 +133,18 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
     with _errors_told(source):
         _check_digests(source)
         return _selections(source)
+
+
+def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
+    """The state of each selection that has one, by its name."""
+    return {selection.name: state for selection in selections if (state := dict(selection.state()))}
+
+
+def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let each selection that has a state there go on from it."""
+    for selection in selections:
+        if selection.name in states:
+            selection.restore(states[selection.name])
 
 
 def _selections(source: Path) -> dict[str, dict[str, Any]]:

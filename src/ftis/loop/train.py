@@ -115,8 +115,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the rounds finished so far."""
         peer = self.peer
-        states = {selection.name: state for selection in peer.selections if (state := dict(selection.state()))}
         keep = peer.recipe.training.save_total_limit
+        states = checkpoint.states_of(peer.selections)
         checkpoint.save(self.records.directory, peer.policy, peer.cursor, keep, states)
 
     def close(self) -> None:

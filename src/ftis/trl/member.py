@@ -1,12 +1,13 @@
 """One peer of a swarm whose model belongs to somebody else's trainer: everything of a peer but sampling and learning.
 
 <output_dir>/ftis/
-    recipe.json               the recipe as this peer runs it
-    metrics.jsonl, rollouts/  records, as of any peer
-    events.jsonl              who came, left, was late or refused, with the time
+    recipe.json                  the recipe as this peer runs it
+    provenance.json              as of any run
+    metrics.jsonl, rollouts/     records, as of any peer
+    events.jsonl                 who came, left, was late or refused, with the time
     outbox/, inbox/, evidence/   as of a peer that joined with ``ftis join``
 <output_dir>/ftis.identity/
-    incarnation, <peer>.key   what outlives the run's directory
+    incarnation, <peer>.key      what outlives the run's directory
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ftis.config import FtisError, Recipe, RecipeError
 from ftis.exchange import Exchange
 from ftis.lab.arms import arms_of
 from ftis.lab.assembly import agreed, end_tokens_of, exchange_text
-from ftis.lab.join import EventLog, choose_arm, credentials, network_exchange, next_incarnation
+from ftis.lab.join import EventLog, choose_arm, credentials, in_network
 from ftis.lab.local import AloneExchange
 from ftis.lab.progress import Display
 from ftis.lab.recipes import load, network_settings
+from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
-from ftis.loop.files import write_whole
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
@@ -38,8 +39,6 @@ from ftis.prompts import Task
 from ftis.rollouts import Prompt
 from ftis.sampling import Sampler
 from ftis.selection import selections_of
-from ftis.swarm.inbox import Inbox
-from ftis.swarm.witness import Witness
 from ftis.tasks.rendering import render_prompt
 
 
@@ -163,10 +162,9 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
         FtisError: keys are missing or wrong, or the network cannot be opened.
     """
     place.mkdir(parents=True, exist_ok=True)
-    write_whole(place / "recipe.json", peer.recipe.model_dump_json(indent=1) + "\n")
     arm = peer.recipe.arms[0].name if peer.recipe.arms else peer.recipe.objective.name
     display = Display(Console(stderr=True, soft_wrap=True))  # says what ftis join says
-    placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds))
+    placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds, peer.recipe.exchange == "text"))
     log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
     if swarm.exchange is not None:
         peer.exchange = swarm.exchange
@@ -174,30 +172,22 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
         yield log
         return
     identity = place.with_name(f"{place.name}.identity")
-    identity.mkdir(parents=True, exist_ok=True)
     key, roster = credentials(peer.recipe, peer.name, identity)
-    incarnation = next_incarnation(identity / "incarnation")
-    inbox = Inbox(place / "inbox") if roster and peer.recipe.honesty.action != "off" else None
-    with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
-        peer.exchange = log.exchange = exchange
+    with in_network(peer, place, identity, key, roster, log) as heard:
         log(PeerStarted(peer.cursor.step))
-        evidence = place / "evidence"
-        yield Witness(inbox, exchange.facts, roster, evidence, log) if inbox and roster else log
+        yield heard
 
 
 def state_of(peer: Peer) -> str:
     """The cursor and the states of the selections, as JSON for a checkpoint."""
-    states = {selection.name: state for selection in peer.selections if (state := dict(selection.state()))}
-    return json.dumps({"cursor": vars(peer.cursor), "selections": states})
+    return json.dumps({"cursor": vars(peer.cursor), "selections": checkpoint.states_of(peer.selections)})
 
 
 def restore(peer: Peer, state: str) -> None:
     """Go on from what :func:`state_of` wrote."""
     saved = json.loads(state)
     peer.cursor = replace(peer.cursor, **saved["cursor"])
-    for selection in peer.selections:
-        if selection.name in saved["selections"]:
-            selection.restore(saved["selections"][selection.name])
+    checkpoint.restore(peer.selections, saved["selections"])
 
 
 def adapted(recipe: Recipe, args: Any) -> Recipe:

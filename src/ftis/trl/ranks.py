@@ -56,3 +56,7 @@ class Ranks:
         """This process's part of ``values``: consecutive, and as long as that of any other but at the end."""
         each = -(-len(values) // self.size)
         return values[self.rank * each : (self.rank + 1) * each]
+
+    def evenly(self, values: Sequence[Value]) -> list[Value]:
+        """As :meth:`mine`, but filled up at the end with the first of ``values``, so that each process has as many."""
+        return list(self.mine([*values, *list(values[:1]) * (-len(values) % self.size)]))

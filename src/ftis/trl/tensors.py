@@ -14,7 +14,6 @@ from ftis.engines.rows import left_padded
 from ftis.learning import Update
 from ftis.objectives import Diagnostics
 from ftis.rollouts import MIN_LOGP, Ints, Rows, pad
-from ftis.selection import Chosen, Judged
 
 Seen = Sequence[tuple[Rows, Diagnostics]]
 """The rows of each micro-batch of a step, and their diagnostics."""
@@ -30,17 +29,6 @@ def padded(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: t
         "completion_ids": torch.from_numpy(pad(completion_ids).astype(np.int64)).to(device),
         "completion_mask": torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).long().to(device),
     }
-
-
-def carrying(judged: Judged, chosen: Chosen, minibatch: Rows) -> Rows:
-    """Those rollouts of an optimiser step that carry gradient."""
-    return np.array(sorted(set(judged.rows[chosen.kept_R].tolist()) & set(minibatch.tolist())), dtype=np.int64)
-
-
-def filled(mine: Sequence[Any], values: Sequence[Any], processes: int) -> list[Any]:
-    """A process's part of ``values``, filled up with the first one to the length of every other's."""
-    missing = -(-len(values) // processes) - len(mine)
-    return [*mine, *([values[0]] * missing)]
 
 
 def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
@@ -63,9 +51,4 @@ def update_of(parts: Sequence[Sequence[tuple[float, Seen]]]) -> Update:
     """A round's update from the (loss, rows and diagnostics) of each step, of each process."""
     seen = [one for part in parts for _, of_step in part for one in of_step]
     taken = [step for step in zip(*parts, strict=True) if any(of_step for _, of_step in step)]
-    return Update(
-        losses=tuple(sum(value for value, _ in step) for step in taken),
-        grad_norms=(),
-        rows=np.concatenate([rows for rows, _ in seen]) if seen else np.zeros(0, dtype=np.int64),
-        diagnostics=Diagnostics.concat([diagnostics for _, diagnostics in seen]) if seen else None,
-    )
+    return Update.of([sum(value for value, _ in step) for step in taken], (), seen)

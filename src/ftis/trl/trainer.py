@@ -33,9 +33,11 @@ from trl.models.utils import disable_gradient_checkpointing
 from ftis.config import FtisError
 from ftis.lab import starters
 from ftis.lab.arms import RunError
+from ftis.lab.provenance import claim
+from ftis.lab.runs import peer_lock
 from ftis.learning import StepLoss, Update, weighed
 from ftis.loop.events import RoundEnded, Say, unheard
-from ftis.loop.files import read_jsonl, write_whole
+from ftis.loop.files import locked, read_jsonl, write_whole
 from ftis.loop.records import Records
 from ftis.measures import Heard, round_record
 from ftis.objectives import resolve
@@ -49,7 +51,7 @@ from ftis.trl.models import check_model, check_positions
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
-from ftis.trl.tensors import carrying, filled, on_cpu, padded, tokens_of, update_of
+from ftis.trl.tensors import on_cpu, padded, tokens_of, update_of
 
 RELIED_ON: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
@@ -221,6 +223,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
         """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
+        stack.enter_context(locked(peer_lock(self.place), 0))
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
@@ -234,6 +237,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"{self.place} already holds a run: go on with it by train(resume_from_checkpoint=True), or choose "
                 f"another output_dir"
             )
+        claim(self.place, True, self.peer.recipe, "metrics.jsonl")
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
         self._records.cut_back_to(self.peer.cursor.step or -1)
         self._round_said = stack.enter_context(connected(self.peer, self._swarm, self.place))
@@ -286,8 +290,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         clock.lap("logp")
         chosen = ranks.from_main(lambda: self._choose(judged))
         self._round, self._chosen, self._clock = round, chosen, clock
+        kept = judged.rows[chosen.kept_R]
         self._losses = [
-            StepLoss(judged, chosen, peer.objective, carrying(judged, chosen, minibatch), divisor=len(minibatch))
+            StepLoss(judged, chosen, peer.objective, np.intersect1d(kept, minibatch), divisor=len(minibatch))
             for minibatch in minibatches(peer.recipe, peer.name, round, len(batch))
         ]
         return [
@@ -368,7 +373,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ]
         if not rows:
             return []
-        mine = filled(self._ranks.mine(rows), rows, self._ranks.size)
+        mine = self._ranks.evenly(rows)
         inputs = [dict(self.train_dataset[item]) for item, _, _ in mine]
         prompts = [row["prompt"] for row in inputs]
         texts: list[Any] = [text for _, text, _ in mine]
@@ -387,7 +392,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         known = {r: own_old_logp[id(batch.rollouts[r])] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
-            mine = filled(self._ranks.mine(foreign), foreign, self._ranks.size)
+            mine = self._ranks.evenly(foreign)
             inputs = padded(batch.prompts(mine), batch.completion_ids(mine), self.accelerator.device)
             logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
