@@ -3,15 +3,18 @@
     python benchmarks/text.py --sender models/smollm2-135m --learner models/gemma3-270m \\
         --rollouts RUN/full/rollouts                                    # as a recorded run sampled them
     python benchmarks/text.py --sender … --learner … --data GSM8K/train.jsonl  # reference solutions
+    python benchmarks/text.py --sender … --learner … --data GSM8K/test.jsonl --sample 220    # as the sender answers now
 
 A message holds ``--completions`` completions of each of ``--problems`` problems. Recorded rollouts are taken in their
 order, several rounds to a message, with the log-probabilities that were sampled. Reference solutions have drawn ones,
-as in ``wire.py``. ``ids`` is the packed form of version 2, ``text`` that of version 3; both say what one of the
+as in ``wire.py``. With ``--sample`` the sender's model answers the first problems under its own chat template, at
+temperature 1 and seed 0. ``ids`` is the packed form of version 2, ``text`` that of version 3; both say what one of the
 sender's tokens takes.
 
 Tokens a second count the sender's tokens, medians of ``--repeat``. ``as text`` is the sender's part, ``spell`` the
 learner's encoding of the texts and ``align`` that encoding and the units. ``units`` is their share of one token on
-either side, and how many completions have a unit that is too long. The last line is one JSON object.
+either side, and how many completions have a unit that is too long; ``own cuts`` the units that the sender's own
+tokenizer would cut otherwise than they were sampled. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ from ftis.alignment.text import as_texts, text_of
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.alignment.units import align
 from ftis.codec import Message, decode, encode
-from ftis.config import LogpPrecision
+from ftis.config import LogpPrecision, PeerConfig
 from ftis.engines.models import load_tokenizer
+from ftis.engines.samplers import open_sampler
 from ftis.loop.records import read_rollouts
+from ftis.policy import Policy
 from ftis.rollouts import Group, Rollout
+from ftis.sampling import Decoding
 from ftis.wire.streams import TEXT_LEVEL, write_logp, write_numbers, write_stream
 
 
@@ -47,6 +53,21 @@ def recorded(directory: Path, count: int) -> list[Rollout]:
         if len(found) >= count:
             return found[:count]
     raise SystemExit(f"{directory} holds {len(found)} rollouts, {count} are asked for: lower --problems")
+
+
+def answers(sender: str, path: Path, problems: int, completions: int, longest: int) -> list[Rollout]:
+    """What the model itself answers to the first problems."""
+    policy = Policy.load(PeerConfig(name="sender", model=sender, device="cpu"))
+    questions = [json.loads(line)["question"] for line in path.read_text("utf-8").splitlines()[:problems]]
+    prompts = [
+        policy.tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in questions
+    ]
+    sampler = open_sampler("auto", policy)
+    ids = [np.array(prompt, np.int32) for prompt in prompts]
+    return [rollout for group in sampler(policy, ids, completions, Decoding(longest), seed=0) for rollout in group]
 
 
 def solutions(path: Path, known: TokenBytes, end: int, count: int) -> list[Rollout]:
@@ -76,6 +97,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--rollouts", type=Path, help="recorded runs of the sender's model")
     source.add_argument("--data", type=Path, help="JSONL with answers, as GSM8K's train.jsonl")
+    parser.add_argument("--sample", type=int, metavar="N", help="with --data: sample answers of at most N tokens")
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--completions", type=int, default=12, help="of each problem")
     parser.add_argument("--repeat", type=int, default=7)
@@ -87,6 +109,8 @@ def main() -> None:
     count = options.problems * options.completions
     if options.rollouts:
         sampled = recorded(options.rollouts, count)
+    elif options.sample:
+        sampled = answers(options.sender, options.data, options.problems, options.completions, options.sample)
     else:
         sampled = solutions(options.data, sender, end, count)
     ends = list({end, *(int(r.completion_ids[-1]) for r in sampled if not sender.sizes(r.completion_ids[-1:])[0])})
@@ -104,7 +128,8 @@ def main() -> None:
     print(f"{count} completions, {tokens} tokens, {len(data) / tokens:.2f} bytes of text a token")
     print(f"{'':14}{'bytes/token':>12}{'text':>7}{'sizes':>7}{'logp':>7}{'weight error':>14}{'encode':>9}{'decode':>9}")
 
-    result: dict[str, Any] = {"source": "recorded" if options.rollouts else "solutions", "tokens": tokens}
+    kind = "recorded" if options.rollouts else "sampled" if options.sample else "solutions"
+    result: dict[str, Any] = {"source": kind, "tokens": tokens}
     result |= {"completions": count, "bytes_of_text": len(data) / tokens}
     for name, made in (("ids", ids), ("text", text)):
         precision: LogpPrecision
@@ -138,6 +163,9 @@ def main() -> None:
     one_to_one = np.concatenate([(one.sender_U == 1) & (one.learner_U == 1) for one in aligned])
     result["units"] = {"one_to_one": float(one_to_one.mean()), "faults": sum(bool(one.fault) for one in aligned)}
     print(f"units: {one_to_one.mean():.2%} one to one, {result['units']['faults']} completions with a fault")
+    recut = [(one.sender_U != 1) | (one.learner_U != 1) for one in align(written, sender, end)]
+    result["own_cuts"] = {"units": float(np.concatenate(recut).mean()), "completions": sum(map(any, recut))}
+    print(f"own cuts: {result['own_cuts']['units']:.2%} of units, in {result['own_cuts']['completions']} completions")
     print(json.dumps(result))
 
 

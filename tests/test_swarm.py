@@ -93,10 +93,13 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
 def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Path, models: dict[str, Path]) -> None:
     other = with_another_tokenizer(models["c"], place / "other")
     settings = ["--set", 'exchange="text"', "--set", f"peers.c.model={json.dumps(str(other))}"]
-    assert finish(place, {name: joined(place, name, *settings) for name in "abc"}) == {"a": 0, "b": 0, "c": 0}
+    mistyped = ["--set", 'sampling.end_tokens=["<turn>"]']  # for all that a peer knows, another has it
+    assert finish(place, {name: joined(place, name, *settings, *mistyped) for name in "abc"}) == dict.fromkeys("abc", 0)
     options = [*settings, "--set", "processes=inline", "--set", "output_dir=one"]
     subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
+        said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must"
+        assert said in " ".join((place / f"{name}.log").read_text().split())
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
         assert metrics(joint, name) == metrics(one, name)
         for row in metrics(joint, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -28,6 +29,7 @@ from ftis.lab.assembly import assemble
 from ftis.lab.cuts import in_senders_cuts
 from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import load
+from ftis.lab.samples import Tokens, sample_view
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.peer import Peer
@@ -161,7 +163,7 @@ def test_a_probe_scores_the_same_text_in_the_senders_cuts(place: Path, capsys: p
     assert all(abs(value) < 1e-4 for value in found["a"]["units"]["all"]["difference"].values())
     assert found["a"]["units"]["all"]["weight_moved"] < 1e-4
     assert found["b"]["units"]["two tokens"]["difference"]["0.5"] < -2
-    assert found["b"]["variance_explained"] > 1
+    assert found["b"]["variance_ratio"] > 1
     write(place, a=SMALL, b="starter:large")
     assert ftis("train", "recipe.toml", "--overwrite") == 0
     assert ftis("probe", str(run_of(place)), "--peer", "a", "--alignment") == 1
@@ -192,6 +194,19 @@ def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(place:
     assert ftis("report", str(run_of(place))) == 0
     page = (run_of(place) / "report.html").read_text(encoding="utf-8")
     assert "Sample completions" in page
+    longer = 0
+    for row in rows(place, "a"):
+        if row["source"] == "a" or row["old_logp"] is None:
+            continue
+        unit = range(len(row["old_logp"])) if row["unit"] is None else row["unit"].tolist()
+        old_U = [0.0] * len(row["gen_logp"])
+        for at, logp in zip(unit, row["old_logp"].tolist(), strict=True):
+            old_U[at] += logp
+        weights_U = [math.exp(old - gen) for old, gen in zip(old_U, row["gen_logp"].tolist(), strict=True)]
+        shown = [float(token.ratio) for token in sample_view("", row, 2.0, Tokens(None)).tokens]
+        assert shown == pytest.approx([weights_U[at] for at in unit][: len(shown)], rel=0.01)
+        longer += len(weights_U) < len(row["old_logp"])
+    assert longer
 
 
 def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def compare_cuts(peer: Peer, batch: Batch) -> dict[str, Any]:
     return {
         "sources": sorted({batch.sources[source] for source in batch.source_N[rows]}),
         "rollouts": len(rows),
-        "variance_explained": float(difference_U.var() / log_weight_U.var()) if log_weight_U.var() else None,
+        "variance_ratio": float(difference_U.var() / log_weight_U.var()) if log_weight_U.var() else None,
         "units": {
             kind: _summary(difference_U[of], log_weight_U[of], cap) | {"share": float(of.mean())}
             for kind, of in kinds.items()
@@ -142,8 +142,8 @@ def table(result: Mapping[str, Any]) -> Table:
     for kind, of in result["units"].items():
         quantiles = (" ".join(f"{value:+.2f}" for value in of[key].values()) for key in ("difference", "log_weight"))
         printed.add_row(kind, f"{of['share']:.1%}", *quantiles, f"{of['weight_moved']:.3f}")
-    explained = result["variance_explained"]
+    ratio = result["variance_ratio"]
     printed.caption = (
         "ℓ: log-probability in the sender's cuts minus that in its own; weight moves by: the mean change of min(w, C)"
-    ) + ("" if explained is None else f"\nvariance of ℓ over that of log w: {explained:.3f}")
+    ) + ("" if ratio is None else f"\nvariance of ℓ over that of log w: {ratio:.3f}")
     return printed

@@ -202,6 +202,10 @@ def in_network(
     with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
         peer.exchange = log.exchange = exchange
         exchange.status["tokenizer"] = peer.header.tokenizer
+        lacks = set(peer.recipe.sampling.end_tokens) - peer.policy.tokenizer.get_vocab().keys()
+        if lacks:  # where ids are exchanged it would have been refused
+            text = f"{peer.name} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens: another peer must"
+            log(NetworkEvent("end_tokens", text, 0))
         yield Witness(inbox, exchange.facts, roster, place / "evidence", log) if inbox and roster else log
 
 
