@@ -161,8 +161,10 @@ def main() -> None:
     result["speed"] = {name: tokens / seconds / 1e6 for name, seconds in parts.items()}
     print("million tokens/s: " + ", ".join(f"{name} {speed:.2f}" for name, speed in result["speed"].items()))
     one_to_one = np.concatenate([(one.sender_U == 1) & (one.learner_U == 1) for one in aligned])
-    result["units"] = {"one_to_one": float(one_to_one.mean()), "faults": sum(bool(one.fault) for one in aligned)}
-    print(f"units: {one_to_one.mean():.2%} one to one, {result['units']['faults']} completions with a fault")
+    most = max(int(max(one.sender_U.max(), one.learner_U.max())) for one in aligned if not one.fault)
+    faults = [one.fault for one in aligned if one.fault]
+    result["units"] = {"one_to_one": float(one_to_one.mean()), "most_tokens": most, "faults": faults}
+    print(f"units: {one_to_one.mean():.2%} one to one, at most {most} tokens; dropped: {faults or 'none'}")
     recut = [(one.sender_U != 1) | (one.learner_U != 1) for one in align(written, sender, end)]
     result["own_cuts"] = {"units": float(np.concatenate(recut).mean()), "completions": sum(map(any, recut))}
     print(f"own cuts: {result['own_cuts']['units']:.2%} of units, in {result['own_cuts']['completions']} completions")
