@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis.rewards import answers_equal, helper, latex
+from ftis.rewards import answers_equal, helper, latex, writing
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
 
@@ -138,6 +138,13 @@ def test_unequal_formulas(given: str, expected: str) -> None:
         (r"\frac{4}{2}=2", "2"),
         (r"2 \cdot 3 = 6", "6"),
         ("x<5", "x<5"),
+        ("{{{9}}}", "9"),
+        ("{" * 20 + "9" + "}" * 20, "9"),
+        ("(" * 30 + "9" + ")" * 30, "9"),
+        (r"1+\frac{1}{1+\frac{1}{1+\frac{1}{1+\frac{1}{2}}}}", r"\frac{13}{8}"),
+        (r"\sqrt{2+\sqrt{2+\sqrt{4}}}", "2"),
+        ("2^{2^{2}}", "16"),
+        ("((((1+1)+1)+1)+1)", "5"),
     ],
 )
 def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
@@ -179,6 +186,71 @@ def test_an_answer_that_only_looks_like_it(given: str, expected: str) -> None:
 def test_deep_brackets_are_wrong_without_asking_the_helper(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latex, "_equal", lambda given, expected: pytest.fail("asked"))
     assert not answers_equal(nested, "5", "math")
+
+
+@pytest.mark.parametrize("depth", [10, 12, 15, 18, 22, 30])
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("{8+", "}"),
+        ("(8+", ")"),
+        ("[(", ")]"),
+        ("{(", ")}"),
+        (r"\frac{1}{", "}"),
+        (r"\sqrt{", "}"),
+        (r"\left|(", r")\right|"),
+        ("{9}^", ""),
+        ("9^", ""),
+        ("9_", ""),
+        ("2^{", "}"),
+        ("2^(", ")"),
+        (r"\lfloor ", r"\rfloor "),
+        ("", "!"),
+    ],
+)
+def test_what_the_grammar_takes_long_for_never_reaches_it(
+    depth: int, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latex._helper, "ask", lambda request: pytest.fail(f"asked {request}"))
+    assert not answers_equal(opening * depth + "8" + closing * depth, "9", "math")
+
+
+@pytest.mark.parametrize("depth", [2, 8, 9, 10, 20, 30])
+@pytest.mark.parametrize(("opening", "closing"), ["{}", "()"])
+def test_brackets_that_change_nothing_are_taken_off(
+    depth: int, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = opening * depth + "9" + closing * depth
+    asked: list[str] = []
+
+    def equal(one: str, other: str) -> bool:
+        asked.append(one)
+        return one == f"{opening}9{closing}"
+
+    monkeypatch.setattr(latex, "_equal", equal)
+    assert answers_equal(given, "9", "math")
+    assert not answers_equal(given.replace("9", "8"), "9", "math")
+    assert asked == [f"{opening}9{closing}", f"{opening}8{closing}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("{{{5}}}", "{5}"),
+        (r"\frac{{1}}{{{2}}}", r"\frac{1}{2}"),
+        ("x^{{2}}", "x^{2}"),
+        ("((1,2),(3,4))", "((1,2),(3,4))"),
+        ("((1)(2))", "((1)(2))"),
+        (r"\{\{1\}\}", r"\{\{1\}\}"),
+        ("{{1}+2}", "{{1}+2}"),
+        ("({5})", "({5})"),
+        ("((5)", "((5)"),
+        ("(3,4]", "(3,4]"),
+        ("}}{{", "}}{{"),
+    ],
+)
+def test_only_brackets_around_nothing_but_brackets_are_doubles(text: str, left: str) -> None:
+    assert writing.without_doubles(text) == left
 
 
 def test_every_math500_answer_is_itself() -> None:

@@ -27,6 +27,8 @@ def formulas_equal(given: str, expected: str) -> bool:
     Raises:
         RewardError: the helper process cannot be started.
     """
+    if writing.too_nested(given, writing.MOST_WRITTEN):
+        return False
     one, other = _tidy(given), _tidy(expected) or expected
     if one is None or writing.too_nested(one) or writing.bases_differ(one, other) or writing.says_more(one, other):
         return False

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import re
 
-MOST_NESTED = 30
-"""Brackets inside brackets; the grammar that reads LaTeX takes exponentially long for them."""
+MOST_WRITTEN = 30
+"""Brackets inside brackets, those counted that change nothing, as in ``{{{5}}}``."""
+MOST_NESTED = 8
+"""Brackets inside brackets, without those. The grammar that reads LaTeX takes exponentially long for them: half a
+second for eight at most, three and more for fifteen."""
+MOST_POWERS = 3
+"""Powers of powers; what they are worth cannot be computed."""
 
 UNITS = (
     r"dollars?|cents?|euros?|pounds?|yen|rupees?|percent|degrees?|radians?|"
@@ -42,21 +47,47 @@ _COUNTS = re.compile(
 )
 """Words that make another answer of the number before them."""
 MOST_WORDS = 3
+_BRACKET = re.compile(
+    r"(?P<power>\^\s*)?(?:\\left\s*)?(?P<opening>\\l(?:floor|ceil|angle|vert)(?![A-Za-z])|\\?[(\[{])"
+    r"|\\r(?:floor|ceil|angle|vert)(?![A-Za-z])|[)\]}]"
+)
+_CHAIN = re.compile(
+    rf"(?:[\^_]\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[^\s{{}}])\s*){{{MOST_POWERS + 1},}}|!{{{MOST_POWERS},}}"
+)
 _OPERATIONS = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right|pm|mp)(?![A-Za-z])")
 
 
-def too_nested(text: str) -> bool:
-    """Whether brackets of any kind stand more than :data:`MOST_NESTED` deep."""
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth > MOST_NESTED:
+def too_nested(text: str, most: int = MOST_NESTED) -> bool:
+    """Whether brackets of any kind stand more than ``most`` deep, or powers more than :data:`MOST_POWERS`."""
+    powers: list[bool] = []  # of the brackets that are open
+    for found in _BRACKET.finditer(text):
+        if found["opening"]:
+            powers.append(found["power"] is not None)
+        elif powers:
+            powers.pop()
+        if len(powers) > most or sum(powers) > MOST_POWERS:
             return True
-    return False
+    return _CHAIN.search(text) is not None
+
+
+def without_doubles(text: str) -> str:
+    """A text without brackets around nothing but brackets of their kind: ``{5}`` for ``{{5}}``."""
+    ends: dict[int, int] = {}
+    for opening, closing in ("{}", "()"):
+        starts: list[int] = []
+        for found in re.finditer(rf"\\.|[{opening}{closing}]", text, re.DOTALL):
+            if found[0] == opening:
+                starts.append(found.start())
+            elif found[0] == closing and starts:
+                ends[starts.pop()] = found.start()
+    double = {start for start, end in ends.items() if text[start + 1] == text[start] and ends.get(start + 1) == end - 1}
+    dropped = double | {ends[start] for start in double}
+    return "".join(character for place, character in enumerate(text) if place not in dropped)
 
 
 def tidied(formula: str) -> str:
     """A formula with one way to write what people write in several: degrees, spaces in numbers, brackets, units."""
+    formula = without_doubles(formula)
     formula = _LINE_GAP.sub(r"\\\\", formula)
     formula = _SIZES.sub("", formula)
     formula = _DIGIT_GAP.sub("", formula)
