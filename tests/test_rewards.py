@@ -139,6 +139,10 @@ def test_a_megabyte_of_one_thing_is_no_answer(piece: str) -> None:
         (r"18\text{ cm}", "18"),
         (r"\boxed{**18**}", "18"),
         ("18 hours.", "18"),
+        (r"70\,000", "70000"),
+        (r"\$70\,000", "70000"),
+        (r"1\,234\,567", "1234567"),
+        (r"70\!000", "70000"),
     ],
 )
 def test_equal_numbers(given: str, expected: str) -> None:
@@ -189,6 +193,9 @@ def test_equal_numbers(given: str, expected: str) -> None:
         (r"\boxed{}", "0"),
         ("18 wrong", "18"),
         ("1 dollar", "18"),
+        (r"70\,00", "7000"),
+        (r"70\,0000", "700000"),
+        (r"7\,", "7000"),
     ],
 )
 def test_unequal_numbers(given: str, expected: str) -> None:

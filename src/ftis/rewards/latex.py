@@ -30,11 +30,13 @@ def formulas_equal(given: str, expected: str) -> bool:
     if writing.too_nested(given, writing.MOST_WRITTEN):
         return False
     one, other = _tidy(given), _tidy(expected) or expected
-    if one is None or writing.too_nested(one) or writing.bases_differ(one, other) or writing.says_more(one, other):
+    if one is None or writing.too_nested(one) or writing.says_more(one, other):
         return False
     if writing.powers_differ(given, expected):
         return False
     sides = [one, *writing.numbers_named(one, other)]
+    if any(writing.bases_differ(side, other) for side in sides):
+        return False
     return all(_equal(*writing.as_intervals(side, other)) for side in sides)
 
 
