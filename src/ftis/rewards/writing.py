@@ -26,9 +26,9 @@ UNITS = (
 
 _UNIT = re.compile(
     rf"(?<=[0-9}})$])\s*(?:\\[,; ]\s*)*(?:\s(?:{UNITS})|\\(?:text|mathrm|mbox)\{{\s*(?:{UNITS})\s*\}})"
-    r"(?:\s*\^\s*\{?([23])\}?)?\s*$"
+    r"(?:\s*\^\s*(?:([23])|\{\s*([23])\s*\}))?\s*$"
 )
-_DEGREE = r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)"
+_DEGREE = r"\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|°)"
 _DEGREES = re.compile(_DEGREE)
 _OF_DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*(?:[0-9]|\{\s*[0-9]\s*\})\s*)?(?:\\left)?[({]?\s*)"
@@ -36,7 +36,7 @@ _OF_DEGREES = re.compile(
 )
 _SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*")
 _LINE_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
-_DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|~)(?=[0-9]{3}(?![0-9]))")
+_DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|,\\!\s*|\{,\}|~)(?=[0-9]{3}(?![0-9]))")
 _MIXED = re.compile(r"^([+-]?)\s*([0-9]+)(?:\s|~|\\[,;:! ])+([0-9]+)\s*/\s*([0-9]+)$")
 _UNION = re.compile(r"([\])])\s*(?:U|∪)\s*(?=[\[(])")
 _LESS = r"(<|≤|<=|\\leq?(?:slant)?(?![a-z])|\\lt(?![a-z]))"
@@ -46,12 +46,14 @@ _INTERVAL = re.compile(r"^[\[(][^,]*,[^,]*[\])]$")
 _RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])|[≡≈∈]")
 _IN_BASE = re.compile(
     r"(?<![\\A-Za-z0-9.])(?:[A-Za-z]*[0-9.][0-9A-Za-z.]*|[A-Za-z]{2,}|^[A-Za-z](?=\s*_[^_=]*$)|[)\]}])(?:\s|\\[,;:! ])*"
-    r"_\s*(?:\{\s*([0-9A-Za-z]+)\s*\}|([0-9]+|[A-Za-z]))"
+    r"_\s*(?:\{([^{}]+)\}|([0-9]+|[A-Za-z]))"
 )
 _BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 _BASES += ["fourteen", "fifteen", "sixteen"]
 _NAMED_BASE = re.compile(rf"_((?:\s|\{{|\\(?:text|mathrm|mbox)\s*\{{)+)({'|'.join(_BASES)})((?:\s*\}})+)")
-_WORDS = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{([^{}]*)(.)", re.DOTALL)
+_WORDS = re.compile(
+    r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{([^{}]*)(.)", re.DOTALL
+)
 _COUNTS = re.compile(
     r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|or|and|not|no|is|isn['’]?t|are|was|wrong|incorrect|"
     r"false|if|but|than|least|most|plus|minus|times|negative|per cent)\b",
@@ -71,10 +73,12 @@ _NOUNS = (
     r"(?:people|men|women|children|sheep|fish|mice|geese|vertices|"
     rf"(?!(?i:{_NUMBERS})s\b)[A-Za-z]{{2,}}[^\W\d_siu]s)"
 )
-_OF = rf"(?:(?:\s*/\s*|\s+(?:per|an?|of)\s+)(?:{_MEASURE}|(?!(?i:{_NUMBERS}|cent)s?\b)[A-Za-z]{{3,}}))?"
-_ALL = "in total|total|altogether|in all|each|left"
+_OF = rf"(?:(?:\s*/\s*|\s+(?:per|an?|of|in)\s+)(?:{_MEASURE}|(?!(?i:{_NUMBERS}|cent)s?\b)[A-Za-z]{{3,}}))?"
+_ALL = "in total|total|altogether|in all|each|left|remaining|tall|long|wide|high|deep|old|ago|away|apart|later|earlier"
 _HARMLESS = re.compile(rf"(?:{_MEASURE}|{_NOUNS}){_OF}(?:\s+(?:{_ALL}|Celsius|Fahrenheit))?|{_ALL}|[ap]\.?m\.?|USD")
-"""What may stand behind a number: units, and a noun in the plural that is no number, as in ``5\\text{ apples}``."""
+_SINGULAR = re.compile(rf"(?!(?i:{_NUMBERS}|less|more|short)\b)[A-Za-z]+[^\W\ds](?<!ed)")
+"""What may stand behind a number: units, and a noun in the plural that is no number, as in ``5\\text{ apples}``; or
+behind 1 one in the singular."""
 _BRACKET = re.compile(
     r"(?P<power>\^\s*)?(?:\\left\s*)?(?P<opening>\\l(?:floor|ceil|angle|vert)(?![A-Za-z])|\\?[(\[{])"
     r"|\\r(?:floor|ceil|angle|vert)(?![A-Za-z])|[)\]}]"
@@ -123,10 +127,10 @@ def tidied(formula: str) -> str:
     formula = without_doubles(formula)
     formula = _LINE_GAP.sub(r"\\\\", formula)
     formula = _SIZES.sub("", formula)
-    formula = _DIGIT_GAP.sub("", formula)
+    formula = _DIGIT_GAP.sub("", formula).replace("~", " ")
     formula = _UNION.sub(r"\1 \\cup ", formula)
     formula = _NAMED_BASE.sub(_with_digits, formula)
-    formula = _OF_DEGREES.sub(r"\1{\\frac{\2\\pi}{180}}", formula)
+    formula = _OF_DEGREES.sub(r"\1\\frac{\2\\pi}{180}", formula)
     formula = _DEGREES.sub("", _UNIT.sub("", formula)).strip()
     return _MIXED.sub(r"\1\2\\frac{\3}{\4}", formula)
 
@@ -167,13 +171,13 @@ def bases_differ(given: str, expected: str) -> bool:
 
 
 def _bases(text: str) -> set[str]:
-    return {found[1] or found[2] for found in _IN_BASE.finditer(text)}
+    return {(found[1] or found[2]).strip("() ") for found in _IN_BASE.finditer(text)}
 
 
 def powers_differ(given: str, expected: str) -> bool:
     """Whether both have units and one is of lengths, the other of areas or volumes."""
     one, other = _UNIT.search(given), _UNIT.search(expected)
-    return one is not None and other is not None and one[1] != other[1]
+    return one is not None and other is not None and (one[1] or one[2]) != (other[1] or other[2])
 
 
 def says_more(given: str, expected: str) -> bool:
@@ -187,7 +191,8 @@ def says_more(given: str, expected: str) -> bool:
     known = set(re.findall(r"[A-Za-z]+", re.sub(r"\\[A-Za-z]+", "", expected)))
     sides = _RELATION.split(given)
     for place, side in enumerate(sides, 1):
-        names = place < len(sides) and not re.search("[0-9]", _WORDS.sub("", side))
+        number = _WORDS.sub(_without_word, side).strip()
+        names, one = place < len(sides) and not re.search("[0-9]", number), number == "1"
         for text, behind in _WORDS.findall(side):
             words = text.strip()
             listed = "," in expected and words in ("or", "and")
@@ -199,7 +204,9 @@ def says_more(given: str, expected: str) -> bool:
             if names:
                 if _COUNTS.search(words) or len(words.split()) > MOST_WORDS:
                     return True
-            elif not _HARMLESS.fullmatch(words):
+            elif not _HARMLESS.fullmatch(words) and not (
+                one and _SINGULAR.fullmatch(words) and not _COUNTS.search(words)
+            ):
                 return True
     return False
 
@@ -215,7 +222,8 @@ def numbers_named(given: str, expected: str) -> list[str]:
         return []
     numbers = []
     for side in _RELATION.split(given)[:-1]:
-        number = _NOUN.sub("", _UNIT.sub("", _WORDS.sub(_without_word, side)).strip())
+        number = re.sub(r"\\q?quad(?![A-Za-z])", "", _WORDS.sub(_without_word, side)).strip()
+        number = _NOUN.sub("", _UNIT.sub("", number)).strip()
         letters = re.search(r"[A-Za-z]", _OPERATIONS.sub("", number))
         if number and "," not in number and not letters:
             numbers.append(number)
