@@ -196,3 +196,16 @@ def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.Captur
     assert "clock: greedy pass@1" in said
     assert "of 3 samples at temperature 0.5" in said
     assert [len(row["samples"]) for row in read_jsonl(out)] == [3] * 6
+
+
+def test_answers_that_earn_nothing_are_told_before_they_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"question": "1+1", "answer": "two"}\n{"question": "1+2", "answer": "three"}\n', encoding="utf-8")
+    asked = ("eval", "starter:small", "--recipe", str(recipe), "--task", "jsonl", "--path", str(file), "--limit", "1")
+    assert ftis(*asked, "--set", 'reward.extract="last_number"') == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "task 'jsonl', validation problem 0: its answer 't" in said
+    assert """earns nothing with reward.extract = 'last_number': only numbers can be right there""" in said

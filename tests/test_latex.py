@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis.rewards import answers_equal, helper, latex
+from ftis.rewards import answers_equal, helper, latex, writing
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
 
@@ -138,6 +138,76 @@ def test_unequal_formulas(given: str, expected: str) -> None:
         (r"\frac{4}{2}=2", "2"),
         (r"2 \cdot 3 = 6", "6"),
         ("x<5", "x<5"),
+        ("{{{9}}}", "9"),
+        ("{" * 20 + "9" + "}" * 20, "9"),
+        ("(" * 30 + "9" + ")" * 30, "9"),
+        (r"1+\frac{1}{1+\frac{1}{1+\frac{1}{1+\frac{1}{2}}}}", r"\frac{13}{8}"),
+        (r"\sqrt{2+\sqrt{2+\sqrt{4}}}", "2"),
+        ("2^{2^{2}}", "16"),
+        ("((((1+1)+1)+1)+1)", "5"),
+        ("-52_8", "-52_{8}"),
+        ("52.1_8", "52.1_{8}"),
+        (r"52_{\text{eight}}", "52_8"),
+        (r"52_\text{eight}", "52_8"),
+        ("52_{eight}", "52_8"),
+        ("x_1=52_8", "52_8"),
+        ("2A_{16}", "2A_{16} "),
+        (r"\log_2 8 = 3", "3"),
+        (r"\log 100 = 2", "2"),
+        (r"\sin 90°", "1"),
+        (r"\sin 90^\circ", "1"),
+        (r"\sin(30^\circ)", r"\frac12"),
+        (r"\cos^2 45^{\circ}", r"\frac12"),
+        (r"4\cos\left(60°\right)", "2"),
+        (r"\sin 90° = 1", "1"),
+        (r"\sin x = 1", "1"),
+        (r"4\ 2/3", r"\frac{14}{3}"),
+        (r"4\,2/3", r"\frac{14}{3}"),
+        (r"-4~2/3", r"-\frac{14}{3}"),
+        (r"x\equiv 9", "9"),
+        (r"9\equiv 9", "9"),
+        (r"x\approx 9", "9"),
+        (r"x\in(1,2]", "(1,2]"),
+        (r"2x=18\Rightarrow x=9", "9"),
+        (r"3\pi=3\pi", r"3\pi"),
+        (r"A = 3\pi", r"3\pi"),
+        (r"\binom{4}{2}=6", "6"),
+        (r"\gcd(12,18)=6", "6"),
+        (r"\lfloor 9.5\rfloor=9", "9"),
+        (r"\theta=9", "9"),
+        (r"10\text{ apples}-1\text{ apples}=9", "9"),
+        ("10 cm - 1 cm = 9 cm", "9"),
+        (r"\text{Area of circle}=9\pi", r"9\pi"),
+        (r"9\text{ people}", "9"),
+        (r"9\text{ paths}", "9"),
+        (r"1\text{ apple}", "1"),
+        (r"9~\text{cm}", "9"),
+        (r"9\text{ inches tall}", "9"),
+        (r"9\text{ days ago}", "9"),
+        (r"9\text{ students in class}", "9"),
+        (r"\sin{90^\circ}", "1"),
+        (r"\tan 45^\circ", "1"),
+        (r"{90^\circ}", "90"),
+        (r"\boxed{90^\circ}", r"90^\circ"),
+        (r"\boxed{15\text{ cm}^2}", r"15\mbox{ cm}^2"),
+        (r"$15\text{ cm}^{2}$", r"15\mbox{ cm}^2"),
+        ("{(3,4]}", "(3,4]"),
+        (r"x = 10,\!080", r"10,\!080"),
+        (r"11,\! 111,\! 100", "11111100"),
+        (r"\boxed{$5$}", "5"),
+        (r"\cos(120^\circ)", r"-\frac12"),
+        (r"9\quad=9", "9"),
+        (r"\text{Area} = \pi r^2 = 9\pi", r"9\pi"),
+        (r"9\text{ positive integers}", "9"),
+        (r"9\text{ square meters}", "9"),
+        (r"9\text{ cm squared}", "9"),
+        (r"9\text{ miles per hour}", "9"),
+        (r"9\text{ apples per day}", "9"),
+        (r"9\text{ cups of water}", "9"),
+        (r"9\text{ hours each}", "9"),
+        (r"9\text{ degrees Celsius}", "9"),
+        (r"9\text{ in total}", "9"),
+        (r"\frac{270}{7}\text{ degrees}", r"\frac{270}7\text{ degrees}"),
     ],
 )
 def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
@@ -168,6 +238,78 @@ def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
         ("1<x<2", "(1,2)"),
         (r"\frac{4}{3}=2", "2"),
         (r"9\text{ or more}", "9"),
+        ("-52_9", "-52_8"),
+        ("-52_9", "52_8"),
+        ("52.1_9", "52.1_8"),
+        (r"52_{\text{nine}}", r"52_{\text{eight}}"),
+        (r"52_{\text{nine}}", "52_8"),
+        ("52_{nine}", "52_8"),
+        (r"52\,_9", "52_8"),
+        ("(52)_9", "52_8"),
+        ("(52_9)", "52_8"),
+        ("x=52_9", "52_8"),
+        ("52_9=52_8", "52_8"),
+        ("2A_{15}", "2A_{16}"),
+        ("AB_{15}", "AB_{16}"),
+        (r"10\equiv 9", "9"),
+        ("10≡9", "9"),
+        (r"10\equiv x = 9", "9"),
+        (r"10\in 9", "9"),
+        (r"10\text{ apples}=9", "9"),
+        ("10 apples=9", "9"),
+        ("10 cm=9", "9"),
+        (r"10\text{ cm}=9", "9"),
+        (r"10\text{ so }x=9", "9"),
+        (r"\sin 1=9", "9"),
+        (r"\log 10=9", "9"),
+        (r"\ln 10=9", "9"),
+        (r"\pi=9", "9"),
+        (r"3\pi=9", "9"),
+        (r"\gcd(12,18)=9", "6"),
+        (r"\binom{4}{2}=9", "9"),
+        (r"9\text{ squared}", "9"),
+        (r"9\text{ negative}", "9"),
+        (r"9\text{ tens}", "9"),
+        (r"9\text{ doubled}", "9"),
+        (r"9\text{ x 10}", "9"),
+        (r"9\text{ thirds}", "9"),
+        (r"9\text{ hundredths}", "9"),
+        (r"9\text{ isn't}", "9"),
+        (r"9\text{ cubed}", "9"),
+        (r"9\text{ sets of ten}", "9"),
+        (r"9\text{-}1", "91"),
+        (r"9\text{ factorial}", "9"),
+        (r"9\text{ Tens}", "9"),
+        (r"9\text{ twentieths}", "9"),
+        (r"9\textnormal{ squared}", "9"),
+        (r"9\textbf{ squared}", "9"),
+        (r"9\text{ over 2}", "9"),
+        (r"9\text{ score}", "9"),
+        (r"9\text{ (mod 10)}", "9"),
+        (r"9\text{th}", "9"),
+        (r"9\text{ apple}", "9"),
+        (r"1\text{ wrong}", "1"),
+        (r"1\text{ dozen}", "1"),
+        (r"1\text{ tenth}", "1"),
+        (r"10\quad=9", "9"),
+        (r"\infty=9", "9"),
+        (r"52_{+9}", "52_8"),
+        (r"\boxed{15\text{ cm}^3}", r"15\text{ cm}^2"),
+        ("{3}{4}", "3"),
+        (r"1,\,200", "1200"),
+        (r"52_{10-1}", "52_8"),
+        (r"52_{(9)}", "52_8"),
+        (r"9\text{ fifties}", "9"),
+        (r"9\text{ per cent}", "900"),
+        (r"9\text{k}", "9"),
+        (r"9\mathrm{i}", "9"),
+        (r"9\text{K}", "9"),
+        (r"x\text{ squared}", "x"),
+        (r"\text{not }9", "9"),
+        (r"\text{negative }x=9", "9"),
+        (r"\sin 90", "1"),
+        (r"\sin 30°", "1"),
+        (r"4\ 2/3", r"\frac{8}{3}"),
     ],
 )
 def test_an_answer_that_only_looks_like_it(given: str, expected: str) -> None:
@@ -181,6 +323,71 @@ def test_deep_brackets_are_wrong_without_asking_the_helper(nested: str, monkeypa
     assert not answers_equal(nested, "5", "math")
 
 
+@pytest.mark.parametrize("depth", [10, 12, 15, 18, 22, 30])
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("{8+", "}"),
+        ("(8+", ")"),
+        ("[(", ")]"),
+        ("{(", ")}"),
+        (r"\frac{1}{", "}"),
+        (r"\sqrt{", "}"),
+        (r"\left|(", r")\right|"),
+        ("{9}^", ""),
+        ("9^", ""),
+        ("9_", ""),
+        ("2^{", "}"),
+        ("2^(", ")"),
+        (r"\lfloor ", r"\rfloor "),
+        ("", "!"),
+    ],
+)
+def test_what_the_grammar_takes_long_for_never_reaches_it(
+    depth: int, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latex._helper, "ask", lambda request: pytest.fail(f"asked {request}"))
+    assert not answers_equal(opening * depth + "8" + closing * depth, "9", "math")
+
+
+@pytest.mark.parametrize("depth", [2, 8, 9, 10, 20, 30])
+@pytest.mark.parametrize(("opening", "closing"), ["{}", "()"])
+def test_brackets_that_change_nothing_are_taken_off(
+    depth: int, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = opening * depth + "9" + closing * depth
+    asked: list[str] = []
+
+    def equal(one: str, other: str) -> bool:
+        asked.append(one)
+        return "9" in one
+
+    monkeypatch.setattr(latex, "_equal", equal)
+    assert answers_equal(given, "9", "math")
+    assert not answers_equal(given.replace("9", "8"), "9", "math")
+    assert asked == (["9", "8"] if opening == "{" else ["(9)", "(8)"])
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("{{{5}}}", "{5}"),
+        (r"\frac{{1}}{{{2}}}", r"\frac{1}{2}"),
+        ("x^{{2}}", "x^{2}"),
+        ("((1,2),(3,4))", "((1,2),(3,4))"),
+        ("((1)(2))", "((1)(2))"),
+        (r"\{\{1\}\}", r"\{\{1\}\}"),
+        ("{{1}+2}", "{{1}+2}"),
+        ("({5})", "({5})"),
+        ("((5)", "((5)"),
+        ("(3,4]", "(3,4]"),
+        ("}}{{", "}}{{"),
+    ],
+)
+def test_only_brackets_around_nothing_but_brackets_are_doubles(text: str, left: str) -> None:
+    assert writing.without_doubles(text) == left
+
+
 def test_every_math500_answer_is_itself() -> None:
     file = DATA / "math500" / "test.jsonl"
     if not file.is_file():
@@ -189,7 +396,8 @@ def test_every_math500_answer_is_itself() -> None:
     assert len(answers) == 500
     assert [a for a in answers if not answers_equal(a, a, "math")] == []
     # between dollar signs the text differs, so this goes through the parser
-    assert [a for a in answers if not answers_equal(f"${a}$", a, "math")] == []
+    for around in ("${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$.", "{{{{{}}}}}"):
+        assert [a for a in answers if not answers_equal(around.format(a), a, "math")] == []
     wrong = [a for a in answers if a.isdigit() and answers_equal(f"${int(a) + 1}$", a, "math")]
     assert wrong == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from ftis.config import RewardConfig
 from ftis.exchange import Stopped
-from ftis.lab.arms import rollouts_per_round
+from ftis.lab import prepare
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.preflight import Sounding, advice, extrapolated, sound
@@ -24,6 +26,8 @@ from ftis.lab.recipes import parse
 from ftis.lab.tables import shortened
 from ftis.loop.events import ArmBegun, Event, Place, RoundEnded, Sounded
 from ftis.policy import Policy
+from ftis.rewards.answers import require_rewardable
+from ftis.rewards.scoring import RewardError
 from ftis.schedule import assigned
 
 TAGS = RewardConfig()
@@ -110,6 +114,32 @@ def document(model: Path, **sections: Any) -> dict[str, Any]:
         ],
         **sections,
     }
+
+
+def test_a_problem_that_cannot_be_rewarded_is_refused_before_anything_is_sampled(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = [("1+1", "2"), ("1+2", "three"), ("1+3", "4"), ("1+4", "5")]
+    for split, rows in (("train", problems), ("validation", [("2+2", "4")])):
+        lines = [json.dumps({"question": question, "answer": answer}) for question, answer in rows]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    sections = {"task": {"name": "jsonl", "path": str(tmp_path)}, "training": {"rounds": 1, "prompts_per_round": 2}}
+
+    def arms(extract: str) -> list[Arm]:
+        two = {"arms": [{"name": "together"}, {"name": "alone", "collaborate": False}]}
+        return arms_of(parse(document(tiny_model_dir(), reward={"extract": extract}, **sections, **two), where="test"))
+
+    counted: list[str] = []
+
+    def count(score: object, problems: object, where: str) -> None:
+        counted.append(where)
+        require_rewardable(score, problems, where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prepare, "require_rewardable", count)
+    prepare.check(arms("tags"))
+    assert counted == ["task 'jsonl', training problem", "task 'jsonl', validation problem"]  # once for both arms
+    with pytest.raises(RewardError, match="task 'jsonl', training problem 1: its answer 'three' earns nothing"):
+        prepare.check(arms("last_number"))
 
 
 def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:

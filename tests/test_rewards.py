@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftis.config import PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
-from ftis.rewards import answers_equal, extract_answer, format_and_answer
-from ftis.rewards.scoring import RewardError
+from ftis.rewards import answers, answers_equal, extract_answer, format_and_answer
+from ftis.rewards.answers import require_rewardable
+from ftis.rewards.scoring import RewardError, Scorer, load_scorer
+from ftis.rollouts import Prompt
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -139,6 +142,10 @@ def test_a_megabyte_of_one_thing_is_no_answer(piece: str) -> None:
         (r"18\text{ cm}", "18"),
         (r"\boxed{**18**}", "18"),
         ("18 hours.", "18"),
+        (r"70\,000", "70000"),
+        (r"\$70\,000", "70000"),
+        (r"1\,234\,567", "1234567"),
+        (r"70\!000", "70000"),
     ],
 )
 def test_equal_numbers(given: str, expected: str) -> None:
@@ -189,6 +196,9 @@ def test_equal_numbers(given: str, expected: str) -> None:
         (r"\boxed{}", "0"),
         ("18 wrong", "18"),
         ("1 dollar", "18"),
+        (r"70\,00", "7000"),
+        (r"70\,0000", "700000"),
+        (r"7\,", "7000"),
     ],
 )
 def test_unequal_numbers(given: str, expected: str) -> None:
@@ -355,3 +365,87 @@ def test_every_gsm8k_solution_is_right_and_wrong_by_a_digit(split: str, size: in
     assert score(answers) == [1.0] * size
     assert score([a.replace(",", "") for a in answers]) == [1.0] * size
     assert score([_another(a) for a in answers]) == [0.0] * size
+
+
+# --- problems that earn nothing -------------------------------------------------------------------------------------
+
+
+def reward_of(kind: AnswerKind, **settings: object) -> Scorer:
+    return load_scorer(RewardConfig.model_validate(settings), PromptConfig(), kind)
+
+
+def require(answer: str, kind: AnswerKind, **settings: object) -> None:
+    problems = [Prompt(6, "q", "7"), Prompt(7, "q", answer)]
+    require_rewardable(reward_of(kind, **settings), problems, "task 'mine', training problem")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "extract"),
+    [
+        ("two", "exact", "tags"),
+        ("two", "number", "boxed"),
+        (r"\frac{1}{2}", "math", "boxed"),
+        (r"\frac{1}{2}", "math", "tags"),
+        ("1,000", "exact", "last_number"),
+        ("-3", "exact", "last_number"),
+        ("12 dollars", "number", "last_number"),
+        (" 12 ", "exact", "tags"),
+        ("x=5", "math", "last_number"),
+        ("x" * 600, "exact", "tags"),
+    ],
+)
+def test_a_problem_whose_answer_earns_its_reward_is_taken(answer: str, kind: AnswerKind, extract: str) -> None:
+    require(answer, kind, extract=extract)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "extract", "told"),
+    [
+        ("two", "exact", "last_number", r"answer 'two' earns nothing .*'last_number': only numbers .*\"tags\" or"),
+        ("two", "number", "last_number", "'two' earns nothing"),
+        ("12 dollars", "exact", "last_number", "'12 dollars' earns nothing"),
+        (r"\frac{1}{2}", "math", "last_number", "earns nothing"),
+        ("{", "exact", "boxed", "'{' earns nothing .*'boxed': the braces .* must balance; set"),
+        ("} {", "exact", "boxed", "earns nothing"),
+        ("</answer>", "exact", "tags", "nor hold the tags; choose others by prompt.think_tag"),
+        (" ", "exact", "tags", "' ' earns nothing"),
+        ("", "exact", "boxed", "'' earns nothing"),
+    ],
+)
+def test_a_problem_that_cannot_be_rewarded_is_refused(answer: str, kind: AnswerKind, extract: str, told: str) -> None:
+    with pytest.raises(RewardError, match=f"^task 'mine', training problem 7: its .*{told}"):
+        require(answer, kind, extract=extract)
+
+
+def test_a_format_that_has_a_weight_of_its_own_does_not_hide_it() -> None:
+    require("3", "exact", extract="last_number", format_weight=0.2)
+    with pytest.raises(RewardError, match="'3 4' earns nothing"):
+        require("3 4", "exact", extract="last_number", format_weight=0.2)
+
+
+def test_answers_that_come_out_as_they_were_put_in_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "answer_score", lambda *_: pytest.fail("compared"))
+    for extract in ("tags", "boxed", "last_number"):
+        problems = [Prompt(n, "q", str(n)) for n in range(1000)]
+        require_rewardable(reward_of("math", extract=extract), problems, "task 'mine', problem")
+
+
+def test_another_function_has_answers_of_its_own() -> None:
+    with_own = Scorer(lambda **_: [0.0], "mine.own", {"extract": "last_number"})
+    require_rewardable(with_own, [Prompt(0, "q", "two")], "task 'mine', problem")
+    require_rewardable(lambda *_: (0.0,), [Prompt(0, "q", "two")], "task 'mine', problem")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("extract", ["tags", "boxed", "last_number"])
+def test_every_answer_of_gsm8k_can_be_rewarded_in_every_format(split: str, extract: str) -> None:
+    gold = [row["answer"].rpartition("####")[2].strip() for row in rows(f"gsm8k/{split}.jsonl")]
+    problems = [Prompt(n, "q", answer) for n, answer in enumerate(gold)]
+    require_rewardable(reward_of("number", extract=extract), problems, f"gsm8k, {split} problem")
+
+
+@pytest.mark.parametrize("extract", ["tags", "boxed"])
+def test_every_answer_of_math500_can_be_rewarded(extract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [Prompt(n, "q", row["answer"]) for n, row in enumerate(rows("math500/test.jsonl"))]
+    monkeypatch.setattr(answers, "answer_score", lambda *_: pytest.fail("compared"))
+    require_rewardable(reward_of("math", extract=extract), problems, "math500, problem")

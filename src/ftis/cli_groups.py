@@ -121,6 +121,7 @@ def evaluate_model(
 
     from ftis.lab.assembly import examine
     from ftis.loop.files import write_jsonl
+    from ftis.rewards.answers import require_rewardable
 
     try:
         options = tomllib.loads("\n".join(option or []))
@@ -143,6 +144,7 @@ def evaluate_model(
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
     with console.status("answering the task's validation problems"):
         examinee = examine(model, config, prompt, reward, sampling)
+        require_rewardable(examinee.score, examinee.problems, f"task {config.name!r}, validation problem")
         result = examinee.greedy()
     right = sum(p.reward for p in result.problems)
     console.print(

@@ -22,18 +22,20 @@ from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import own_ends, resolve_device
 from ftis.prompts import Task
+from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 
 
 def check(arms: list[Arm]) -> None:
-    """Refuse what cannot run: models, devices, tasks, rewards, numbers of prompts.
+    """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, numbers of prompts.
 
     Raises:
         FtisError: the first thing that is wrong, in the words of the module that would have met it.
     """
     tasks: dict[str, Task] = {}
+    rewarded: set[tuple[str, ...]] = set()
     for arm in arms:
         check_names(arm.recipe)
         for peer in arm.recipe.peers:
@@ -47,7 +49,12 @@ def check(arms: list[Arm]) -> None:
             key = config.model_dump_json()
             tasks[key] = tasks.get(key) or load_task(config)
             loaded.append(tasks[key])
-            load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
+            score = load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
+            asked = (key, arm.recipe.reward.model_dump_json(), arm.recipe.prompt.model_dump_json())
+            if asked not in rewarded:  # arms have most of it in common
+                require_rewardable(score, loaded[-1].train, f"task {config.name!r}, training problem")
+                require_rewardable(score, loaded[-1].validation, f"task {config.name!r}, validation problem")
+                rewarded.add(asked)
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)

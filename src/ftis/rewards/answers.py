@@ -5,13 +5,15 @@ Rewards are computed from text that other people's models wrote, so everything h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from ftis.prompts import AnswerKind
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
-from ftis.rewards.scoring import RewardError
+from ftis.rewards.scoring import RewardError, Scorer
+from ftis.rollouts import Prompt
 from ftis.tasks.gym_judge import OwnScore
+from ftis.tasks.problems import excerpt
 
 Extract = Literal["tags", "boxed", "last_number"]
 """Where an answer stands in a completion."""
@@ -77,6 +79,48 @@ def graded(
     if given is None and extract == "tags":
         given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
     return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)
+
+
+def require_rewardable(score: object, problems: Iterable[Prompt], where: str) -> None:
+    """Refuse a problem whose own answer, written in the reward's format, is not right to the built-in reward.
+
+    An answer that comes out of the format as it was put in is right by itself; others alone are compared.
+
+    Args:
+        score: anything but a :class:`~ftis.rewards.scoring.Scorer` of the built-in reward has answers of its own.
+        where: what the problems are, for messages.
+
+    Raises:
+        RewardError: the first such problem, its answer and what to do.
+    """
+    if not isinstance(score, Scorer) or score.function is not format_and_answer:
+        return
+    of = score.settings
+    layout = (of["think_tag"], of["answer_tag"], of["extract"])
+    think, answer, extract = layout
+    for problem in problems:
+        written = {
+            "tags": f"<{think}></{think}><{answer}>{problem.answer}</{answer}>",
+            "boxed": f"\\boxed{{{problem.answer}}}",
+            "last_number": problem.answer,
+        }[extract]
+        if extract_answer(written, *layout) == problem.answer.strip():
+            continue
+        well_formed, found = graded(
+            written, problem.answer, of["answer_kind"], *layout, problem.columns.get("reasoning_gym")
+        )
+        if not well_formed or not found or (found < of["pass_mark"] and not of["partial_credit"]):
+            raise RewardError(
+                f"{where} {problem.item}: its answer {excerpt(problem.answer)} earns nothing with reward.extract = "
+                f"{extract!r}: {_REMEDIES[extract]}, or leave the problem out"
+            )
+
+
+_REMEDIES = {
+    "tags": "it may not be blank nor hold the tags; choose others by prompt.think_tag and prompt.answer_tag",
+    "boxed": 'the braces of an answer in a box must balance; set reward.extract = "tags"',
+    "last_number": 'only numbers can be right there; set reward.extract = "tags" or "boxed"',
+}
 
 
 def extract_answer(

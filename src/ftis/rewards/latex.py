@@ -14,7 +14,7 @@ from ftis.rewards import writing
 from ftis.rewards.helper import Helper, Judge, serve
 
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("{", "}"))
 _SEVERAL_FORMULAS = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|[\r\n]")
 
 
@@ -27,12 +27,16 @@ def formulas_equal(given: str, expected: str) -> bool:
     Raises:
         RewardError: the helper process cannot be started.
     """
-    one, other = _tidy(given), _tidy(expected) or expected
-    if one is None or writing.too_nested(one) or writing.bases_differ(one, other) or writing.says_more(one, other):
+    if writing.too_nested(given, writing.MOST_WRITTEN):
         return False
-    if writing.powers_differ(given, expected):
+    one, other = _tidy(given), _tidy(expected) or expected
+    if one is None or writing.too_nested(one) or writing.says_more(one, other):
+        return False
+    if writing.powers_differ(_bare(given), _bare(expected)):
         return False
     sides = [one, *writing.numbers_named(one, other)]
+    if any(writing.bases_differ(side, other) for side in sides):
+        return False
     return all(_equal(*writing.as_intervals(side, other)) for side in sides)
 
 
@@ -42,16 +46,22 @@ def _tidy(text: str) -> str | None:
     math-verify looks for formulas in running text and takes one of several, so a completion could give several
     answers. What it gets here is exactly one formula in balanced braces.
     """
-    text = writing.tidied(text.strip().removesuffix("."))
-    for opening, closing in _WRAPPERS:
-        inner = text[len(opening) : len(text) - len(closing)]
-        wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
-        if wrapped and not inner.endswith("\\") and _balanced(inner):
-            text = writing.tidied(inner.strip().removesuffix("."))
+    text = writing.tidied(_bare(writing.tidied(_bare(text))))
     if text.count("$") == 1:  # an amount, written as people do
         text = re.sub(r"^([+-]?)\$(?=[0-9.])", r"\1", text)
     text = re.sub(r"\s*[\r\n]\s*", " ", text) if "\\begin{" in text else text  # matrices are written over lines
     return text if text and _balanced(text) and not _SEVERAL_FORMULAS.search(text) else None
+
+
+def _bare(text: str) -> str:
+    """A text without final period and without the delimiters around all of it."""
+    text = text.strip().removesuffix(".")
+    for opening, closing in _WRAPPERS:
+        inner = text[len(opening) : len(text) - len(closing)]
+        wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
+        if wrapped and not inner.endswith("\\") and _balanced(inner):
+            text = inner.strip().removesuffix(".")
+    return text
 
 
 def _balanced(text: str) -> bool:

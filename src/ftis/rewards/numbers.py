@@ -48,7 +48,7 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = text.strip().replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = _GAP.sub("", text.strip().replace("\N{MINUS SIGN}", "-")).replace("{,}", ",")
     while found := _AROUND.fullmatch(text.removesuffix(".").rstrip()):
         text = next(part for part in found.groups() if part is not None).strip()
     text = _BEHIND.sub("", text.removesuffix(".").rstrip()).rstrip()
