@@ -17,9 +17,9 @@ from ftis.lab.estimate import in_bytes
 from ftis.lab.formatting import interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
 from ftis.lab.preflight import Sounding, advice
+from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
-from ftis.lab.runs import runs_in_parallel
 
 TABLE_WIDTH = 100
 
