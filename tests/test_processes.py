@@ -1,19 +1,23 @@
-"""Which peers share a process, and what they share there."""
+"""Which peers share a process, what they share there, and what a dry run says of it."""
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import ftis
 from conftest import TinyModelDir
 
-from ftis.config import Recipe
-from ftis.lab import processes, runs
+from ftis.config import PeerConfig, Recipe
+from ftis.lab import estimate, processes, runs
 from ftis.lab.assembly import assemble
+from ftis.lab.estimate import checkpoints_kept, in_one_process
 from ftis.lab.local import Hub
+from ftis.lab.memory import Memory, peak_memory
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.recipes import load, parse
 from recipes import write_recipe
@@ -110,3 +114,90 @@ def test_what_follows_a_turn_happens_within_it() -> None:
     with hub.turn:
         hub.endpoint("a").collect(0)
     assert seen == [True]
+
+
+def peer(name: str, **keys: Any) -> PeerConfig:
+    return PeerConfig(name=name, model="m", **keys)
+
+
+def test_in_one_process_a_shared_base_counts_once() -> None:
+    memory = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
+    assert memory.peak == 7 + 1100 + 200 + 30 + 150
+    lora = {"train": "lora"}
+    assert in_one_process([(peer("a", **lora), memory)]) == memory.peak
+    own = 100 + 200 + 100
+    assert in_one_process([(peer("a", **lora), memory), (peer("b", **lora), memory)]) == memory.peak + own
+    in_four_bits = {"train": "lora", "frozen_dtype": "nf4"}
+    for keys in ({}, in_four_bits):
+        assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
+
+
+def together(out: str) -> tuple[float, str]:
+    found = re.search(r"together: at most ([0-9.]+) ([MG])B of memory (.*)$", out, re.M)
+    assert found is not None
+    return float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]], found[3]
+
+
+def test_a_dry_run_counts_a_shared_base_once(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    peers = {name: {"model": str(tiny_model_dir()), **LORA} for name in "ab"}
+    path = str(write_recipe(tmp_path, peers))
+    memory = Memory(0, 1_000_000_000, 0, 1_000_000, 0, 50_000_000, 1)
+    monkeypatch.setattr(estimate, "peak_memory", lambda *args: memory)
+    assert ftis("train", path, "--dry-run") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(1_053_000_000 - 1_000_000, rel=0.01)
+    assert rest.startswith("as the peers take turns in one process and share a frozen base, and ")
+    assert ftis("train", path, "--dry-run", "--set", "processes=parallel") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(2 * memory.peak, rel=0.01)
+    assert rest.startswith("where all peers work at once, and ")
+    assert ftis("train", path, "--dry-run", "--set", "processes=inline", "--set", "peers.b.train=full") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(2_051_000_000, rel=0.01)
+    assert rest.startswith("as the peers take turns in one process, and ")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "limit", "kept"), [(12, 12, 2, 1), (12, 5, 2, 2), (12, 5, 9, 3), (5, 10, 2, 1)]
+)
+def test_checkpoints_kept(rounds: int, every: int, limit: int, kept: int) -> None:
+    training = {"rounds": rounds, "save_every": every, "save_total_limit": limit}
+    assert checkpoints_kept(recipe_of({"model": "m"}, training=training).training) == kept
+
+
+def test_a_dry_run_is_about_the_arms_that_are_named(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    peers = {name: {"model": str(tiny_model_dir()), "device": "cpu"} for name in "ab"}
+    arms: list[dict[str, Any]] = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}, {"name": "NoIS"}]
+    path = str(
+        write_recipe(tmp_path, peers, arms=arms, training={"rounds": 4, "save_every": 4, "prompts_per_round": 8})
+    )
+    sampled: list[tuple[str, int]] = []
+
+    def measured(swarm: Recipe, peer: PeerConfig, *args: Any) -> Memory:
+        sampled.append((peer.name, swarm.prompts_per_peer))
+        return peak_memory(swarm, peer, *args)
+
+    monkeypatch.setattr(estimate, "peak_memory", measured)
+
+    def disk(*arguments: str) -> tuple[float, str]:
+        sampled.clear()
+        assert ftis("train", path, "--dry-run", *arguments) == 0
+        found = re.search(r", and ([0-9.]+) ([kM])B of disk for (.*)$", capsys.readouterr().out, re.M)
+        assert found is not None
+        return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]], found[3]
+
+    whole, said = disk()
+    assert said == "one checkpoint of each in 3 arms"
+    assert sampled == [("a", 8), ("b", 8)]  # alone, they sample all prompts
+    one, said = disk("--arm", "F-TIS")
+    assert said == "one checkpoint of each"
+    assert sampled == [("a", 4), ("b", 4)]
+    assert whole == pytest.approx(3 * one, rel=0.01)
+    assert disk("--arm", "F-TIS", "--arm", "NoIS")[0] == pytest.approx(2 * one, rel=0.01)
+    assert disk("--arm", "F-TIS", "--set", "training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
+    assert ftis("train", path, "--dry-run", "--arm", "TIS") == 1
+    assert "no arm 'TIS' in the recipe" in capsys.readouterr().err

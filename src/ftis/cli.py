@@ -101,7 +101,7 @@ def train(
 
     loaded = load_recipe(recipe, set_ or [])
     if dry_run:
-        _print_plan(loaded)
+        _print_plan(loaded, tuple(arm or ()))
         return
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
@@ -443,18 +443,18 @@ def _conclude(directory: Path) -> None:
         raise typer.Exit(3)
 
 
-def _print_plan(recipe: Recipe) -> None:
+def _print_plan(recipe: Recipe, only: tuple[str, ...] = ()) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.assembly import check_names
     from ftis.lab.estimate import estimate
     from ftis.lab.prepare import exchanges
 
-    arms = arms_of(recipe)
+    arms = arms_of(recipe, only)
     for arm in arms:
         check_names(arm.recipe)
     exchanged = exchanges(arms)
     console.print_json(recipe.model_dump_json())
-    for line in [*estimate(recipe), *exchanged]:
+    for line in [*estimate(recipe, only), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 
