@@ -45,8 +45,8 @@ WINGS = {
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
     "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
-    "trackers prepare provenance memory estimate doctor preflight runs outlook experiments join replay "
-    "probe cuts stats reading rollback formatting summary budgets results tables corrections drawing "
+    "trackers prepare provenance formatting processes memory estimate doctor preflight runs outlook experiments join "
+    "replay probe cuts stats reading rollback summary budgets results tables corrections drawing "
     "plots layout paper figures exchange_figures views scaling verdicts page_tables exchanges samples tail standing "
     "sentences following glance taken latest jobs so_far swarms live contents watch page progress",
     "trl": "options ranks problems models tensors member trainer",

@@ -14,16 +14,16 @@ from commands import ftis
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.config import RewardConfig
+from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
 from ftis.lab import prepare
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.preflight import Sounding, advice, extrapolated, sound
+from ftis.lab.preflight import Sounding, advice, extrapolated, rate_advice, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
-from ftis.lab.tables import shortened
+from ftis.lab.tables import print_soundings, shortened
 from ftis.loop.events import ArmBegun, Event, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
@@ -90,6 +90,40 @@ def test_what_does_not_end_although_it_could() -> None:
     (said,) = advice(sounding(SOME, unfinished=9), TAGS, ("\n",))
     assert "9 of 16 completions do not end: show in prompt.examples how they end" in said
     assert "sampling.stop" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"train": "lora"}, "the learning rate is 1e-06, and LoRA wants about 1e-4 to 3e-4: set peers.a.learning_rate"),
+        ({"train": "lora", "learning_rate": 9e-6}, "the learning rate is 9e-06, and LoRA"),
+        ({"train": "lora", "learning_rate": 1e-5}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_rate_that_is_too_low_for_an_adapter(keys: dict[str, Any], said: str) -> None:
+    found = rate_advice(PeerConfig(name="a", model="m", **keys))
+    assert len(found) == bool(said)
+    assert all(said in line for line in found)
+
+
+def shown(looked: list[Sounding], recipe: Recipe) -> str:
+    out = io.StringIO()
+    print_soundings(looked, recipe, Console(file=out, width=400))
+    return out.getvalue()
+
+
+def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
+    recipe = parse(document(tiny_model_dir()), where="test")
+    said = shown([sounding(SOME), sounding(SOME, peer="b")], recipe)
+    for peer in "ab":
+        assert f"{peer}: 25% of groups carry signal, so it has something to learn from" in said
+        assert f"{peer}: one checkpoint of 1 MB" in said  # 5 rounds, saved every 10
+    assert "b: the learning rate is 1e-06, and LoRA wants" in said
+    assert "a: the learning rate" not in said
+    assert "4 groups say little" in said
+    assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
+    assert "little" not in shown([sounding(SOME * 2)], recipe)
 
 
 def test_shares() -> None:
@@ -242,7 +276,7 @@ threads = 1
 task = {{ name = "clock", validation_size = 2 }}
 prompt = {{ system_prompt = "", template = "{{question}}=" }}
 sampling = {{ num_generations = 4, max_completion_length = 6 }}
-training = {{ rounds = 5, prompts_per_round = 8 }}
+training = {{ rounds = 5, save_every = 2, prompts_per_round = 8 }}
 peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }}]
 """,
         encoding="utf-8",
@@ -297,7 +331,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
         spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
         display(RoundEnded({**row, **spent}, place))
     assert out.getvalue().splitlines()[1:] == [
-        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s  150 tokens/s",
+        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s  150 tokens/s  about 37 s left",
         "F-TIS/a: round 2 of 4  reward 0.25  50% of groups with signal  12.3 s  75 tokens/s  60 s left",
         "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  8.34 s and 4 s waiting  50 tokens/s  30 s left",
         "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s  38 tokens/s",

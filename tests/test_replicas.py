@@ -156,7 +156,7 @@ def test_a_dry_run_counts_the_memory_of_all_processes(
         settings = ["--set", f"peers.a.data_parallel_size={size}"]
         assert ftis("train", str(tmp_path / "recipe.toml"), "--dry-run", *settings) == 0
         out = capsys.readouterr().out
-        assert ("B in each of 4 processes (program" in out) == (size == 4)
+        assert ("B in each of 4 processes, as if every group had signal" in out) == (size == 4)
         value, unit = re.search(r"together: at most ([0-9.]+) ([MG])B", out).groups()  # type: ignore[union-attr]
         found.append(float(value) * {"M": 1, "G": 1000}[unit])
     assert found[2] == pytest.approx(4 * found[1], rel=0.02)

@@ -101,7 +101,7 @@ def train(
 
     loaded = load_recipe(recipe, set_ or [])
     if dry_run:
-        _print_plan(loaded)
+        _print_plan(loaded, tuple(arm or ()))
         return
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
@@ -125,6 +125,7 @@ def preflight(
     from ftis.exchange import Stopped
     from ftis.lab import tables
     from ftis.lab.arms import arms_of
+    from ftis.lab.formatting import counted
     from ftis.lab.preflight import preflight as look
     from ftis.lab.prepare import exchanges
     from ftis.lab.progress import Display
@@ -132,8 +133,8 @@ def preflight(
     loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
     console.print(
-        f"{groups} groups of each peer, one peer after the other: one of them, half and all are sampled, then learned "
-        f"from; loading a model may take a minute",
+        f"{counted(groups, 'group')} of each peer, one peer after the other: one of them, half and all are sampled, "
+        f"then learned from; loading a model may take a minute",
         highlight=False,
     )
     try:
@@ -142,8 +143,9 @@ def preflight(
     except Stopped:
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
-    tables.print_soundings(soundings, loaded, console)
-    for line in exchanges(arms_of(loaded, (arm,) if arm else ())[:1]):
+    chosen = arms_of(loaded, (arm,) if arm else ())[:1]
+    tables.print_soundings(soundings, chosen[0].recipe, console)
+    for line in exchanges(chosen):
         console.print(line, highlight=False, markup=False)
 
 
@@ -443,18 +445,18 @@ def _conclude(directory: Path) -> None:
         raise typer.Exit(3)
 
 
-def _print_plan(recipe: Recipe) -> None:
+def _print_plan(recipe: Recipe, only: tuple[str, ...] = ()) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.assembly import check_names
     from ftis.lab.estimate import estimate
     from ftis.lab.prepare import exchanges
 
-    arms = arms_of(recipe)
+    arms = arms_of(recipe, only)
     for arm in arms:
         check_names(arm.recipe)
     exchanged = exchanges(arms)
     console.print_json(recipe.model_dump_json())
-    for line in [*estimate(recipe), *exchanged]:
+    for line in [*estimate(recipe, only), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 

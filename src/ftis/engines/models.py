@@ -214,14 +214,18 @@ def share_frozen(model: Any) -> None:
             parameter.shared_with = earlier  # which stays known as long as one of them is in use
         else:
             _FROZEN[key] = parameter
-    _return_freed_memory()
+    return_freed_memory()
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
-def _return_freed_memory() -> None:
-    """glibc keeps what is freed in pieces of less than 32 MB, which most of a small model's tensors are."""
+def return_freed_memory() -> None:
+    """Give the system what this process has freed.
+
+    glibc keeps what is freed in pieces of less than 32 MB, which most of a small model's tensors are, for the thread
+    that had it.
+    """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 

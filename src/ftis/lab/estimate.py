@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import ge
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,12 +14,14 @@ from typing import Any
 import torch
 
 from ftis.codec import message_size
-from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
+from ftis.lab.formatting import counted
 from ftis.lab.memory import Memory, Shape, available_bytes, checkpoint_bytes, peak_memory, resident_bytes
 from ftis.lab.prepare import tokenizers_here, with_exchange
+from ftis.lab.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
 from ftis.policy import resolve_device
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -33,49 +38,32 @@ LENGTH = 0.5
 UNKNOWN_PROBLEMS = 300
 """What a task is taken to validate with if the recipe does not say."""
 
-UNKNOWN_PARAMETERS = 100_000_000
-"""What a model is taken to have if it cannot be examined."""
-
-
-SMALL = 20_000_000
-"""Parameters below which any number of models fits."""
-
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
 
-def estimate(recipe: Recipe) -> list[str]:
+def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
-    Memory is that of a round in which every completion has the maximum length and every group carries signal. Bytes are
-    an upper bound too.
+    Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
+    signal, in the arm that takes most. Bytes are an upper bound too.
+
+    Args:
+        only: the arms that are to be run; by default all.
+
+    Raises:
+        RunError: ``only`` names an arm that the recipe does not have.
     """
     lines: list[str] = []
-    training, peaks, checkpoints = recipe.training, 0, 0
-    for peer, shape, memory in _examined(recipe, lines):
-        checkpoint = checkpoint_bytes(peer, shape.parameters, shape.trained)
-        peaks += memory.peak * peer.data_parallel_size
-        checkpoints += checkpoint * training.save_total_limit
-        each = f" in each of {peer.data_parallel_size} processes" if peer.data_parallel_size > 1 else ""
-        parts = {
-            "program": memory.program,
-            "weights": memory.weights,
-            "gradients and moments": memory.gradients + memory.moments,
-            "an update": memory.update,
-            "sampling": memory.sampling,
-        }
-        lines.append(
-            f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
-            f"{in_bytes(checkpoint)}; peak memory {in_bytes(memory.peak)}{each} "
-            f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
-        )
-    arms = arms_of(recipe)
-    if peaks:
-        lines.append(
-            f"together: at most {in_bytes(peaks)} of memory where all peers work at once, and "
-            f"{in_bytes(len(arms) * checkpoints)} of disk for {training.save_total_limit} checkpoints of each"
-            + (f" in {len(arms)} arms" if len(arms) > 1 else "")
-        )
+    arms = arms_of(recipe, only)
+    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
+    for examined in _examine(_costliest(arms), lines):
+        peer, _, memory = examined
+        if peer.name not in largest or memory.peak > largest[peer.name][2].peak:
+            largest[peer.name] = examined
+    lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
+    if largest:
+        lines.append(_together(arms, largest))
     if recipe.swarm_size > 1:
         prompts = recipe.prompts_per_peer
         rollouts = prompts * recipe.rollouts_per_group
@@ -84,9 +72,66 @@ def estimate(recipe: Recipe) -> list[str]:
         sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len), text)
         lines.append(
             f"wire: each peer offers at most {in_bytes(sent)} a round and receives "
-            f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * training.rounds)} offered in all rounds"
+            f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * recipe.training.rounds)} offered in all "
+            f"rounds"
         )
     return lines
+
+
+def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
+    each = f" in each of {peer.data_parallel_size} processes" if peer.data_parallel_size > 1 else ""
+    parts = {
+        "program": memory.program,
+        "weights": memory.weights,
+        "gradients and moments": memory.gradients + memory.moments,
+        "an update": memory.update,
+        "sampling": memory.sampling,
+    }
+    return (
+        f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
+        f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
+        f"{in_bytes(memory.peak)}{each}, as if every group had signal and every completion the greatest length "
+        f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
+    )
+
+
+def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
+    """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
+    memories = [(peer, memory) for peer, _, memory in examined.values()]
+    if any(runs_in_parallel(arm.recipe) for arm in arms):
+        size = sum(memory.peak * peer.data_parallel_size for peer, memory in memories)
+        how = "where all peers work at once"
+    else:
+        bases = [base for peer, _ in memories if (base := frozen_base(peer))]
+        size = in_one_process(memories)
+        how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
+        how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
+    checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
+    kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
+    return (
+        f"together: at most {in_bytes(size)} of memory {how}, and {in_bytes(checkpoint * sum(kept))} of disk for "
+        f"{counted(max(kept), 'checkpoint')} of each" + (f" in {len(arms)} arms" if len(arms) > 1 else "")
+    )
+
+
+def checkpoints_kept(training: TrainingConfig) -> int:
+    """How many checkpoints of a peer lie on the disk at the end: one is saved after the last round too."""
+    return min(training.save_total_limit, math.ceil(training.rounds / training.save_every))
+
+
+def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
+    """Each peer with the swarms in which it may take most memory, without those that another exceeds in everything."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[Recipe, PeerConfig]] = {}
+    for swarm in (swarm for arm in arms for swarm in arm.swarms):
+        steps, longest = swarm.training.steps_per_generation, swarm.sampling.max_completion_length
+        for peer in swarm.peers:
+            key = peer.model_dump_json(), (*rollouts_per_round(swarm), longest, -steps)
+            found.setdefault(key, (swarm, peer))
+    return [
+        pair
+        for (peer, cost), pair in found.items()
+        if not any(peer == other and cost != more and all(map(ge, more, cost)) for other, more in found)
+    ]
 
 
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
@@ -106,46 +151,59 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
         swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
     if not free or any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
         return jobs
-    job = max(_in_one_process(swarm, free) for swarm in swarms.values())
+    job = max(_job_bytes(swarm, free) for swarm in swarms.values())
     return max(1, min(jobs, free // job)) if job else jobs
 
 
-def _in_one_process(swarm: Recipe, free: int) -> int:
-    """Bytes of a process with all peers of a swarm, of which one works at a time; ``free`` where one cannot be told."""
-    lasting, working, program = 0, 0, 0
-    bases: dict[tuple[str, ...], int] = {}  # LoRA peers of one model share it, unless it is in 4 bits
-    examined = list(_examined(swarm, []))
+def _job_bytes(swarm: Recipe, free: int) -> int:
+    """Bytes of a job with all peers of a swarm; ``free`` where one cannot be told."""
+    examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
     if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
         return free
-    if any(peer.data_parallel_size > 1 for peer, _, _ in examined):  # then each peer has processes of its own
-        return sum(memory.peak * peer.data_parallel_size for peer, _, memory in examined)
-    for peer, _, memory in examined:
-        shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
-        bases[peer.model, peer.frozen_dtype, "" if shared else peer.name] = memory.weights
-        lasting += memory.moments + memory.gradients
-        working, program = max(working, memory.update + memory.sampling), memory.program
+    if any(peer.data_parallel_size > 1 for peer, _ in examined):  # then each peer has processes of its own
+        return sum(memory.peak * peer.data_parallel_size for peer, memory in examined)
+    return in_one_process(examined)
+
+
+def in_one_process(examined: Sequence[tuple[PeerConfig, Memory]]) -> int:
+    """Bytes of a process with these peers, of which one works at a time."""
+    lasting, working, program = 0, 0, 0
+    bases: dict[tuple[str, ...], int] = {}
+    for peer, memory in examined:
+        trained = memory.gradients  # as large as the weights that have them
+        bases[frozen_base(peer) or (peer.name,)] = memory.weights - trained
+        kept = memory.moments + memory.gradients
+        lasting += trained + kept
+        working = max(working, memory.peak - memory.program - memory.weights - kept)
+        program = memory.program
     return program + sum(bases.values()) + lasting + working
 
 
-def _examined(recipe: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
+def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
     """Each peer with its model and its memory. A line says why one is left out."""
-    program, lengths = resident_bytes(), dict[str, list[int]]()
-    for swarm in swarms_of(recipe):
-        for peer in swarm.peers:
-            source = peer.model
-            if starters.is_starter(peer.model):
-                source = str(starters.path_of(peer.model))
-                if not (Path(source) / "config.json").exists():
-                    lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
-                    continue
-            try:
-                shape = _shape(source, peer)
-                if source not in lengths:
-                    lengths[source] = _prompt_lengths(swarm, shape.tokenizer, lines)
-                yield peer, shape, peak_memory(swarm, peer, shape, lengths[source], program)
-            except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-                why = (str(error).strip() or type(error).__name__).splitlines()[0]
-                lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
+    return _examine([(one, peer) for one in swarms_of(swarm) for peer in one.peers], lines)
+
+
+def _examine(
+    peers: Sequence[tuple[Recipe, PeerConfig]], lines: list[str]
+) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
+    program, lengths = resident_bytes(), dict[tuple[str, tuple[str, ...]], list[int]]()
+    for swarm, peer in peers:
+        source = peer.model
+        if starters.is_starter(peer.model):
+            source = str(starters.path_of(peer.model))
+            if not (Path(source) / "config.json").exists():
+                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
+                continue
+        try:
+            shape = _shape(source, peer)
+            key = source, tuple(one.name for one in swarm.peers)
+            if key not in lengths:
+                lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
+            yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)
+        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
 
 
 def _shape(source: str, peer: PeerConfig) -> Shape:
@@ -180,7 +238,7 @@ def validation_problems(recipe: Recipe) -> int:
 def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
     """The parameters of each model in the arms. Loads no weights."""
     models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
-    return {model: _parameters(model) for model in models}
+    return {model: parameters_of(model) for model in models}
 
 
 def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -> float:
@@ -198,25 +256,6 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -
     tokens = LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
-
-
-def _parameters(model: str) -> int:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    source = model
-    if starters.is_starter(model):
-        source = str(starters.path_of(model))
-        if not (Path(source) / "config.json").exists():
-            made_of = starters.lookup(model)[1]
-            width, heads = made_of.hidden_size, made_of.num_attention_heads
-            attention = 2 * width * width * (1 + made_of.num_key_value_heads / heads)
-            return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
-    try:
-        with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-    except (OSError, ValueError, KeyError):
-        return UNKNOWN_PARAMETERS
-    return sum(p.numel() for p in made.parameters())
 
 
 def _trained_parameters(model: Any, peer: PeerConfig) -> int:

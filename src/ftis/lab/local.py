@@ -37,11 +37,19 @@ class Hub:
     """The in-process exchange. Peers run in threads and take turns: one computes while the others wait.
 
     So only one peer's activations are in memory at a time, and that peer has all of the machine's cores.
+
+    Args:
+        after_turn: called before a peer's turn ends, so while no other works.
     """
 
-    def __init__(self, roster: tuple[str, ...], should_stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        roster: tuple[str, ...],
+        should_stop: Callable[[], bool] = lambda: False,
+        after_turn: Callable[[], None] = lambda: None,
+    ) -> None:
         self.roster = roster
-        self.turn = threading.Lock()
+        self.turn, self.after_turn = threading.Lock(), after_turn
         self._changed = threading.Condition()
         self._messages: dict[tuple[int, str], bytes] = {}
         self._should_stop = should_stop
@@ -65,6 +73,7 @@ class Hub:
 
     def _collect(self, peer: str, round: int, offers_only: Collection[str]) -> Collected:
         others = [name for name in self.roster if name != peer]
+        self.after_turn()
         self.turn.release()
         try:
             with self._changed:

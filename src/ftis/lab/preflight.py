@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ftis.codec import Message, encode
-from ftis.config import Recipe, RewardConfig
+from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.exchange import Collected, Stopped
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
@@ -40,6 +40,8 @@ SHOWN = 3
 """Completions that are shown of each peer."""
 ENOUGH = 0.25
 """The share of groups with signal from which on nothing is said about it."""
+LOW_FOR_LORA = 1e-5
+"""A learning rate below which an adapter hardly moves: it wants ten to a hundred times the rate of full training."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,16 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
             f"{sounding.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
         )
     return said
+
+
+def rate_advice(peer: PeerConfig) -> list[str]:
+    """What to change where a peer's learning rate is too low for the way it trains; empty where none is known."""
+    if peer.train != "lora" or peer.learning_rate >= LOW_FOR_LORA:
+        return []
+    return [
+        f"the learning rate is {peer.learning_rate:g}, and LoRA wants about 1e-4 to 3e-4: set peers.{peer.name}."
+        f"learning_rate"
+    ]
 
 
 def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:

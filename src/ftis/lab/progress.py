@@ -165,7 +165,7 @@ class Display:
             )
 
     def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
-        """A round in a line, with the time left by the rounds since the first that was seen."""
+        """A round in a line, with the time left by the rounds since the first that was seen, or by that one."""
         step, now = int(metrics["step"]), self._clock()
         first, began = self._first.setdefault(name, (step, now))
         total = self._rounds.get(name, step)
@@ -183,7 +183,9 @@ class Display:
         self._tokens[name] = metrics.get("tokens_sampled", 0)
         if before is not None and metrics.get("time/sample"):
             parts.append(f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f} tokens/s")
-        if first < step < total:
+        if first == step < total and "step_time" in metrics:
+            parts.append(f"about {in_time(metrics['step_time'] * (total - step))} left")
+        elif first < step < total:
             parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
         return "  ".join(parts)
 

@@ -22,11 +22,13 @@ from pathlib import Path
 import torch
 
 from ftis.config import PeerConfig, Recipe, run_directory
+from ftis.engines.models import return_freed_memory
 from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
 from ftis.lab.prepare import check, prepare
+from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
 from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.loop import checkpoint
@@ -139,16 +141,6 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     return True
 
 
-def runs_in_parallel(recipe: Recipe) -> bool:
-    """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`."""
-    if any(peer.data_parallel_size > 1 for peer in recipe.peers):
-        return True
-    if recipe.processes != "auto":
-        return recipe.processes == "parallel"
-    on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
-    return (torch.cuda.device_count() if on_gpu else cores()) >= recipe.swarm_size
-
-
 def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
     """Train one peer to the last round. Returns False if it was stopped before."""
     recipe = job.recipe
@@ -186,9 +178,12 @@ def peers_at_work() -> bool:
 
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
     """Train the peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
-    hub = Hub(tuple(p.name for p in jobs[0].recipe.peers), stop.is_set)
+    peers = jobs[0].recipe.peers
+    large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
+    # Else each peer's thread would keep what its sampling and updates took while the next one's take as much.
+    hub = Hub(tuple(p.name for p in peers), stop.is_set, return_freed_memory if large else lambda: None)
     ended = {job.peer: threading.Event() for job in jobs}
-    alone = len(jobs[0].recipe.peers) == 1
+    alone = len(peers) == 1
     failures: list[BaseException] = []
     finished: list[bool] = []
     threads_before = torch.get_num_threads()
@@ -205,6 +200,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
                 failures.append(error)
                 hub.fail()
             finally:
+                hub.after_turn()
                 ended[job.peer].set()
 
     torch.set_num_threads(jobs[0].threads)

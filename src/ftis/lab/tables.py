@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis.config import Recipe
-from ftis.lab.estimate import in_bytes
-from ftis.lab.formatting import interval_text, number, p_text, seconds_text, visible
+from ftis.lab.estimate import checkpoints_kept, in_bytes
+from ftis.lab.formatting import counted, interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
-from ftis.lab.preflight import Sounding, advice
+from ftis.lab.preflight import Sounding, advice, rate_advice
+from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
-from ftis.lab.runs import runs_in_parallel
 
 TABLE_WIDTH = 100
 
@@ -163,13 +163,15 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
     )
     if soundings and len(soundings[0].rewards) < FEW:
-        table.caption += f". {len(soundings[0].rewards)} groups say little: --groups {2 * FEW} narrows it"
+        groups = len(soundings[0].rewards)
+        say = "says" if groups == 1 else "say"
+        table.caption += f". {counted(groups, 'group').capitalize()} {say} little: --groups {2 * FEW} narrows it"
     table.caption_justify = "left"
     console.print(table)
-    kept, rounds = recipe.training.save_total_limit, recipe.training.rounds
+    kept, rounds = counted(checkpoints_kept(recipe.training), "checkpoint"), recipe.training.rounds
     for one in soundings:
         console.print(
-            f"{one.peer}: {kept} checkpoints of {in_bytes(one.checkpoint_bytes)}; offers {in_bytes(one.message_bytes)} "
+            f"{one.peer}: {kept} of {in_bytes(one.checkpoint_bytes)}; offers {in_bytes(one.message_bytes)} "
             f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting; "
             f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one",
             highlight=False,
@@ -184,10 +186,10 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
     for one in soundings:
-        said = advice(one, recipe.reward, recipe.sampling.stop)
-        learns = f"{one.peer}: {one.signal:.0%} of groups carry signal"
-        for line in said or [f"{learns}, so it has something to learn from"]:
-            console.print(f"{one.peer}: {line}" if said else line, highlight=False, markup=False)
+        learns = f"{one.signal:.0%} of groups carry signal, so it has something to learn from"
+        said = advice(one, recipe.reward, recipe.sampling.stop) or [learns]
+        for line in [*said, *rate_advice(recipe.peer(one.peer))]:
+            console.print(f"{one.peer}: {line}", highlight=False, markup=False)
 
 
 def shortened(text: str, most: int = 160) -> str:

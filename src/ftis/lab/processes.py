@@ -1,0 +1,65 @@
+"""Which peers of a swarm share a process, and in it the frozen weights under their adapters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ftis.config import PeerConfig, Recipe
+from ftis.lab import starters
+from ftis.lab.workers import cores
+
+SMALL = 20_000_000
+"""Parameters below which any number of models fits."""
+
+UNKNOWN_PARAMETERS = 100_000_000
+"""What a model is taken to have if it cannot be examined."""
+
+
+def runs_in_parallel(recipe: Recipe) -> bool:
+    """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`."""
+    if any(peer.data_parallel_size > 1 for peer in recipe.peers):
+        return True
+    if recipe.processes != "auto":
+        return recipe.processes == "parallel"
+    on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
+    if (torch.cuda.device_count() if on_gpu else cores()) < recipe.swarm_size:
+        return False
+    return on_gpu or not _share_a_large_base(recipe.peers)  # each has a GPU of its own, where nothing can be shared
+
+
+def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
+    """What LoRA peers of one process have in common if their frozen weights lie in memory once.
+
+    None: the peer has weights of its own. :func:`ftis.engines.models.share_frozen` leaves those in 4 bits alone.
+    """
+    shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
+    return (peer.model, peer.frozen_dtype, peer.device) if shared else None
+
+
+def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
+    bases = Counter(base for peer in peers if (base := frozen_base(peer)))
+    return any(n > 1 and parameters_of(model) >= SMALL for (model, *_), n in bases.items())
+
+
+def parameters_of(model: str) -> int:
+    """How many parameters a model has, guessed where nobody can tell. Loads no weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = model
+    if starters.is_starter(model):
+        source = str(starters.path_of(model))
+        if not (Path(source) / "config.json").exists():
+            made_of = starters.lookup(model)[1]
+            width, heads = made_of.hidden_size, made_of.num_attention_heads
+            attention = 2 * width * width * (1 + made_of.num_key_value_heads / heads)
+            return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+    except (OSError, ValueError, KeyError):
+        return UNKNOWN_PARAMETERS
+    return sum(p.numel() for p in made.parameters())

@@ -1,0 +1,203 @@
+"""Which peers share a process, what they share there, and what a dry run says of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import ftis
+from conftest import TinyModelDir
+
+from ftis.config import PeerConfig, Recipe
+from ftis.lab import estimate, processes, runs
+from ftis.lab.assembly import assemble
+from ftis.lab.estimate import checkpoints_kept, in_one_process
+from ftis.lab.local import Hub
+from ftis.lab.memory import Memory, peak_memory
+from ftis.lab.processes import runs_in_parallel
+from ftis.lab.recipes import load, parse
+from recipes import write_recipe
+
+LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core for each peer, and no model too small to be shared."""
+    monkeypatch.setattr(processes, "cores", lambda: 8)
+    monkeypatch.setattr(processes, "SMALL", 0)
+
+
+def recipe_of(*peers: dict[str, Any], **keys: Any) -> Recipe:
+    named = [{"name": f"p{i}", **peer} for i, peer in enumerate(peers)]
+    return parse({"name": "r", "task": {"name": "clock"}, "peers": named, **keys}, where="test")
+
+
+def parallel(*peers: dict[str, Any], **keys: Any) -> bool:
+    return runs_in_parallel(recipe_of(*peers, **keys))
+
+
+def test_adapters_on_one_large_base_share_a_process(
+    tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = str(tiny_model_dir("llama")), str(tiny_model_dir("qwen2"))
+    one, two = {"model": model, **LORA}, {"model": other, **LORA}
+    assert not parallel(one, one)
+    assert not parallel(one, two, {"model": model, "device": "cpu"}, one)
+    assert parallel(one, two)
+    assert parallel(one, {"model": model, "device": "cpu"})
+    assert parallel(one)
+    in_four_bits = one | {"frozen_dtype": "nf4"}
+    assert parallel(in_four_bits, in_four_bits)  # has its own
+    half = one | {"frozen_dtype": "bfloat16", "dtype": "bfloat16"}
+    assert parallel(one, half)
+    assert not parallel(half, half)
+    assert parallel(one, one | {"data_parallel_size": 2})
+    assert parallel(one, one, processes="parallel")
+    assert not parallel(one, two, processes="inline")
+    monkeypatch.setattr(processes, "SMALL", 20_000_000)
+    assert parallel(one, one)
+    starter = {"model": "starter:small", **LORA}
+    assert parallel(starter, starter)
+
+
+def test_peers_with_a_gpu_each_share_nothing(
+    tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"model": str(tiny_model_dir()), "train": "lora", "lora_r": 2}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for devices, expected in ((1, False), (2, True)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda n=devices: n)
+        assert parallel(one, one) == expected
+
+
+def test_peers_of_a_run_keep_their_base_at_one_address(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_recipe(
+        tmp_path,
+        {name: {"model": str(tiny_model_dir()), **LORA} for name in "ab"},
+        top={"output_dir": tmp_path / "runs", "threads": 1},
+        training={"rounds": 1, "eval_every": 0},
+        reward={"function": "ftis.rewards.format_and_answer"},
+    )
+    weights: dict[str, dict[bool, set[int]]] = {}
+
+    def assembled(recipe: Recipe, name: str, *args: Any, **keys: Any) -> Any:
+        trainer = assemble(recipe, name, *args, **keys)
+        parameters = list(trainer.peer.policy.model.parameters())
+        weights[name] = {kind: {p.data_ptr() for p in parameters if p.requires_grad == kind} for kind in (True, False)}
+        return trainer
+
+    trimmed: list[str] = []
+    monkeypatch.setattr(runs, "assemble", assembled)
+    monkeypatch.setattr(runs, "return_freed_memory", lambda: trimmed.append(threading.current_thread().name))
+    assert runs.run(load(path))
+    assert not trimmed  # too small
+    monkeypatch.setattr(runs, "SMALL", 0)
+    weights.clear()
+    assert runs.run(load(path), overwrite=True)
+    assert weights["a"][False] == weights["b"][False] != set()
+    assert not weights["a"][True] & weights["b"][True]
+    assert {name: trimmed.count(name) for name in "ab"} == {"a": 2, "b": 2}  # while it waited, and at its end
+
+
+def test_what_follows_a_turn_happens_within_it() -> None:
+    seen: list[bool] = []
+    hub = Hub(("a", "b"), after_turn=lambda: seen.append(hub.turn.locked()))
+    for name in "ab":
+        hub.endpoint(name).publish(0, b"")
+    with hub.turn:
+        hub.endpoint("a").collect(0)
+    assert seen == [True]
+
+
+def peer(name: str, **keys: Any) -> PeerConfig:
+    return PeerConfig(name=name, model="m", **keys)
+
+
+def test_in_one_process_a_shared_base_counts_once() -> None:
+    memory = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
+    assert memory.peak == 7 + 1100 + 200 + 30 + 150
+    lora = {"train": "lora"}
+    assert in_one_process([(peer("a", **lora), memory)]) == memory.peak
+    own = 100 + 200 + 100
+    assert in_one_process([(peer("a", **lora), memory), (peer("b", **lora), memory)]) == memory.peak + own
+    in_four_bits = {"train": "lora", "frozen_dtype": "nf4"}
+    for keys in ({}, in_four_bits):
+        assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
+
+
+def together(out: str) -> tuple[float, str]:
+    found = re.search(r"together: at most ([0-9.]+) ([MG])B of memory (.*)$", out, re.M)
+    assert found is not None
+    return float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]], found[3]
+
+
+def test_a_dry_run_counts_a_shared_base_once(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    peers = {name: {"model": str(tiny_model_dir()), **LORA} for name in "ab"}
+    path = str(write_recipe(tmp_path, peers))
+    memory = Memory(0, 1_000_000_000, 0, 1_000_000, 0, 50_000_000, 1)
+    monkeypatch.setattr(estimate, "peak_memory", lambda *args: memory)
+    assert ftis("train", path, "--dry-run") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(1_053_000_000 - 1_000_000, rel=0.01)
+    assert rest.startswith("as the peers take turns in one process and share a frozen base, and ")
+    assert ftis("train", path, "--dry-run", "--set", "processes=parallel") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(2 * memory.peak, rel=0.01)
+    assert rest.startswith("where all peers work at once, and ")
+    assert ftis("train", path, "--dry-run", "--set", "processes=inline", "--set", "peers.b.train=full") == 0
+    size, rest = together(capsys.readouterr().out)
+    assert size == pytest.approx(2_051_000_000, rel=0.01)
+    assert rest.startswith("as the peers take turns in one process, and ")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "limit", "kept"), [(12, 12, 2, 1), (12, 5, 2, 2), (12, 5, 9, 3), (5, 10, 2, 1)]
+)
+def test_checkpoints_kept(rounds: int, every: int, limit: int, kept: int) -> None:
+    training = {"rounds": rounds, "save_every": every, "save_total_limit": limit}
+    assert checkpoints_kept(recipe_of({"model": "m"}, training=training).training) == kept
+
+
+def test_a_dry_run_is_about_the_arms_that_are_named(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    peers = {name: {"model": str(tiny_model_dir()), "device": "cpu"} for name in "ab"}
+    arms: list[dict[str, Any]] = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}, {"name": "NoIS"}]
+    path = str(
+        write_recipe(tmp_path, peers, arms=arms, training={"rounds": 4, "save_every": 4, "prompts_per_round": 8})
+    )
+    sampled: list[tuple[str, int]] = []
+
+    def measured(swarm: Recipe, peer: PeerConfig, *args: Any) -> Memory:
+        sampled.append((peer.name, swarm.prompts_per_peer))
+        return peak_memory(swarm, peer, *args)
+
+    monkeypatch.setattr(estimate, "peak_memory", measured)
+
+    def disk(*arguments: str) -> tuple[float, str]:
+        sampled.clear()
+        assert ftis("train", path, "--dry-run", *arguments) == 0
+        found = re.search(r", and ([0-9.]+) ([kM])B of disk for (.*)$", capsys.readouterr().out, re.M)
+        assert found is not None
+        return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]], found[3]
+
+    whole, said = disk()
+    assert said == "one checkpoint of each in 3 arms"
+    assert sampled == [("a", 8), ("b", 8)]  # alone, they sample all prompts
+    one, said = disk("--arm", "F-TIS")
+    assert said == "one checkpoint of each"
+    assert sampled == [("a", 4), ("b", 4)]
+    assert whole == pytest.approx(3 * one, rel=0.01)
+    assert disk("--arm", "F-TIS", "--arm", "NoIS")[0] == pytest.approx(2 * one, rel=0.01)
+    assert disk("--arm", "F-TIS", "--set", "training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
+    assert ftis("train", path, "--dry-run", "--arm", "TIS") == 1
+    assert "no arm 'TIS' in the recipe" in capsys.readouterr().err
