@@ -359,8 +359,8 @@ class Recipe(_Section):
     """What peers send: token ids, or text, which models of any tokenizer read. ``auto``: on one machine text where
     tokenizers differ, else ids."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
-    """One process per peer, or all peers in one. ``auto`` is ``parallel`` where every peer can have a device or core of
-    its own. The numbers are the same."""
+    """One process per peer, or all peers in one; the numbers are the same. ``auto``: ``parallel`` where every peer can
+    have a device or core of its own, unless peers share a large frozen base."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()
