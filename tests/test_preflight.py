@@ -29,6 +29,7 @@ from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
 from ftis.schedule import assigned
+from recipes import write_recipe
 
 TAGS = RewardConfig()
 
@@ -370,3 +371,20 @@ def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
     assert "in one round" in out.getvalue()
     assert "in 4 rounds" not in out.getvalue()
     assert told[0].endswith("so nothing is learned: ftis preflight says why")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "says"),
+    [
+        ('"auto"', "sampling.options: speed given, and sampling.sampler = 'auto' takes none"),
+        ('"transformers"', "sampling.options: sampler 'transformers' does not take speed"),
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_options_that_a_sampler_does_not_take_are_refused_before_a_model_is_loaded(
+    sampler: str, says: str, dry: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(tmp_path, {"a": {"model": "nowhere/at-all"}})
+    settings = ["--set", f"sampling.sampler={sampler}", "--set", 'sampling.options={speed="high"}']
+    assert ftis("train", str(tmp_path / "recipe.toml"), *settings, *dry) == 1
+    assert says in " ".join(capsys.readouterr().err.split())

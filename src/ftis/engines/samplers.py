@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
@@ -41,18 +41,27 @@ def open_sampler(name: str, policy: Policy, options: Mapping[str, Any] = Mapping
             return open_sampler("builtin", policy)
         except ModelError:
             return open_sampler("transformers", policy)
+    return Stopping(opener(name, options)(policy, **options))
+
+
+def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """What opens the sampler ``name``, if it takes these options.
+
+    Raises:
+        RecipeError: as of :func:`open_sampler`.
+    """
     if name == "auto":
         raise RecipeError(
             f"sampling.options: {', '.join(options)} given, and sampling.sampler = 'auto' takes none: name the sampler "
             f"that they are for, or leave them out"
         )
-    opener = look_up(name, "sampling.sampler", SAMPLERS)
-    if not callable(opener):
-        raise RecipeError(f"sampling.sampler = {name!r}: is a {type(opener).__name__}, not a function of the policy")
+    found = look_up(name, "sampling.sampler", SAMPLERS)
+    if not callable(found):
+        raise RecipeError(f"sampling.sampler = {name!r}: is a {type(found).__name__}, not a function of the policy")
     try:
-        inspect.signature(opener).bind(policy, **options)
+        inspect.signature(found).bind("a policy", **options)
     except TypeError as error:
         raise RecipeError(
             f"sampling.options: sampler {name!r} does not take {', '.join(options)} ({error}): mend or leave them out"
         ) from None
-    return Stopping(opener(policy, **options))
+    return cast(Callable[..., Any], found)

@@ -21,7 +21,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
 from ftis.engines.replicas import Plan, lead, shared
-from ftis.engines.samplers import check_stop, open_sampler
+from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
 from ftis.honesty.selection import HonestyTest
@@ -40,7 +40,7 @@ from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import assigned, seed_of
-from ftis.seams import SAMPLERS, TRACKERS, look_up
+from ftis.seams import TRACKERS, look_up
 from ftis.selection import selections_of
 from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task
@@ -61,8 +61,8 @@ def check_names(recipe: Recipe) -> None:
         selections_of(recipe, peer.name, objective)
         if peer.attack:
             look_up(peer.attack, f"peers.{peer.name}.attack", ATTACKS)
-    if recipe.sampling.sampler != "auto":
-        look_up(recipe.sampling.sampler, "sampling.sampler", SAMPLERS)
+    if recipe.sampling.sampler != "auto" or recipe.sampling.options:
+        opener(recipe.sampling.sampler, recipe.sampling.options)
     for tracker in recipe.report_to:
         look_up(tracker, "report_to", TRACKERS)
 
