@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from vocabularies import byte_level
 
 from ftis.alignment.messages import in_tokens
-from ftis.alignment.text import END
+from ftis.alignment.text import END, MOST_ENDS
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.alignment.units import align
 from ftis.config import FtisError, HonestyConfig, Recipe
@@ -549,6 +549,12 @@ def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused_and_one_that_li
     assert evidence_in(ending([0, 1], np.log(0.5)), 0, 0.02) < 1
     assert evidence_in(ending([0], np.log(0.5)), 0, 0.02) > 50
     assert evidence_in(ending([0, 1], np.log(0.1)), 0, 0.02) > 50
+
+
+def test_a_lie_about_an_end_that_is_shared_among_all_numbers_hides_the_log_of_their_number() -> None:
+    everything = range(MOST_ENDS)
+    assert evidence_in(ending(everything, -np.log(MOST_ENDS)), 0, 0.02) < 5
+    assert evidence_in(ending(everything, -3.0), 0, 0.02) > 900
 
 
 def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:

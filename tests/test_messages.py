@@ -291,5 +291,5 @@ def test_the_terms_of_text_are_those_of_the_run_over_bytes() -> None:
     own, text = terms(byte_level(["ab"])), Learner(byte_level(["ab"])).admitter.terms
     changed = [f.name for f in dataclasses.fields(Terms) if getattr(own, f.name) != getattr(text, f.name)]
     assert set(changed) - {"assigned"} == {"tokenizer", "vocab_size", "end_ids"}
-    assert (text.tokenizer, text.vocab_size, text.end_ids) == (None, 272, frozenset(range(256, 272)))
+    assert (text.tokenizer, text.vocab_size, text.end_ids) == (None, 260, frozenset(range(256, 260)))
     assert text.limits.max_bytes > own.limits.max_bytes

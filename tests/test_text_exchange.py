@@ -24,6 +24,7 @@ from ftis.alignment.token_bytes import AlignmentError, TokenBytes
 from ftis.alignment.units import align
 from ftis.codec import Message, encode
 from ftis.config import Recipe
+from ftis.engines.models import generation_defaults
 from ftis.lab import starters
 from ftis.lab.assembly import assemble
 from ftis.lab.cuts import in_senders_cuts
@@ -356,7 +357,9 @@ def test_a_model_is_evaluated_on_a_recipe_that_names_anothers_ends(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ftis("eval", SMALL, "--recipe", "recipe.toml", "--set", 'sampling.end_tokens=["<eos>", "<turn>"]') == 0
-    assert "pass@1" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "pass@1" in said
+    assert "starter:small has no '<turn>' of sampling.end_tokens, so no completion of it ends there" in said
 
 
 def test_an_end_token_that_one_lacks_is_refused_where_ids_are_exchanged(
@@ -378,6 +381,46 @@ def test_an_end_that_is_text_is_no_end_of_others_texts() -> None:
     nine = known.tokenizer.get_vocab()["9"]
     with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
         end_of_text("peer 'a'", known, [nine], [])
+
+
+def test_more_ends_than_can_be_told_apart_are_refused() -> None:
+    known = TokenBytes.of(starters.make_tokenizer())
+    vocabulary = known.tokenizer.get_vocab()
+    ends = [vocabulary[token] for token in ("<eos>", "<pad>", "<bos>", "<unk>")]
+    assert end_of_text("peer 'a'", known, ends[:1], ends) == ends[0]
+    extra = len(vocabulary)  # an id without a token has no bytes either
+    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by 5 tokens, and over text 4 are told apart"):
+        end_of_text("peer 'a'", known, ends[:1], [*ends, extra])
+
+
+@pytest.mark.parametrize("kind", ["adapter", "config alone"])
+def test_generation_defaults_are_those_that_the_model_would_have(kind: str, place: Path) -> None:
+    model = with_ends(place, SMALL, "<turn>", ends=("<turn>",))
+    both = {int(end) for end in generation_defaults(str(model)).eos_token_id}  # type: ignore[union-attr]
+    assert len(both) == 2
+    if kind == "adapter":
+        adapter = place / "adapter"
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
+        found = generation_defaults(str(adapter))
+        assert found is not None
+        assert set(found.eos_token_id) == both
+        return
+    (model / "generation_config.json").unlink()
+    found = generation_defaults(str(model))
+    assert found is not None
+    with_model = AutoModelForCausalLM.from_pretrained(model).generation_config
+    assert found.eos_token_id == with_model.eos_token_id
+
+
+def test_what_is_exchanged_is_not_known_where_a_tokenizer_is_absent(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, a=SMALL, b="org/not-here")
+    ftis("doctor", "recipe.toml")
+    said = capsys.readouterr().out
+    assert "a, b: what they exchange is not known until org/not-here is on this machine" in said
+    assert "exchange token ids" not in said
 
 
 def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:

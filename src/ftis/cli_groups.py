@@ -144,6 +144,13 @@ def evaluate_model(
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
     with console.status("answering the task's validation problems"):
         examinee = examine(model, config, prompt, reward, sampling)
+        if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
+            console.print(
+                f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
+                f"ends there",
+                highlight=False,
+                markup=False,
+            )
         require_rewardable(examinee.score, examinee.problems, f"task {config.name!r}, validation problem")
         result = examinee.greedy()
     right = sum(p.reward for p in result.problems)

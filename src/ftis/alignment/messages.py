@@ -38,7 +38,7 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
         named: those of ``sampling.end_tokens``. They tell which one it is where there are several.
 
     Raises:
-        AlignmentError: it is not known, or has bytes as an ordinary token.
+        AlignmentError: it is not known, or has bytes as an ordinary token, or there are more than :data:`MOST_ENDS`.
     """
     tokenizer, eos = known.tokenizer, int(known.tokenizer.eos_token_id)
     likely = list(own) if len(own) == 1 else [end for end in named if end in own]
@@ -47,6 +47,11 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
         raise AlignmentError(
             f"{who} ends completions by several tokens ({ends}), and a text has one end: name the one by which its "
             f"model ends answers in sampling.end_tokens"
+        )
+    if (n := int((known.sizes(np.array(list({*own, *named}))) == 0).sum())) > MOST_ENDS:
+        raise AlignmentError(
+            f"{who} ends completions by {n} tokens, and over text {MOST_ENDS} are told apart: name fewer in "
+            f"sampling.end_tokens, or in its generation_config.json"
         )
     end = eos if eos in likely else likely[0]
     if known.sizes(np.array([end]))[0]:

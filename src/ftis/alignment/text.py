@@ -19,8 +19,8 @@ from ftis.rollouts import Ints, Rollout
 END = 256
 """The id behind the last byte of a completion that its sender ended by the first of its end tokens; the next one is its
 second, and so on. It is a unit of its own."""
-MOST_ENDS = 16
-"""How many ends a sender may tell apart."""
+MOST_ENDS = 4
+"""How many ends a sender may tell apart. A liar that shares one end among n hides ln n nats at each."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 

@@ -252,7 +252,10 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def generation_defaults(source: str) -> GenerationConfig | None:
-    """A model's generation defaults as :func:`load_model` finds them, without the model; None for a LoRA directory."""
+    """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none."""
+    adapter = Path(source) / "adapter_config.json"
+    if adapter.exists():
+        return generation_defaults(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
     with suppress(OSError):
         return GenerationConfig.from_pretrained(source)
     with suppress(OSError, ValueError):

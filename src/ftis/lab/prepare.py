@@ -122,6 +122,8 @@ def tokenizers_here(arm: Arm) -> dict[str, str]:
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
     """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
 
+    It stays as it is where those that are known do not differ.
+
     Args:
         places: where each model is. A model that is not among them is left out.
 
@@ -170,7 +172,10 @@ def exchanges(arms: Sequence[Arm]) -> list[str]:
 
 def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
     names = ", ".join(peer.name for peer in swarm.peers)
-    if swarm.exchange != "text":
+    if swarm.exchange == "auto":
+        absent = ", ".join(dict.fromkeys(peer.model for peer in swarm.peers if peer.model not in places))
+        return [f"{names}: what they exchange is not known until {absent} is on this machine"]
+    if swarm.exchange == "ids":
         return [f"{names} exchange token ids"]
     of_one: dict[tuple[str, frozenset[str]], list[str]] = {}
     for name, known in _vocabularies(swarm, places).items():
@@ -202,7 +207,7 @@ def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
             f"arm {arm!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
             f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
         )
-    return swarm.model_copy(update={"exchange": "ids"})
+    return swarm if len(known) < len(swarm.peers) else swarm.model_copy(update={"exchange": "ids"})
 
 
 @dataclass(frozen=True)
