@@ -98,7 +98,7 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
     options = [*settings, "--set", "processes=inline", "--set", "output_dir=one"]
     subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
-        said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must"
+        said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must, else it is mistyped"
         assert said in " ".join((place / f"{name}.log").read_text().split())
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
         assert metrics(joint, name) == metrics(one, name)

@@ -235,8 +235,15 @@ def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsy
     assert bound * 1000 > 40 * tokens  # 32 bytes of text a token, and 8
     ftis("doctor", "recipe.toml")
     assert "ok      exchange: a, b exchange text" in capsys.readouterr().out
-    assert ftis("preflight", "recipe.toml", "--groups", "1") == 0
-    assert "a, b exchange text" in capsys.readouterr().out
+    arms = ["--set", 'arms=[{name="alone", collaborate=false}, {name="F-TIS"}]']
+    for chosen, says in (
+        ((), "arm F-TIS: one group of each peer"),
+        (arms, "arm alone, the first (--arm names another): one group of each peer"),
+    ):
+        assert ftis("preflight", "recipe.toml", "--groups", "1", *chosen) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert says in said
+        assert ("a, b exchange text" in said) == (not chosen)
     for dry in ((), ("--dry-run",)):
         assert ftis("train", "recipe.toml", "--set", 'exchange="ids"', *dry) == 1
         said = capsys.readouterr().err
@@ -349,8 +356,10 @@ def test_a_model_of_several_ends_is_refused_before_any_arm_is_trained(
     assert ftis("train", "recipe.toml", "--set", arms, *dry) == 1
     assert re.search(said, " ".join(capsys.readouterr().err.split()))
     assert not (run_of(place) / "alone").exists()
+    capsys.readouterr()
     alone = arms.replace(', {name="F-TIS"}', "")
     assert ftis("train", "recipe.toml", "--set", alone, "--set", 'exchange="text"', *dry) == 0, "it exchanges nothing"
+    assert "wire: each peer offers" not in capsys.readouterr().out
 
 
 def test_a_model_is_evaluated_on_a_recipe_that_names_anothers_ends(

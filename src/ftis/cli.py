@@ -132,9 +132,11 @@ def preflight(
 
     loaded = load_recipe(recipe, set_ or [])
     display = Display(console)
+    chosen = arms_of(loaded, (arm,) if arm else ())[:1]
+    which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
     console.print(
-        f"{counted(groups, 'group')} of each peer, one peer after the other: one of them, half and all are sampled, "
-        f"then learned from; loading a model may take a minute",
+        f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, half and all "
+        f"are sampled, then learned from; loading a model may take a minute",
         highlight=False,
     )
     try:
@@ -143,7 +145,6 @@ def preflight(
     except Stopped:
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
-    chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     tables.print_soundings(soundings, chosen[0].recipe, console)
     for line in exchanges(chosen):
         console.print(line, highlight=False, markup=False)

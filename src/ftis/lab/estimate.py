@@ -64,7 +64,7 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
         lines.append(_together(arms, largest))
-    if recipe.swarm_size > 1:
+    if recipe.swarm_size > 1 and any(len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
         prompts = recipe.prompts_per_peer
         rollouts = prompts * recipe.rollouts_per_group
         tokens = rollouts * recipe.sampling.max_completion_length

@@ -204,7 +204,8 @@ def in_network(
         exchange.status["tokenizer"] = peer.header.tokenizer
         lacks = set(peer.recipe.sampling.end_tokens) - peer.policy.tokenizer.get_vocab().keys()
         if lacks:  # where ids are exchanged it would have been refused
-            text = f"{peer.name} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens: another peer must"
+            tokens = ", ".join(map(repr, sorted(lacks)))
+            text = f"{peer.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
         yield Witness(inbox, exchange.facts, roster, place / "evidence", log) if inbox and roster else log
 

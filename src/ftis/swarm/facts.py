@@ -114,7 +114,9 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         for key in differing[:SHOWN]
     )
     remedy = ""
-    if differing == ["tokenizer"]:
+    if "exchange" in differing:
+        remedy = ': one has exchange = "text" and the other has not: let all peers set the same'
+    elif differing == ["tokenizer"]:
         remedy = ': take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
     return f"{peer} means another run by {recipe!r} and is not heard ({shown}){remedy}"
 
