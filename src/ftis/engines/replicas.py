@@ -67,8 +67,11 @@ class Leader(Replica):
 
     crew: Crew
 
+    def _parts(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> list[Rows]:
+        return self.crew.parts([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+
     def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
-        parts = self.crew.parts([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+        parts = self._parts(prompt_ids, completion_ids)
         asked = [(_of(prompt_ids, rows), _of(completion_ids, rows), temperature) for rows in parts]
         found = self.crew.call("logps", asked, super().logps)
         return list(itertools.chain.from_iterable(found))
@@ -76,7 +79,7 @@ class Leader(Replica):
     def step(
         self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
     ) -> float:
-        parts = self.crew.parts([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])
+        parts = self._parts(prompt_ids, completion_ids)
         rate = float(self.optimizer.param_groups[0]["lr"])
         asked = [
             (rate, _of(prompt_ids, rows), _of(completion_ids, rows), temperature, Part(loss_of_rows, rows))

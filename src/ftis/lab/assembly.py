@@ -178,11 +178,8 @@ def agreed(
         end_tokens: of the recipe, those that the tokenizer has.
         vocab_size: ids that the peer's model can embed.
     """
-    run, sampling, vocabulary = (
-        run_id(agreement(recipe, task.digest, WIRE_VERSION)),
-        recipe.sampling,
-        tokenizer.get_vocab(),
-    )
+    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
+    sampling, vocabulary = recipe.sampling, tokenizer.get_vocab()
     fingerprint = tokenizer_fingerprint(tokenizer, end_tokens)
     terms = Terms(
         run=run,

@@ -250,7 +250,8 @@ def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabu
 
 @lru_cache(maxsize=64)
 def _check_text(place: str, written: int, who: str, end_tokens: tuple[str, ...]) -> None:
-    known, tokens = _token_bytes(place, written), _token_bytes(place, written).tokenizer.get_vocab()
+    known = _token_bytes(place, written)
+    tokens = known.tokenizer.get_vocab()
     ends = own_ends(known.tokenizer, generation_defaults(place))
     end_of_text(who, known, ends, [tokens[token] for token in end_tokens if token in tokens])
 
