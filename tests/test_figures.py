@@ -9,6 +9,10 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
 from ftis.lab import drawing, plots
 from ftis.lab.drawing import INKS, arm_styles, in_short, spread_out
 from ftis.lab.layout import asset
@@ -148,6 +152,16 @@ def test_a_chart_of_nothing_says_so_and_values_that_are_none_are_left_out() -> N
     (line,) = lines_of(chart("Reward", "round", [Series("a", 9, [(1.0, 0.5), (2.0, math.inf), (3.0, 0.7)])]))
     assert len(line.points) == 2
     assert (line.ink, bool(line.dashes)) == ("line-1", True)
+
+
+@pytest.mark.parametrize("name", ["alone", "F-TIS-16-limited", "alone-with-all-of-it", "SmolLM2-MATH-LoRA"])
+def test_a_line_s_name_is_within_the_drawing(name: str) -> None:
+    """Measured in the letters of the PNG."""
+    drawn = chart("Reward", "round", [Series(name, 0, [(0.0, 0.0), (1.0, 1.0)])])
+    (words,) = [mark for mark in drawn.marks if isinstance(mark, Words) and mark.strong]
+    letters = FontProperties(family="DejaVu Sans", weight="bold", size=10)
+    assert words.x + TextPath((0, 0), words.text, prop=letters).get_extents().x1 <= drawn.width
+    assert (drawn.width == plots.WIDTH) == (len(name) < 8)
 
 
 def test_of_many_lines_none_is_named() -> None:

@@ -10,6 +10,7 @@ import pytest
 from scene import ROUNDS, G, Scene
 
 from ftis.lab import page
+from ftis.lab.formatting import seconds_text
 from ftis.lab.reading import read_study
 from ftis.lab.scaling import scaling, section, write_scaling
 
@@ -97,18 +98,67 @@ def test_a_swarm_above_every_ceiling_is_worth_more_than_is_known(tmp_path: Path)
     assert result["series"][0]["sizes"][2]["times"] is None
 
 
+def retime(metrics: Path, times: dict[str, float]) -> None:
+    """Let each round of a peer have taken these times."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [{key: v for key, v in row.items() if not key.startswith("time/")} | times for row in rows]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_apart(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES)
     directory = written.write()
     work = {"step_time": 1.5, "time/sample": 0.75, "time/update": 0.25}
     for times, expected in (({**work, "time/wait": 0.5}, ROUNDS * 1.0), (work, None)):
         for metrics in directory.rglob("metrics.jsonl"):
-            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-            rows = [{key: v for key, v in row.items() if not key.startswith("time/")} | times for row in rows]
-            metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            retime(metrics, times)
         result = scaling(read_study(directory))
         assert result is not None
-        assert [size["seconds"] for size in result["series"][0]["sizes"]] == [expected] * 3
+        sizes = result["series"][0]["sizes"]
+        assert [size["seconds"] and size["seconds"]["mean"] for size in sizes] == [expected] * 3
+
+
+def test_the_time_of_a_peer_alone_that_ends_as_high_is_read_off_what_it_took(tmp_path: Path) -> None:
+    """Alone, a round takes 1 s, 1.5 s with twice the sampling and 6 s with four times; in a swarm of two 2 s."""
+    seconds = {"alone-part": 1.0, "alone-x2": 1.5, "alone": 6.0, "F-TIS-2": 2.0, "F-TIS-4": 3.0}
+    directory = scene(tmp_path, ALONE, *SIZES, CEILING, TWICE).write()
+    for metrics in directory.rglob("metrics.jsonl"):
+        work = seconds[metrics.parent.parent.name]
+        retime(metrics, {"step_time": work, "time/sample": work, "time/wait": 0.0})
+    result = scaling(read_study(directory))
+    assert result is not None
+    alone, pairs, fours = result["series"][0]["sizes"]
+    assert alone["seconds_alone"] == pytest.approx(ROUNDS)
+    assert pairs["seconds_alone"] == pytest.approx(ROUNDS * 1.5 ** (0.052 / 0.152))  # as alone with 2^(.052/.152) times
+    assert fours["seconds_alone"] == pytest.approx(ROUNDS * 1.5 * 4 ** (0.100 / 0.150))
+    shown = section(result)
+    assert shown is not None
+    rows = {row[0].text: row for row in shown.table.groups[0].rows}
+    column = list(shown.table.head).index("Alone, seconds")
+    assert rows["F-TIS-4"][column].text == seconds_text(fours["seconds_alone"])
+    assert rows["alone"][column].text == ""
+
+
+def test_what_a_swarm_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
+    """A round takes a peer 1, 2 and 3 s with seeds 0 to 2, and a fifth more for peer a."""
+    directory = scene(tmp_path, ALONE, *SIZES).write()
+    for metrics in directory.rglob("metrics.jsonl"):
+        seed = next(n for n in range(3) if f"seed{n}" in str(metrics))
+        work = (seed + 1) * (1.2 if metrics.parent.name == "a" else 1.0)
+        retime(metrics, {"step_time": work + 0.5, "time/sample": work, "time/wait": 0.5})
+    result = scaling(read_study(directory))
+    assert result is not None
+    pairs = result["series"][0]["sizes"][1]["seconds"]
+    of_seeds = [ROUNDS * (seed + 1) * 1.05 for seed in range(3)]
+    assert list(pairs["per_seed"].values()) == pytest.approx(of_seeds)
+    half = 4.302652729911275 * 1.05 * ROUNDS / 3**0.5  # t with 2 degrees of freedom; s is 1.05 s a round
+    assert (pairs["low"], pairs["high"]) == pytest.approx((of_seeds[1] - half, of_seeds[1] + half))
+    shown = section(result)
+    assert shown is not None
+    row = next(row for row in shown.table.groups[0].rows if row[0].text == "F-TIS-2")
+    cell = row[list(shown.table.head).index("Own seconds")]
+    assert cell.text == seconds_text(of_seeds[1])
+    assert cell.interval == f"[{seconds_text(pairs['low'])}, {seconds_text(pairs['high'])}]"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from ftis.lab.drawing import LINES, in_short, short, spread_out
 from ftis.lab.formatting import true_minus
@@ -19,6 +19,8 @@ WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
 """Room for the axes' numbers and for the lines' names at their ends, in units of the drawing."""
 
+LETTER = 7
+"""As wide is a letter of a name, about. A chart with long names is wider than others."""
 NAMED = 8
 """So many lines bear their names; of more, names would lie on each other."""
 
@@ -97,7 +99,7 @@ class Chart:
     marks: Sequence[Mark] = ()
     subtitle: str = ""
     empty: str = ""
-    width: ClassVar[int] = WIDTH
+    width: int = WIDTH
     height: int = HEIGHT
 
 
@@ -257,7 +259,9 @@ class Plot:
     def chart(self, title: str, alt: str, subtitle: str = "") -> Chart:
         """All of it."""
         marks, (_, top, last, bottom) = list(self._marks), self._frame
+        width = WIDTH
         if len(self._names) <= NAMED:
+            width = max([WIDTH, *(last + 8 + LETTER * len(short(text)) for _, text, _ in self._names)])
             ends = [self.place(self._x[0], y)[1] for y, _, _ in self._names]
             heights = spread_out([(bottom - y) / (bottom - top) for y in ends], GAP)
             for (_, text, ink), height in zip(self._names, heights, strict=True):
@@ -269,7 +273,7 @@ class Plot:
                 Words(x + 14, y, text),
             ]
         rows = -(-len(self._legend) // 2)
-        return Chart(title, alt, marks, subtitle, height=self._height + LEGEND_ROW * rows + 4 * bool(rows))
+        return Chart(title, alt, marks, subtitle, "", width, self._height + LEGEND_ROW * rows + 4 * bool(rows))
 
 
 def empty(title: str, alt: str, why: str, subtitle: str = "") -> Chart:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log2, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.drawing import COLOURS, DASHES, MARKERS
-from ftis.lab.formatting import amount, counted, number, p_text, true_minus
+from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.plots import Panel, Plot, Tick, logarithmic
-from ftis.lab.reading import VALIDATION, Study
+from ftis.lab.reading import VALIDATION, PeerRun, Study
 from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 from ftis.loop.files import write_json
@@ -69,15 +70,17 @@ def scaling(study: Study) -> dict[str, Any] | None:
     ==============  =======================================================================================
 
     A size, and a ceiling: ``arm``, ``size`` (m), ``sampled`` and ``trained`` (rollouts of a peer and round), ``final``
-    (accuracy on validation; one value a seed, the mean over peers), ``gains`` (by peer: the mean over seeds of its
-    final accuracy minus that of the peer alone), ``seconds`` (of a peer's own work in all rounds, without waiting and
-    evaluation; None where they were not recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all
-    rounds.
+    (accuracy on validation), ``gains`` (by peer: the mean over seeds of its final accuracy minus that of the peer
+    alone), ``seconds`` (of a peer's own work in all rounds, without waiting and evaluation; None where they were not
+    recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all rounds. All but ``gains`` are the mean
+    over peers: over seeds, with its interval and each seed's.
 
     ``times`` says how many times as much a peer alone would have to sample to end as high, by a straight line over
     log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``pays_from`` is the least s / t,
     seconds to sample a rollout over seconds to train on one, at which the swarm takes a peer less time than that:
     s + m·t < times · (s + t). It is 0 where the swarm pays whatever the ratio, None where ``times`` is unknown or 1.
+    ``seconds_alone`` are what a peer alone took here for so many times the sampling, by a straight line over log₂ for
+    their logarithm: the swarm saved time where they are more than ``seconds``. None where one of both is unknown.
 
     ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
     else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
@@ -135,6 +138,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
         size["times"] = times = _reached_at(alone_line, size["final"]["mean"])
         m = size["trained"] / own
         size["pays_from"] = None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1))
+        size["seconds_alone"] = None if times is None else _seconds_at(times, own, [found["alone"], *found["ceilings"]])
     known: dict[str, Any] = without_nan(found)
     return known
 
@@ -146,6 +150,15 @@ def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | N
     for (x0, y0), (x1, y1) in pairwise(line):
         if y0 < height <= y1:
             return float(x0 * (x1 / x0) ** ((height - y0) / (y1 - y0)))
+    return None
+
+
+def _seconds_at(times: float, own: int, sizes: Sequence[Mapping[str, Any]]) -> float | None:
+    """What a peer alone takes for so many times the sampling, from arms with more and more of it."""
+    line = [(size["sampled"] / own, size["seconds"] and size["seconds"]["mean"]) for size in sizes]
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if x0 <= times <= x1 and y0 and y1:
+            return float(y0 * (y1 / y0) ** (log2(times / x0) / log2(x1 / x0)))
     return None
 
 
@@ -177,8 +190,12 @@ def _settings(arm: Arm) -> dict[str, Any]:
 def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
     """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
-    runs = [study.peer(seed, arm.name, peer) for seed in study.seeds for peer in study.peer_names]
-    seconds = [own.total for run in runs if (own := run.own_seconds) is not None]
+    runs = {str(seed): [study.peer(seed, arm.name, peer) for peer in study.peer_names] for seed in study.seeds}
+
+    def of_a_peer(quantity: Callable[[PeerRun], float]) -> dict[str, Any]:
+        return over_seeds({seed: fmean(map(quantity, of_seed)) for seed, of_seed in runs.items()})
+
+    timed = all(run.own_seconds is not None for of_seed in runs.values() for run in of_seed)
     return {
         "arm": arm.name,
         "size": _size_of(arm),
@@ -190,9 +207,9 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
             peer: fmean(finals(study, VALIDATION, arm.name, peer)) - fmean(finals(study, VALIDATION, alone, peer))
             for peer in study.peer_names
         },
-        "seconds": fmean(seconds) if len(seconds) == len(runs) else None,
-        "bytes_sent": fmean(run.bytes_sent for run in runs),
-        "bytes_received": fmean(run.bytes_received for run in runs),
+        "seconds": of_a_peer(lambda run: run.own_seconds.total if run.own_seconds else nan) if timed else None,
+        "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
+        "bytes_received": of_a_peer(lambda run: run.bytes_received),
     }
 
 
@@ -209,30 +226,23 @@ def draw(found: Mapping[str, Any]) -> list[Panel]:
 def _accuracy_panel(found: Mapping[str, Any]) -> Panel:
     means = [size["final"]["mean"] for size in _sizes(found)]
     plot = _over_sizes(found, _room([found["start"]["mean"], *means, *_all_seeds(found)]))
-    for i, series in enumerate(found["series"]):
-        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        points = [(size["size"], size["final"]) for size in series["sizes"]]
-        for x, final in points:
-            if final["low"] is not None:
-                plot.line([(x, final["low"]), (x, final["high"])], ink, width=1.4, opacity=0.7)
-        plot.line([(x, final["mean"]) for x, final in points], ink, series["name"], width=1.9, marker=marker)
+    _draw_sizes(plot, found, "final")
     plot.level(found["start"]["mean"], "start", "soft", DASHES[1])
-    _alone_line(plot, found, lambda size: float(size["final"]["mean"]))
+    _draw_alone(plot, found, "final")
     told = _told(found, lambda size: f"{size['final']['mean']:.3f}")
     alt = f"Final accuracy against peers in a swarm. Start {found['start']['mean']:.3f}; {told}"
     return Panel("scaling-accuracy", plot.chart("Accuracy", alt, "validation, greedy pass@1, at the end"))
 
 
 def _cost_panel(found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:
-    shown = [size[key] / unit for size in (_sizes(found) if key == "seconds" else _in_swarms(found))]
-    plot = _over_sizes(found, (0.0, 1.1 * max(1e-9, *shown)))
-    for i, series in enumerate(found["series"]):
-        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        points = [(size["size"], size[key] / unit) for size in series["sizes"]]
-        plot.line(points, ink, series["name"], width=1.9, marker=marker)
+    shown = [size[key] for size in (_sizes(found) if key == "seconds" else _in_swarms(found))]
+    tops = [of["mean"] if of["high"] is None else of["high"] for of in shown]
+    plot = _over_sizes(found, (0.0, 1.1 * max(1e-9, *tops) / unit))
+    _draw_sizes(plot, found, key, unit)
     if key == "seconds":
-        _alone_line(plot, found, lambda size: float(size[key] / unit))
-    alt = f"{title} against peers in a swarm. {_told(found, lambda size: f'{size[key] / unit:.3g}')}"
+        _draw_alone(plot, found, key)
+    told = _told(found, lambda size: f"{size[key]['mean'] / unit:.3g}")
+    alt = f"{title} against peers in a swarm. {told}"
     return Panel(f"scaling-{key.partition('_')[0]}", plot.chart(title, alt, subtitle))
 
 
@@ -240,12 +250,33 @@ def _in_swarms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [size for series in found["series"] for size in series["sizes"]]
 
 
-def _alone_line(plot: Plot, found: Mapping[str, Any], height_of: Callable[[Mapping[str, Any]], float]) -> None:
+def _draw_sizes(plot: Plot, found: Mapping[str, Any], key: str, unit: float = 1.0) -> None:
+    """Draw each series, its means joined and their intervals upright."""
+    for i, series in enumerate(found["series"]):
+        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        of_sizes = [(size["size"], size[key]) for size in series["sizes"]]
+        _draw_intervals(plot, of_sizes, ink, unit)
+        points = [(x, estimate["mean"] / unit) for x, estimate in of_sizes]
+        plot.line(points, ink, series["name"], width=1.9, marker=marker)
+
+
+def _draw_alone(plot: Plot, found: Mapping[str, Any], key: str) -> None:
     """Draw what peers alone come to with more sampling, over how many times as much."""
     if found["ceilings"]:
         sizes = [found["alone"], *found["ceilings"]]
-        points = [(size["sampled"] / found["own_rollouts"], height_of(size)) for size in sizes]
+        of_sizes = [(size["sampled"] / found["own_rollouts"], size[key]) for size in sizes]
+        _draw_intervals(plot, of_sizes, "ink")
+        points = [(x, estimate["mean"]) for x, estimate in of_sizes]
         plot.line(points, "ink", "alone", width=1.1, dashes=DASHES[1], marker="o")
+
+
+def _draw_intervals(
+    plot: Plot, estimates: Sequence[tuple[float, Mapping[str, Any]]], ink: str, unit: float = 1.0
+) -> None:
+    for x, estimate in estimates:
+        if estimate["low"] is not None:
+            ends = [(x, estimate["low"] / unit), (x, estimate["high"] / unit)]
+            plot.line(ends, ink, width=1.4, opacity=0.7)
 
 
 def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]) -> str:
@@ -292,6 +323,14 @@ def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
     return f"{size['times']:.2g}" if size["times"] is not None else f"over {most:g}"
 
 
+def _cost(estimate: Mapping[str, Any] | None, in_words: Callable[[float], str]) -> Cell:
+    if estimate is None:
+        return Cell(amount(None))
+    known = estimate["low"] is not None
+    ends = f"[{in_words(estimate['low'])}, {in_words(estimate['high'])}]" if known else ""
+    return Cell(in_words(estimate["mean"]), ends)
+
+
 def _table(found: Mapping[str, Any]) -> Table:
     head = [
         "Arm",
@@ -305,6 +344,7 @@ def _table(found: Mapping[str, Any]) -> Table:
         "As alone, ×",
         "Pays from s/t",
         "Own seconds",
+        "Alone, seconds",
         "kB sent",
         "MB received",
     ]
@@ -324,9 +364,10 @@ def _table(found: Mapping[str, Any]) -> Table:
                 Cell(true_minus(number(size["gains"][least], "+")), least),
                 Cell(_times(found, size)),
                 Cell("" if size.get("pays_from") is None else f"{size['pays_from']:.2g}"),
-                Cell(amount(size["seconds"])),
-                Cell(amount(size["bytes_sent"], 1e3)),
-                Cell(f"{size['bytes_received'] / 1e6:.2f}"),
+                _cost(size["seconds"], seconds_text),
+                Cell("" if size.get("seconds_alone") is None else seconds_text(size["seconds_alone"])),
+                _cost(size["bytes_sent"], lambda count: amount(count, 1e3)),
+                _cost(size["bytes_received"], lambda count: f"{count / 1e6:.2f}"),
             ]
         )
     caption = "Rollouts of a peer and round; accuracy on validation; the rest of a peer over all rounds"
