@@ -39,8 +39,8 @@ WINGS = {
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper writing numbers latex gym answers",
-    "engines": "devices optimizers models windows lines head microbatches rows slots linear decoder stops samplers "
-    "generate builtin replicas handover vllm_server vllm",
+    "engines": "devices optimizers models shards windows lines head microbatches rows slots linear decoder stops "
+    "samplers generate builtin replicas handover vllm_server vllm",
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",

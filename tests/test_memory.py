@@ -45,6 +45,21 @@ def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
     assert Memory(**parts, update=500, microbatches=1).peak == 21_111
 
 
+def test_in_parts_a_process_has_its_share_and_for_a_while_all_weights(tiny_model_dir: TinyModelDir) -> None:
+    model = tiny_model_dir()
+    found = []
+    for fsdp in (False, True):
+        recipe = recipe_of(model, data_parallel_size=4, fsdp=fsdp)
+        found.append(peak_memory(recipe, recipe.peers[0], shape_of(model), [4, 4], 0))
+    whole, part = found
+    assert (whole.weights, whole.moments, whole.gradients) == (80_000, 160_000, 80_000)
+    assert (part.weights, part.moments, part.gradients) == (20_000, 40_000, 20_000)
+    assert (
+        part.sampling - whole.sampling == whole.weights + whole.moments
+    )  # a checkpoint is gathered, too
+    assert 0 < part.update - whole.update < 2 * whole.weights
+
+
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [("qwen2", {}), ("qwen2", {"train": "lora", "lora_r": 2}), ("llama", {}), ("gemma", {}), ("gpt2", {})],

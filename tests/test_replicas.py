@@ -1,4 +1,4 @@
-"""One peer's model in two processes, against the same in one: its numbers, its steps, its end."""
+"""One peer's model in two processes, whole in each or in parts, against the same in one: its numbers, steps, end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ import torch
 from commands import ftis
 from conftest import TinyModelDir
 from run_files import weights, without_times
+from torch.distributed.tensor import DTensor
 
 from ftis.config import ObjectiveConfig, PeerConfig
-from ftis.engines.replicas import Crew, Leader, Plan, lead, shared
+from ftis.engines.handover import SamplerError
+from ftis.engines.replicas import Crew, Leader, LeadingShard, Plan, lead, open_shared
 from ftis.engines.samplers import open_sampler
+from ftis.engines.shards import Shard
+from ftis.lab.replay import recordings
 from ftis.learning import judge, learn
 from ftis.loop.checkpoint import open_policy
 from ftis.loop.files import read_jsonl
@@ -47,11 +51,11 @@ def opened(of: PeerConfig) -> Leader:
     return lead(Plan(partial(open_policy, model_path=None, checkpoint=None), of, "auto", {}, threads=1))
 
 
-@pytest.fixture(scope="module")
-def both(tiny_model_dir: TinyModelDir) -> Iterator[tuple[Policy, Leader]]:
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "in parts"])
+def both(tiny_model_dir: TinyModelDir, request: pytest.FixtureRequest) -> Iterator[tuple[Policy, Leader]]:
     """The policy in one process, and in two."""
     model = tiny_model_dir()
-    leader = opened(config(model, data_parallel_size=2))
+    leader = opened(config(model, data_parallel_size=2, fsdp=request.param))
     yield Policy.load(config(model)), leader
     leader.crew.close()
 
@@ -67,12 +71,23 @@ def batch_of(policy: Policy) -> Batch:
     return collate(groups, dict(enumerate(PROMPTS)), "a")
 
 
-def gradient(policy: Policy) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in policy.trainable if p.grad is not None])
+def gradient(policy: Policy, part: bool) -> torch.Tensor:
+    """Of all parameters, or of the first half of each, which a process of two keeps if it has parts."""
+    gradients = [p.grad for p in policy.trainable if p.grad is not None]
+    if not part:
+        return torch.cat([g.flatten() for g in gradients])
+    halves = [g.to_local() if isinstance(g, DTensor) else g.chunk(2)[0] for g in gradients]
+    return torch.cat([half.flatten() for half in halves])
 
 
-def parameters(policy: Policy) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in policy.trainable])
+def parameters(policy: Policy) -> dict[str, torch.Tensor]:
+    """Tied weights once."""
+    whole = policy.of_all("whole_model") if isinstance(policy, LeadingShard) else policy.model.state_dict()
+    return {name: whole[name].clone() for name, _ in policy.model.named_parameters()}
+
+
+def flat(of: dict[str, Any]) -> torch.Tensor:
+    return torch.cat([of[name].flatten() for name in sorted(of)])
 
 
 @pytest.mark.parametrize("own_old", [OwnOld.SAMPLED, OwnOld.IN_STEP])
@@ -86,13 +101,15 @@ def test_two_processes_take_the_steps_of_one(own_old: OwnOld, both: tuple[Policy
         update, judged = learn(
             policy, replace(start, own_old=own_old), select(start, ()), objective, 1.0, [np.arange(len(batch))]
         )
-        found.append((start, update, judged, gradient(policy), parameters(policy)))
+        part = isinstance(both[1], LeadingShard)
+        found.append((start, update, judged, gradient(policy, part), flat(parameters(policy))))
     (start, update, judged, of_one, after), (start2, update2, judged2, of_two, after2) = found
     for one, two in zip(start.old_logp, start2.old_logp, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
     assert of_one.abs().max() > 1e-3
     torch.testing.assert_close(of_two, of_one, rtol=0, atol=1e-6)
-    moved = of_one.abs() > 1e-4  # AdamW's first step is the gradient's sign, whatever its size
+    whole = {name: p.grad for name, p in both[0].model.named_parameters()}
+    moved = flat(whole).abs() > 1e-4  # AdamW's first step is the gradient's sign, whatever its size
     assert moved.float().mean() > 0.5
     torch.testing.assert_close(after2[moved], after[moved], rtol=0, atol=1e-5)
     assert update2.losses == pytest.approx(update.losses, abs=1e-6)
@@ -104,8 +121,7 @@ def test_two_processes_take_the_steps_of_one(own_old: OwnOld, both: tuple[Policy
 
 def test_completions_are_drawn_by_all_and_have_the_learners_log_probabilities(both: tuple[Policy, Leader]) -> None:
     _, two = both
-    own = open_sampler("auto", two)
-    sampler = shared(own, two, "auto")
+    sampler = open_shared("auto", two, {})
     drawn = sampler(two, PROMPTS, 3, DECODING, seed=1)
     assert [len(group) for group in drawn] == [3] * len(PROMPTS)
     again = sampler(two, PROMPTS, 3, DECODING, seed=1)
@@ -119,6 +135,23 @@ def test_completions_are_drawn_by_all_and_have_the_learners_log_probabilities(bo
     (lonely,) = sampler(two, PROMPTS[:1], 2, DECODING, seed=1)  # fewer prompts than processes
     assert len(lonely) == 2
     assert len(two.logps(PROMPTS[:1], [PROMPTS[0]], 1.0)) == 1
+
+
+@pytest.mark.parametrize("sampler", ["twin.with_twin", "twin.with_deaf_twin"])
+def test_a_sampler_with_weights_of_its_own_gets_all_of_them(sampler: str, both: tuple[Policy, Leader]) -> None:
+    """It is checked against the learner after each hand-over, and stopped where it has not taken them."""
+    one, two = both
+    of_its_own = open_shared(sampler, two, {})
+    batch, objective = batch_of(one), resolve(ObjectiveConfig(name="F-TIS"))
+    for round in range(2):
+        assert [len(group) for group in of_its_own(two, PROMPTS, 3, DECODING, seed=round)] == [3] * len(PROMPTS)
+        start = judge(batch, torch.linspace(-1, 1, len(batch)), two, DECODING, objective, steps=2)
+        learn(two, start, select(start, ()), objective, 1.0, [np.arange(len(batch))])
+        if sampler == "twin.with_deaf_twin":
+            with pytest.raises(SamplerError, match="the twin has not taken the new weights"):
+                of_its_own.weights_moved(two)
+            break
+        of_its_own.weights_moved(two)
 
 
 @pytest.mark.parametrize("tokens", [[], [5], [5, 5], [1, 1, 1, 97], [97, 1, 1, 1], [3] * 10])
@@ -138,6 +171,7 @@ def test_a_process_that_dies_is_named(both: tuple[Policy, Leader]) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ModelError, match=r"peer 'a': its process 1 died.* --resume, or with data_parallel_size = 1"):
         leader.logps(PROMPTS, PROMPTS, 1.0)
+    leader.crew.close()
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
@@ -145,6 +179,82 @@ def test_a_model_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None
     with pytest.raises(ModelError, match="no model at"):
         opened(config(tmp_path / "nowhere", data_parallel_size=2))
     assert not set(multiprocessing.active_children()) - set(before)
+
+
+def test_an_adapter_in_parts_learns_from_uneven_rows_and_is_saved_as_any(
+    tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    """Three rows, each a micro-batch: two in one process, and one in the other."""
+    lora = {"train": "lora", "lora_r": 4, "gradient_checkpointing": True, "tokens_per_microbatch": 1}
+    of = config(tiny_model_dir(), **lora)
+    leader = opened(of.model_copy(update={"data_parallel_size": 2, "fsdp": True}))
+    try:
+        one = Policy.load(of)
+        adapter = parameters_of_adapter(leader)
+        one.model.load_state_dict(adapter, strict=False)
+        batch, objective = batch_of(one), resolve(ObjectiveConfig(name="F-TIS"))
+        advantage_N = torch.linspace(-1, 1, len(batch))
+        kept = [p.to_local().numel() / p.numel() for p in leader.trainable]
+        assert np.mean(kept) == pytest.approx(0.5, abs=0.1)
+        norms = []
+        for policy in (one, leader):
+            start = judge(batch, advantage_N, policy, DECODING, objective, steps=3)
+            chosen = select(start, ())
+            updates = [learn(policy, start, chosen, objective, 1.0, [np.array([0, 1, 20])])[0] for _ in range(3)]
+            norms.append([update.grad_norms for update in updates])
+        np.testing.assert_allclose(norms[1], norms[0], rtol=1e-4)
+        after = parameters_of_adapter(leader)
+        trained = {name: p.detach() for name, p in one.model.named_parameters() if p.requires_grad}
+        assert after.keys() == trained.keys()
+        assert all(not torch.equal(after[name], adapter[name]) for name in trained)
+        for name, value in trained.items():
+            torch.testing.assert_close(after[name], value, rtol=0, atol=1e-4)
+        state, expected = leader.optimizer.state_dict(), one.optimizer.state_dict()
+        assert state["state"].keys() == expected["state"].keys()
+        for number, moments in expected["state"].items():
+            torch.testing.assert_close(state["state"][number]["exp_avg"], moments["exp_avg"], rtol=1e-3, atol=1e-6)
+        leader.save_pretrained(tmp_path / "saved")
+        saved = Policy.load(of, checkpoint=tmp_path / "saved")
+        asked = (PROMPTS[:5], PROMPTS[1:], 1.0)
+        for here, there in zip(saved.logps(*asked), leader.logps(*asked), strict=True):
+            np.testing.assert_allclose(here, there, atol=1e-5)
+    finally:
+        leader.crew.close()
+
+
+def parameters_of_adapter(leader: Leader) -> dict[str, torch.Tensor]:
+    assert isinstance(leader, LeadingShard)
+    adapter: dict[str, torch.Tensor] = leader.of_all("whole_model")
+    return adapter
+
+
+def test_a_model_without_layers_cannot_be_kept_in_parts(tmp_path: Path) -> None:
+    shard = Shard.__new__(Shard)
+    shard.config = config(tmp_path, data_parallel_size=2, fsdp=True)
+    with pytest.raises(ModelError, match=r"peer 'a': Linear has no layers .* set fsdp = false"):
+        shard.place(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"optim": "adamw_8bit"}, {"train": "lora", "frozen_dtype": "nf4"}, {"data_parallel_size": 1}]
+)
+def test_parts_want_several_processes_and_no_bitsandbytes(settings: dict[str, Any], tmp_path: Path) -> None:
+    size = {"data_parallel_size": 2} if settings else {}
+    with pytest.raises(ValueError, match="peer 'a': fsdp = true wants data_parallel_size above 1"):
+        config(tmp_path, fsdp=True, **(size | settings))
+
+
+def test_vllm_in_the_learner_s_process_wants_it_for_itself(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = {"a": {"model": str(tiny_model_dir()), "data_parallel_size": 2}}
+    write_recipe(tmp_path, peers, top={"output_dir": tmp_path / "runs"}, sampling={"sampler": "vllm"})
+    assert ftis("train", str(tmp_path / "recipe.toml"), "--dry-run") == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "peers.a.data_parallel_size = 2: vLLM in the learner's process has torch's process group for itself" in error
+    assert "run vllm serve, and give its address as sampling.options.url" in error
+    url = 'sampling.options={url="http://localhost:1"}'
+    assert ftis("train", str(tmp_path / "recipe.toml"), "--dry-run", "--set", url) == 0
 
 
 def test_a_dry_run_counts_the_memory_of_all_processes(
@@ -163,10 +273,11 @@ def test_a_dry_run_counts_the_memory_of_all_processes(
 
 
 @pytest.mark.slow
-def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("fsdp", [False, True], ids=["whole", "in parts"])
+def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(fsdp: bool, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     peers: dict[str, dict[str, Any]] = {
-        "a": {"model": "starter:small", "data_parallel_size": 2, "learning_rate": 1e-3},
+        "a": {"model": "starter:small", "data_parallel_size": 2, "fsdp": fsdp, "learning_rate": 1e-3},
         "b": {"model": "starter:large", "learning_rate": 1e-3},
     }
     write_recipe(
@@ -183,4 +294,12 @@ def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(tmp_path: Path
         assert without_times(read_jsonl(run / name / "metrics.jsonl")) == rows[name]
         after = weights(run / name / "checkpoint-4")
         assert all(torch.equal(after[key], before[name][key]) for key in after)
+    assert ftis("replay", str(run.parent), "--peer", "a", "--output", "again") == 0
+    after = weights(tmp_path / "again" / "a" / "checkpoint-4")
+    assert all(torch.equal(after[key], before["a"][key]) for key in after)
+    (recording,) = recordings(run.parent, None, ("a",))
+    with recording.examined(4) as peer:  # by ftis probe: in one process
+        assert type(peer.policy) is Policy
+        found = dict(peer.policy.model.named_parameters())
+        assert all(torch.equal(found[name], value) for name, value in before["a"].items() if name in found)
     assert json.loads((run / "a" / "checkpoint-4" / "config.json").read_text())["model_type"]

@@ -79,8 +79,7 @@ class PromptConfig(_Section):
     template: str = "{question}"
     """The user's turn; ``{question}`` is replaced."""
     chat_template: Literal["auto", "never"] = "auto"
-    """``auto`` uses the tokenizer's chat template where it has one. Without one, or with ``never``, the
-    prompt is the system prompt, a blank line and the user's turn as plain text."""
+    """``never``, or no template: the prompt is the system prompt, a blank line and the user's turn as plain text."""
     examples: Annotated[tuple[ExampleConfig, ...], Field(strict=False)] = ()
     """Turns of user and assistant before the problem; in plain text, each is followed by a blank line."""
     prefill: str = ""
@@ -281,7 +280,8 @@ class PeerConfig(_Section):
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``."""
     data_parallel_size: Positive = 1
-    """Processes that hold the model, each on a GPU of its own or on the CPU, and share the rows of a round."""
+    """Processes, each on a GPU of its own or on the CPU, that share a round's rows; with ``fsdp`` the weights too."""
+    fsdp: bool = False
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Positive = 16384
@@ -289,8 +289,7 @@ class PeerConfig(_Section):
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""
     attack: str | None = None
-    """For testing defences: one of :data:`ftis.lab.attacks.ATTACKS`, or a dotted path of ``f(scored groups, peer) ->
-    groups``. This peer offers what it returns, and learns from its own as sampled."""
+    """For testing defences: what the peer offers in place of its own groups; see :mod:`ftis.lab.attacks`."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
 
@@ -301,6 +300,9 @@ class PeerConfig(_Section):
                 f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
                 f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
             )
+        if self.fsdp and (self.data_parallel_size == 1 or self.optim != "adamw" or self.frozen_dtype == "nf4"):
+            wants = "data_parallel_size above 1, and nothing of bitsandbytes in optim and frozen_dtype"
+            raise ValueError(f"peer {self.name!r}: fsdp = true wants {wants}: mend those, or leave fsdp out")
         if self.frozen_dtype != "float32" and self.train != "lora":
             raise ValueError(f'peer {self.name!r}: frozen_dtype wants train = "lora", not "{self.train}": leave it out')
         return self
@@ -356,11 +358,9 @@ class Recipe(_Section):
     output_dir: str = "runs"
     """The run directory is ``<output_dir>/<name>-seed<seed>``."""
     exchange: Literal["auto", "ids", "text"] = "auto"
-    """What peers send: token ids, or text, which models of any tokenizer read. ``auto``: on one machine text where
-    tokenizers differ, else ids."""
+    """Token ids, or text, which models of any tokenizer read. ``auto``: text where tokenizers here differ, else ids."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
-    """One process per peer, or all peers in one; the numbers are the same. ``auto``: ``parallel`` where every peer can
-    have a device or core of its own, unless peers share a large frozen base."""
+    """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.lab.processes``."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()

@@ -11,7 +11,7 @@ computed and when it is updated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -124,15 +124,15 @@ class Policy:
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        self.model: Any = look_up("trainable", "engine", ENGINES)(model, config, adapter).to(self.device)
+        self.model: Any = self.place(look_up("trainable", "engine", ENGINES)(model, config, adapter))
         self.model.eval()
+        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         found: Forward | None = look_up("lines", "engine", ENGINES)(self.model, self.device)
         self.forward: Forward = found or PaddedRows(self.model, self.device)
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
-        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = look_up("optimizer", "engine", ENGINES)(self.trainable, config)
 
     @classmethod
@@ -154,12 +154,13 @@ class Policy:
                 f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
                 f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
             )
-        if checkpoint is None:
-            return cls(load_model(source, config), load_tokenizer(source), config)
-        tokenizer = load_tokenizer(str(checkpoint))
-        if config.train == "lora":  # the checkpoint is an adapter on top of the untrained model
-            return cls(load_model(source, config), tokenizer, config, adapter=checkpoint)
-        return cls(load_model(str(checkpoint), config), tokenizer, config)
+        adapter = checkpoint if config.train == "lora" else None  # on top of the untrained model
+        weights = source if adapter or checkpoint is None else str(checkpoint)
+        return cls(load_model(weights, config), load_tokenizer(str(checkpoint or source)), config, adapter)
+
+    def place(self, model: Any) -> Any:
+        """The model where it runs."""
+        return model.to(self.device)
 
     def end_at(self, tokens: Sequence[str]) -> None:
         """Let these tokens end completions too.
@@ -236,12 +237,10 @@ class Policy:
         """A completion's text, without special tokens such as the end of sequence."""
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
-    def save_pretrained(self, directory: Path) -> None:
-        """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory."""
-        if self.config.train == "lora":
-            self.model.save_pretrained(directory, save_embedding_layers=False)
-        else:
-            self.model.save_pretrained(directory)
+    def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory; ``state_dict``: as it is."""
+        more = {"save_embedding_layers": False} if self.config.train == "lora" else {}
+        self.model.save_pretrained(directory, state_dict=state_dict, **more)
         self.tokenizer.save_pretrained(directory)
 
     def _forward(

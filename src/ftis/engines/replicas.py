@@ -1,11 +1,12 @@
-"""One peer's model in several processes of one machine: each holds all of it, and computes its part of the rows.
+"""One peer's model in several processes of one machine: each computes its part of the rows.
 
 The peer's own process leads. It alone talks to the swarm, judges, selects, records and saves. It tells the others what
 to compute, over pipes, and waits for their answers. For an optimiser step every process computes the gradient of its
-part of the loss; their sum is the gradient of all (gloo, or NCCL on GPUs), and every process takes the same step. So
-the replicas stay equal, and that is checked at every step by the gradient's norm.
+part of the loss; their sum is the gradient of all (gloo, or NCCL on GPUs), and every process takes the same step. The
+gradient's norm is the same in all, and that is checked at every step.
 
-Completions are drawn in the same way: each process draws those of its part of the prompts.
+Each process holds all of the model (:class:`Replica`), or a part of every weight (:class:`ftis.engines.shards.Shard`).
+Completions are drawn like this, too: each process draws those of its part of the prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import multiprocessing
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -31,9 +32,10 @@ from torch import Tensor
 
 from ftis.config import FtisError, PeerConfig
 from ftis.engines.samplers import open_sampler
+from ftis.engines.shards import Shard
 from ftis.learning import StepLoss
 from ftis.objectives import Diagnostics
-from ftis.policy import LossOfRows, ModelError, Policy
+from ftis.policy import LossOfRows, ModelError, Policy, resolve_device
 from ftis.rollouts import Floats, Ints, Rollout, Rows
 from ftis.sampling import Decoding, Sampler
 
@@ -62,8 +64,8 @@ class Replica(Policy):
             dist.all_reduce(p.grad)
 
 
-class Leader(Replica):
-    """The replica of the peer's own process, which shares out what it is asked. :func:`lead` opens it."""
+class Leader(Policy):
+    """The policy of the peer's own process, which shares out what it is asked. :func:`lead` opens it."""
 
     crew: Crew
 
@@ -85,7 +87,8 @@ class Leader(Replica):
             (rate, _of(prompt_ids, rows), _of(completion_ids, rows), temperature, Part(loss_of_rows, rows))
             for rows in parts
         ]
-        norm, *others = self.crew.call("step", asked, lambda rate, *mine: Replica.step(self, *mine))
+        own = super().step
+        norm, *others = self.crew.call("step", asked, lambda rate, *mine: own(*mine))
         if any(of != norm for of, _ in others):
             raise ModelError(
                 f"peer {self.config.name!r}: its processes took different steps (norms of their gradients: {norm}, "
@@ -95,6 +98,38 @@ class Leader(Replica):
         for _, seen in others:
             take(cast(StepLoss, loss_of_rows), seen)
         return float(norm)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """A context in which this process can run the model by itself, and read its weights."""
+        yield
+
+
+class LeadingReplica(Leader, Replica):
+    """Of processes that hold all of the model."""
+
+
+class LeadingShard(Leader, Shard):
+    """Of processes that keep a part of every weight each. What it saves is whole, as any policy's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.optimizer.register_state_dict_post_hook(lambda _, state: self.of_all("whole_moments", state))
+
+    def of_all(self, task: str, *own: Any) -> Any:
+        """What this process makes of all processes' parts."""
+        return self.crew.call(task, [own, *[()] * len(self.crew.pipes)], getattr(self, task))[0]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        self.of_all("gather")
+        try:
+            yield
+        finally:
+            self.of_all("scatter")
+
+    def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        super().save_pretrained(directory, state_dict or self.of_all("whole_model"))
 
 
 @dataclass(frozen=True)
@@ -132,7 +167,7 @@ def take(loss: StepLoss, other: Seen) -> None:
 
 @dataclass(frozen=True)
 class Sharing(Sampler):
-    """The sampler of a :class:`Leader`, which closes its other processes with it.
+    """The sampler of a policy in several processes. It closes the others with itself.
 
     Attributes:
         own: draws in the leader's process.
@@ -140,7 +175,7 @@ class Sharing(Sampler):
     """
 
     own: Sampler
-    crew: Crew
+    leader: Leader
     alone: bool
 
     def __call__(
@@ -152,22 +187,25 @@ class Sharing(Sampler):
         seed: int,
         batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]:
-        if self.alone:
-            return self.own(policy, prompt_ids, repeats, decoding, seed, batch_size)
-        parts = self.crew.parts([len(ids) + decoding.max_completion_length for ids in prompt_ids])
-        asked = [
-            (policy.end_ids, _of(prompt_ids, rows), repeats, decoding, (seed + rank) % 2**63, batch_size)
-            for rank, rows in enumerate(parts)
-        ]
-        found = self.crew.call("sample", asked, lambda ends, *mine: self.own(policy, *mine) if mine[0] else [])
-        return list(itertools.chain.from_iterable(found))
+        with self.leader.gathered():
+            if self.alone:
+                return self.own(policy, prompt_ids, repeats, decoding, seed, batch_size)
+            crew = self.leader.crew
+            parts = crew.parts([len(ids) + decoding.max_completion_length for ids in prompt_ids])
+            asked = [
+                (policy.end_ids, _of(prompt_ids, rows), repeats, decoding, (seed + rank) % 2**63, batch_size)
+                for rank, rows in enumerate(parts)
+            ]
+            found = crew.call("sample", asked, lambda ends, *mine: self.own(policy, *mine) if mine[0] else [])
+            return list(itertools.chain.from_iterable(found))
 
     def weights_moved(self, policy: Policy) -> None:
-        self.own.weights_moved(policy)
+        with self.leader.gathered():
+            self.own.weights_moved(policy)
 
     def close(self) -> None:
         self.own.close()
-        self.crew.close()
+        self.leader.crew.close()
 
 
 @dataclass(frozen=True)
@@ -198,29 +236,23 @@ class Crew:
             mine = own(*asked[0])
         except (OSError, RuntimeError):
             for number, process in enumerate(self.processes, start=1):
-                process.join(timeout=1)  # a pipe or a gradient that does not come is of a process that just died
+                process.join(timeout=1)  # a pipe or a gradient that does not come is of a process that just ended
                 if not process.is_alive():
-                    raise self._dead(number) from None
+                    self._answer(number)
             raise
-        return [mine, *self._answers()]
+        return [mine, *(self._answer(number) for number in range(1, len(self.pipes) + 1))]
 
-    def _dead(self, number: int) -> ModelError:
-        return ModelError(
-            f"peer {self.name!r}: its process {number} died: see whether memory ran out, then run again with --resume, "
-            f"or with data_parallel_size = 1"
-        )
-
-    def _answers(self) -> list[Any]:
-        answers = []
-        for number, pipe in enumerate(self.pipes, start=1):
-            try:
-                answer, fault = pipe.recv()
-            except (EOFError, OSError):
-                raise self._dead(number) from None
-            if fault:
-                raise ModelError(f"peer {self.name!r}: its process {number} failed: {fault}")
-            answers.append(answer)
-        return answers
+    def _answer(self, number: int) -> Any:
+        try:
+            answer, fault = self.pipes[number - 1].recv()
+        except (EOFError, OSError):
+            raise ModelError(
+                f"peer {self.name!r}: its process {number} died: see whether memory ran out, then run again with "
+                f"--resume, or with data_parallel_size = 1"
+            ) from None
+        if fault:
+            raise ModelError(f"peer {self.name!r}: its process {number} failed: {fault}")
+        return answer
 
     def close(self) -> None:
         """End them. They end by themselves where this process dies."""
@@ -251,13 +283,16 @@ class Plan:
     threads: int
 
 
-def shared(sampler: Sampler, policy: Policy, name: str) -> Sampler:
+def open_shared(name: str, policy: Policy, options: Mapping[str, Any]) -> Sampler:
     """The sampler ``name`` for all processes of a policy. One that is not :data:`SHARED` draws in the leader's."""
-    return Sharing(sampler, policy.crew, name not in SHARED) if isinstance(policy, Leader) else sampler
+    if not isinstance(policy, Leader):
+        return open_sampler(name, policy, options)
+    with policy.gathered():  # for one that takes a copy of the weights
+        return Sharing(open_sampler(name, policy, options), policy, name not in SHARED)
 
 
 def lead(plan: Plan) -> Leader:
-    """The leader's replica, with the other processes at work.
+    """The leader's policy, with the other processes at work.
 
     Raises:
         FtisError: the model cannot be loaded, in one of the processes.
@@ -277,21 +312,28 @@ def lead(plan: Plan) -> Leader:
             far_end.close()  # the process has its own
         crew = Crew(plan.config.name, processes, [near_end for near_end, _ in ends])
         on_failure.callback(crew.close)
-        leader = cast(Leader, plan.opened(_on_device(plan.config, 0), kind=Leader))
+        kind = LeadingShard if plan.config.fsdp else LeadingReplica
+        leader = cast(Leader, crew.call("meet", [()] * size, lambda: _meet(plan, 0, store, kind))[0])
         leader.crew = crew
-        crew.call("meet", [()] * size, lambda: _meet(leader, 0, store))
         on_failure.pop_all()
     torch.set_num_threads(plan.threads)
     return leader
 
 
-def _meet(policy: Policy, rank: int, store: str) -> None:
-    """Join the others, and take the leader's weights: an adapter's first ones are drawn at random."""
-    backend = "nccl" if policy.device.type == "cuda" else "gloo"
-    size = policy.config.data_parallel_size
+def _meet(plan: Plan, rank: int, store: str, kind: type[Policy]) -> Policy:
+    """Join the others, and open this process's policy with the leader's weights."""
+    config = _on_device(plan.config, rank)
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    size = config.data_parallel_size
     dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=size, timeout=PATIENCE)
-    for parameter in policy.trainable:
-        dist.broadcast(parameter.data, 0)
+    policy = plan.opened(config, kind=kind)
+    if isinstance(policy, Replica):
+        for parameter in policy.trainable:  # an adapter's first weights are drawn at random
+            dist.broadcast(parameter.data, 0)
+    return policy
 
 
 def _follow(plan: Plan, rank: int, store: str, pipe: Connection) -> None:
@@ -313,6 +355,8 @@ def _follow(plan: Plan, rank: int, store: str, pipe: Connection) -> None:
             fault = f"a bug:\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             pipe.send((answer, fault))
+        if fault:
+            return  # and the leader, which waits for a gradient, sees that it does not come
 
 
 class _Follower:
@@ -325,10 +369,9 @@ class _Follower:
         self.plan, self.rank, self.store = plan, rank, store
 
     def meet(self) -> None:
-        self.policy = self.plan.opened(_on_device(self.plan.config, self.rank), kind=Replica)
+        self.policy = _meet(self.plan, self.rank, self.store, Shard if self.plan.config.fsdp else Replica)
         if self.plan.sampler in SHARED:
             self.sampler = open_sampler(self.plan.sampler, self.policy, self.plan.options)
-        _meet(self.policy, self.rank, self.store)
 
     def logps(self, prompt_ids: list[Ints], completion_ids: list[Ints], temperature: float) -> list[Floats]:
         return self.policy.logps(prompt_ids, completion_ids, temperature)
@@ -344,6 +387,22 @@ class _Follower:
     ) -> list[tuple[Rollout, ...]]:
         self.policy.end_ids = end_ids
         return self.sampler(self.policy, prompt_ids, repeats, decoding, seed, size) if prompt_ids else []
+
+    def gather(self) -> None:
+        self._shard.gather()
+
+    def scatter(self) -> None:
+        self._shard.scatter()
+
+    def whole_model(self) -> None:
+        self._shard.whole_model(keep=False)
+
+    def whole_moments(self) -> None:
+        self._shard.whole_moments(self.policy.optimizer.state_dict(), keep=False)
+
+    @property
+    def _shard(self) -> Shard:
+        return cast(Shard, self.policy)
 
 
 def _on_device(config: PeerConfig, rank: int) -> PeerConfig:

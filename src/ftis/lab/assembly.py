@@ -18,9 +18,9 @@ from ftis.alignment.messages import TextReader, end_of_text, spoken, terms_of_te
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
+from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig, TaskConfig
 from ftis.engines.models import tokenizer_fingerprint
-from ftis.engines.replicas import Plan, lead, shared
+from ftis.engines.replicas import Plan, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
@@ -63,6 +63,12 @@ def check_names(recipe: Recipe) -> None:
             look_up(peer.attack, f"peers.{peer.name}.attack", ATTACKS)
     if recipe.sampling.sampler != "auto" or recipe.sampling.options:
         opener(recipe.sampling.sampler, recipe.sampling.options)
+    for peer in recipe.peers:
+        if recipe.sampling.sampler == "vllm" and peer.data_parallel_size > 1 and "url" not in recipe.sampling.options:
+            raise RecipeError(
+                f"peers.{peer.name}.data_parallel_size = {peer.data_parallel_size}: vLLM in the learner's process has "
+                f"torch's process group for itself: run vllm serve, and give its address as sampling.options.url"
+            )
     for tracker in recipe.report_to:
         look_up(tracker, "report_to", TRACKERS)
 
@@ -121,7 +127,7 @@ def assemble(
         config=config,
         recipe=recipe,
         policy=policy,
-        sampler=shared(open_sampler(sampling.sampler, policy, sampling.options), policy, sampling.sampler),
+        sampler=open_shared(sampling.sampler, policy, sampling.options),
         task=task,
         render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
         admitter=Admitter(

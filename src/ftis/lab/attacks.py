@@ -1,7 +1,8 @@
 """Attacks on what others learn, for testing defences: what one dishonest peer offers in place of its own groups.
 
-Each is a function ``f(own scored groups, peer) -> groups``, which a recipe names in ``peers.attack``. Those called
-``lying-…`` report false log-probabilities. The others report what the attacker's model would say: nearly 0 for tokens
+Each is a function ``f(own scored groups, peer) -> groups``, which a recipe names in ``peers.attack``; a dotted path is
+one of your own. The peer offers what it returns, and learns from its own groups as sampled. Those called ``lying-…``
+report false log-probabilities. The others report what the attacker's model would say: nearly 0 for tokens
 that it always writes. Texts are those of the starters, whose completions are ``<think>3+8=1;1*7=7</think><answer>7…``.
 """
 

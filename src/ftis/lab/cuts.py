@@ -45,8 +45,7 @@ def probe_cuts(run: Path, arm: str | None, peer: str, step: int) -> dict[str, An
     """
     (recording,) = recordings(run, arm, (peer,))
     recording.check_recorded(step, step + 1)
-    with with_threads(recording.threads):
-        loaded = recording.load(step).peer
+    with with_threads(recording.threads), recording.examined(step) as loaded:
         found = compare_cuts(loaded, recording.batch(loaded, step))
     return {"run": str(run), "arm": recording.arm, "peer": peer, "step": step, **found}
 

@@ -39,11 +39,13 @@ class Memory:
 
     Attributes:
         program: Python, torch and what else is loaded beside models; 0 on a GPU.
-        weights: of the model, an adapter included.
+        weights: of the model, an adapter included; with ``fsdp`` this process's part of them, as of what follows.
         moments: AdamW's two.
         gradients: they lie there while a round is sampled too, and in a step from its second micro-batch on.
-        update: what the largest micro-batch adds while it is run forwards and backwards.
-        sampling: what a round's completions, or an evaluation's, add while they are sampled.
+        update: what the largest micro-batch adds while it is run forwards and backwards; with ``fsdp`` what is gathered
+            for it, too.
+        sampling: what a round's completions, or an evaluation's, add while they are sampled; with ``fsdp`` all
+            weights, too, or what is gathered for a checkpoint in main memory.
         microbatches: of an optimiser step.
     """
 
@@ -97,16 +99,25 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     if peer.frozen_dtype == "nf4":  # whose steps are the model's own
         copied = 0
 
+    parts = peer.data_parallel_size if peer.fsdp else 1
+    ends = embedding * (1 if text.tie_word_embeddings else 2)
+    weights = _weights(shape, peer, ends)
+    moments = shape.trained * MOMENT_BYTES[peer.optim]
+    gathered = whole = 0
+    if parts > 1:  # embeddings, output layer, and two layers at a time; of one of them, and of the ends, the gradient
+        layer = (shape.parameters - ends) // layers
+        gathered = FLOAT * (ends + 2 * layer + (ends + layer if peer.train != "lora" else 0))
+        whole = weights + (moments if device.type == "cpu" else 0)
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=_weights(shape, peer, embedding * (1 if text.tie_word_embeddings else 2)),
-        moments=shape.trained * MOMENT_BYTES[peer.optim],
-        gradients=shape.trained * FLOAT,
-        update=one + (layers - 1) * (two - one) + head + head_gradient,
-        sampling=at_once * a_row + copied,
+        weights=weights // parts,
+        moments=moments // parts,
+        gradients=shape.trained * FLOAT // parts,
+        update=one + (layers - 1) * (two - one) + head + head_gradient + gathered,
+        sampling=at_once * a_row + copied + whole,
         microbatches=microbatches,
     )
 

@@ -216,7 +216,7 @@ def probe(
             f"checkpoint before the last (training.save_total_limit says how many are kept)"
         )
     recording.check_recorded(step, step + 1)
-    with with_threads(recording.threads):
+    with with_threads(recording.threads), recording.examined(step) as loaded:
         return {
             "run": str(run),
             "arm": recording.arm,
@@ -224,7 +224,7 @@ def probe(
             "step": step,
             "fresh": fresh,
             "seed": seed,
-            **_compare(recording.load(step).peer, recording.batch, step, fresh, objectives, seed),
+            **_compare(loaded, recording.batch, step, fresh, objectives, seed),
         }
 
 

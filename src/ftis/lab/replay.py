@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -122,6 +122,18 @@ class Recording:
             resume_step=step,
             records=records,
         )
+
+    @contextmanager
+    def examined(self, step: int) -> Iterator[Peer]:
+        """A context with the peer after ``step`` finished rounds, to look at: in one process, whatever it trains in.
+
+        Raises:
+            RunError: there is no checkpoint of that step.
+        """
+        one = {"data_parallel_size": 1, "fsdp": False}
+        peers = tuple(peer.model_copy(update=one) for peer in self.recipe.peers)
+        with closing(self.load(step, self.recipe.model_copy(update={"peers": peers}))) as trainer:
+            yield trainer.peer
 
     def batch(self, peer: Peer, round: int) -> Batch:
         """The round's rollouts, in the order in which the peer learned from them.
@@ -262,16 +274,16 @@ def replay(
 def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
     say = placed(say, peer=recording.peer)
     records = Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    trainer = recording.load(first, recipe, records)
-    peer = trainer.peer
-    recorded = recording.metrics()
-    say(PeerStarted(first))
-    say(trainer.evaluate())
-    for round in range(first, last):
-        record = replay_round(peer, round, recording.batch(peer, round))
-        record.metrics.update(_not_replayed(recorded[round + 1]))
-        trainer.finish_round(record, last, say)
-    trainer.save()
+    with closing(recording.load(first, recipe, records)) as trainer:
+        peer = trainer.peer
+        recorded = recording.metrics()
+        say(PeerStarted(first))
+        say(trainer.evaluate())
+        for round in range(first, last):
+            record = replay_round(peer, round, recording.batch(peer, round))
+            record.metrics.update(_not_replayed(recorded[round + 1]))
+            trainer.finish_round(record, last, say)
+        trainer.save()
     say(PeerFinished(last))
 
 

@@ -94,7 +94,7 @@ def open_policy(
     """The policy of a checkpoint with its optimiser, or the untrained one where there is none."""
     policy = kind.load(config, model_path, checkpoint=checkpoint)
     if checkpoint:
-        state = torch.load(checkpoint / "trainer_state" / "optimizer.pt", map_location=policy.device, weights_only=True)
+        state = torch.load(checkpoint / "trainer_state" / "optimizer.pt", map_location="cpu", weights_only=True)
         policy.optimizer.load_state_dict(state)
     return policy
 
