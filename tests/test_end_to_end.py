@@ -503,6 +503,7 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
     for peer in peers:
         shutil.rmtree(run_of(workplace) / "F-TIS" / peer / "checkpoint-4")
     assert ftis("train", "recipe.toml", "--resume") == 0
+    assert "F-TIS/a: goes on after round 2\n" in capsys.readouterr().out
     again = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
     assert without_times(again) == without_times(rows)
 

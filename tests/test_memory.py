@@ -54,9 +54,7 @@ def test_in_parts_a_process_has_its_share_and_for_a_while_all_weights(tiny_model
     whole, part = found
     assert (whole.weights, whole.moments, whole.gradients) == (80_000, 160_000, 80_000)
     assert (part.weights, part.moments, part.gradients) == (20_000, 40_000, 20_000)
-    assert (
-        part.sampling - whole.sampling == whole.weights + whole.moments
-    )  # a checkpoint is gathered, too
+    assert part.sampling - whole.sampling == whole.weights + whole.moments  # a checkpoint is gathered, too
     assert 0 < part.update - whole.update < 2 * whole.weights
 
 

@@ -116,6 +116,8 @@ class Display:
         name = f"{event.place.arm}/{event.place.peer}"
         notes = self._notes.setdefault(name, {})
         match event:
+            case PeerStarted(step=step) if step:
+                self._line(f"{name}: goes on after round {step}")
             case RoundEnded(metrics=metrics):
                 notes["reward"] = f"{metrics['reward']:.2f}"
                 self._line(self._round_line(name, metrics))
