@@ -44,7 +44,7 @@ WINGS = {
     "loop": "files events records checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
-    "lab": "recipes starters pretrained rivals local accusations attacks assembly arms workers event_lines "
+    "lab": "recipes starters pretrained rivals partners local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance formatting processes memory estimate doctor preflight runs outlook experiments join "
     "replay probe cuts stats reading rollback summary budgets results tables corrections drawing "
     "plots layout paper figures exchange_figures views scaling verdicts page_tables exchanges samples tail standing "

@@ -129,7 +129,7 @@ def by_capability(rewards: Rewards) -> Tensor:
 
 def one_for_foreign_successes(rewards: Rewards) -> Tensor:
     """GRPO's Â within the own rollouts of a prompt; 1 for foreign rollouts with a reward above 0, 0 for the others."""
-    return torch.where(rewards.own_N, _among_own(rewards), (rewards.reward_N > 0).to(rewards.reward_N.dtype))
+    return torch.where(rewards.own_N, among_own(rewards), (rewards.reward_N > 0).to(rewards.reward_N.dtype))
 
 
 def where_own_fail(rewards: Rewards) -> Tensor:
@@ -142,7 +142,7 @@ def where_own_fail(rewards: Rewards) -> Tensor:
     return torch.where(rewards.own_N | (tried & ~solved), advantage_N, torch.zeros_like(advantage_N))
 
 
-def _among_own(rewards: Rewards) -> Tensor:
+def among_own(rewards: Rewards) -> Tensor:
     """GRPO's Â among the own rollouts of each prompt; 0 elsewhere."""
     own = rewards.own_N
     advantage_N = torch.zeros_like(rewards.reward_N)

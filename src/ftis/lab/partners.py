@@ -1,0 +1,96 @@
+"""Ways to spare the stronger of two partners: what is learned from a sender follows from how well both do.
+
+Each goes with F-TIS, through the seams: a selection by its dotted path in ``training.selections``, an objective by its
+dotted path in ``objective.name``. docs/results.md compares them. Below, p_k is the learner's mean reward over its own
+rollouts, of a prompt or of the round, and p_j that of a sender j.
+
+    by_own_failure        share 1 − p_k(prompt) of a foreign rollout    most where the learner fails; horizontal
+    by_lead               share min(1, p_j / p_k)                       less as the learner leads
+    FilterBySender        the filter's g, times min(1, p_j / p_k)       fewer failures of weaker senders
+    AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      in place of its group's mean
+
+Foreign successes alone are :func:`ftis.lab.rivals.foreign_positives`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ftis.config import Recipe
+from ftis.lab.rivals import among_own
+from ftis.objectives import OBJECTIVES, Rewards, resolve
+from ftis.selection import Judged, Selection, kl_shares
+
+
+def by_own_failure(judged: Judged) -> Tensor:
+    """Share 1 − p for a foreign rollout, p the learner's mean reward for its prompt within [0, 1]; 1 if it has none."""
+    batch = judged.batch
+    share_N = np.ones(len(batch.own_N))
+    for item in np.unique(batch.item_N[batch.own_N]):
+        own, foreign = (((batch.item_N == item) & (batch.own_N == mine)) for mine in (True, False))
+        share_N[foreign] = 1 - np.clip(batch.reward_N[own].mean(), 0, 1)
+    return torch.from_numpy(share_N[judged.rows])
+
+
+def by_lead(judged: Judged) -> Tensor:
+    """Share min(1, p_j / p_k) for the rollouts of sender j, over this round."""
+    return torch.from_numpy(_lead(judged))
+
+
+class FilterBySender(Selection):
+    """F-TIS's filter with g · min(1, p_j / p_k) for the rollouts of sender j, over this round."""
+
+    name = "kl by sender"
+
+    def __init__(self, recipe: Recipe, own: str) -> None:
+        self.objective = resolve(recipe.objective)
+
+    def shares(self, judged: Judged) -> Tensor:
+        assert judged.diagnostics is not None
+        k1_R, k3_R = judged.diagnostics.k1_N, judged.diagnostics.k3_N
+        kl_R = k1_R if self.objective.kl_estimator == "k1" else k3_R
+        threshold_R = self.objective.kl_threshold * torch.from_numpy(_lead(judged))
+        return kl_shares(kl_R, judged.advantage_R, threshold_R)
+
+
+def _lead(judged: Judged) -> npt.NDArray[np.float64]:
+    """min(1, p_j / p_k) of each judged row's sender j: 1 for own rows, and where the learner has no reward."""
+    batch = judged.batch
+    own = batch.reward_N[batch.own_N].mean() if batch.own_N.any() else 0.0
+    lead_N = np.ones(len(batch.own_N))
+    for source in np.unique(batch.source_N[~batch.own_N]):
+        of_source = batch.source_N == source
+        if own > 0:
+            lead_N[of_source] = np.clip(batch.reward_N[of_source].mean() / own, 0, 1)
+    lead_R: npt.NDArray[np.float64] = lead_N[judged.rows]
+    return lead_R
+
+
+def against_the_learner(rewards: Rewards) -> Tensor:
+    """GRPO's Â within own rollouts; (r − p) / σ of foreign ones.
+
+    p is the learner's mean reward for the prompt, or for the round where it did not try it; σ is its standard deviation
+    over the round, 1 where that is 0 or ``rewards.scale`` is "none".
+    """
+    own_N, reward_N = rewards.own_N, rewards.reward_N
+    advantage_N = among_own(rewards)
+    if not bool(own_N.any()):
+        return advantage_N
+    of_round = reward_N[own_N]
+    sigma = of_round.std(correction=0)
+    scale = sigma if rewards.scale == "group" and sigma > 0 else torch.ones_like(sigma)
+    for group in torch.unique(rewards.group_N[~own_N]):
+        members = rewards.group_N == group
+        tried = reward_N[members & own_N]
+        p = tried.mean() if len(tried) else of_round.mean()
+        advantage_N[members & ~own_N] = (reward_N[members & ~own_N] - p) / scale
+    return advantage_N
+
+
+AGAINST_THE_LEARNER = replace(OBJECTIVES["F-TIS"], advantage=against_the_learner)
+"""F-TIS with foreign advantages relative to the learner's success rate."""

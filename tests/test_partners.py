@@ -1,0 +1,116 @@
+"""What spares the stronger partner: shares and advantages by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from ftis.config import ObjectiveConfig
+from ftis.lab import partners
+from ftis.objectives import OBJECTIVES, Rewards, resolve
+from ftis.selection import Judged, selections_of
+from recipes import recipe_of
+
+
+def judged(
+    reward: Sequence[float],
+    item: Sequence[int],
+    source: Sequence[int],
+    rows: Sequence[int] | None = None,
+    advantage: Sequence[float] = (),
+    kl: Sequence[float] = (),
+) -> Judged:
+    """The learner is source 0."""
+    source_N = np.array(source)
+    batch = SimpleNamespace(
+        reward_N=np.array(reward, float), item_N=np.array(item), source_N=source_N, own_N=source_N == 0
+    )
+    diagnostics = SimpleNamespace(k1_N=torch.tensor(kl) / 2, k3_N=torch.tensor(kl))
+    return cast(
+        Judged,
+        SimpleNamespace(
+            batch=batch,
+            rows=np.arange(len(reward)) if rows is None else np.array(rows),
+            advantage_R=torch.tensor(advantage),
+            diagnostics=diagnostics,
+        ),
+    )
+
+
+def test_others_count_where_the_learner_fails() -> None:
+    """Item 0: own 1 of 2. Item 1: own 0 of 2. Item 2: own 2 of 2. Item 3: not tried."""
+    given = judged(
+        [1, 0, 1, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3], [0, 0, 1, 0, 0, 1, 0, 0, 1, 1], [0, 2, 5, 8, 9]
+    )
+    assert partners.by_own_failure(given).tolist() == [1.0, 0.5, 1.0, 0.0, 1.0]
+
+
+def test_rewards_beyond_one_are_as_one() -> None:
+    assert partners.by_own_failure(judged([3, 3, 1], [0, 0, 0], [0, 0, 1])).tolist() == [1.0, 1.0, 0.0]
+    assert partners.by_own_failure(judged([-1, -1, 1], [0, 0, 0], [0, 0, 1])).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_share_of_a_sender_falls_as_the_learner_leads() -> None:
+    """The learner is right in 2 of 4; sender 1 in 1 of 4, sender 2 in 3 of 4."""
+    reward = [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0]
+    given = judged(reward, [0] * 4 + [1] * 4 + [2] * 4, [0] * 4 + [1] * 4 + [2] * 4, [0, 4, 5, 8])
+    assert partners.by_lead(given).tolist() == [1.0, 0.5, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "source"), [([0, 0, 1, 1], [0, 0, 1, 1]), ([1, 1], [1, 1])], ids=["no success", "no own rollouts"]
+)
+def test_a_learner_without_success_leads_nobody(reward: list[float], source: list[int]) -> None:
+    assert set(partners.by_lead(judged(reward, [0] * len(reward), source)).tolist()) == {1.0}
+
+
+def test_the_filter_of_a_weaker_sender_is_narrower() -> None:
+    """g = .5 nats for own rollouts and for sender 2, .25 for sender 1, which succeeds half as often as the learner."""
+    reward = [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0]
+    advantage = [-1.0, 1.0, -1.0, -1.0, -1.0]
+    kl = [0.4, 9.0, 0.3, 0.2, 0.4]
+    given = judged(reward, [0] * 4 + [1] * 4 + [2] * 4, [0] * 4 + [1] * 4 + [2] * 4, [2, 4, 5, 6, 11], advantage, kl)
+    found = []
+    for estimator in ("k3", "k1"):
+        objective = ObjectiveConfig(name="F-TIS", kl_estimator=estimator, kl_threshold=0.5)
+        recipe = recipe_of("ada", "bob").model_copy(update={"objective": objective})
+        found.append(partners.FilterBySender(recipe, "ada").shares(given).tolist())
+    assert found == [[1.0, 1.0, 0.0, 1.0, 1.0], [1.0] * 5]  # k1 is half of k3 here
+
+
+def rewards(reward: Sequence[float], group: Sequence[int], source: Sequence[int], scale: str = "group") -> Rewards:
+    source_N = torch.tensor(source)
+    return Rewards(
+        torch.tensor(reward, dtype=torch.float64), torch.tensor(group), source_N, source_N == 0, cast(Any, scale)
+    )
+
+
+def test_foreign_advantages_are_relative_to_what_the_learner_earns() -> None:
+    """Own: 1 of 2 in group 0, 0 of 2 in group 1, so 1 of 4 in the round, σ = √3/4. Group 2 is not tried."""
+    given = ([1, 0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 1, 0, 0, 1, 1, 1])
+    sigma = math.sqrt(3) / 4
+    expected = [1, -1, 0.5 / sigma, 0, 0, 1 / sigma, 0.75 / sigma, -0.25 / sigma]
+    np.testing.assert_allclose(partners.against_the_learner(rewards(*given)), expected, rtol=1e-12)
+    unscaled = [0.5, -0.5, 0.5, 0, 0, 1, 0.75, -0.25]
+    np.testing.assert_allclose(partners.against_the_learner(rewards(*given, "none")), unscaled, rtol=1e-12)
+
+
+def test_a_learner_that_always_fails_or_has_nothing_divides_by_no_zero() -> None:
+    assert partners.against_the_learner(rewards([0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 1, 1])).tolist() == [0, 0, 1, 0]
+    assert partners.against_the_learner(rewards([1, 0], [0, 0], [1, 1])).tolist() == [0, 0]
+
+
+def test_a_recipe_names_them() -> None:
+    objective = resolve(ObjectiveConfig(name="ftis.lab.partners.AGAINST_THE_LEARNER", kl_threshold=0.5))
+    assert objective.filtered
+    assert objective.weight is OBJECTIVES["F-TIS"].weight
+    names = [f"ftis.lab.partners.{name}" for name in ("by_own_failure", "by_lead", "FilterBySender")]
+    recipe = recipe_of("ada", "bob", selections=names)
+    found = [selection.name for selection in selections_of(recipe, "ada", OBJECTIVES["F-TIS"])]
+    assert found[-3:] == ["by_own_failure", "by_lead", "kl by sender"]
