@@ -118,6 +118,28 @@ def test_own_seconds_are_work_without_waiting_and_unknown_where_it_was_not_told_
         assert [size["seconds"] and size["seconds"]["mean"] for size in sizes] == [expected] * 3
 
 
+def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: Path) -> None:
+    """Pairs .487 against .587, fours .687 against .737; p is corrected for these two, not for the limited one."""
+    result = found(tmp_path, ALONE, *SIZES, LIMITED, CEILING, TWICE)
+    alone, pairs, fours = result["series"][0]["sizes"]
+    (limited,) = result["series"][1]["sizes"]
+    assert alone.get("against_equal_training") is None
+    assert limited["against_equal_training"] is None
+    for size, baseline, difference in ((pairs, "alone-x2", -0.100), (fours, "alone", -0.050)):
+        against = size["against_equal_training"]
+        assert against["mean"] == pytest.approx(difference)
+        assert f"from {baseline}: " in against["text"]  # of equal differences no spread is known
+    ordered = sorted([pairs, fours], key=lambda size: size["against_equal_training"]["p_value"])
+    least = ordered[0]["against_equal_training"]
+    assert least["p_adjusted"] == pytest.approx(min(1.0, 2 * least["p_value"]))
+    shown = section(result)
+    assert shown is not None
+    assert any(line.startswith("F-TIS-2: ") and "from alone-x2: −0.100" in line for line in shown.verdicts)
+    column = list(shown.table.head).index("Against equal training")
+    row = next(row for row in shown.table.groups[0].rows if row[0].text == "F-TIS-2")
+    assert row[column].text == "−0.100"
+
+
 def test_the_time_of_a_peer_alone_that_ends_as_high_is_read_off_what_it_took(tmp_path: Path) -> None:
     """Alone, a round takes 1 s, 1.5 s with twice the sampling and 6 s with four times; in a swarm of two 2 s."""
     seconds = {"alone-part": 1.0, "alone-x2": 1.5, "alone": 6.0, "F-TIS-2": 2.0, "F-TIS-4": 3.0}

@@ -52,7 +52,12 @@ def section(found: Mapping[str, Any] | None) -> Scaling | None:
         f"{counted(found['peers'], 'peer')} and {counted(len(found['seeds']), 'seed')}; intervals are 95%, over seeds."
     )
     panels = draw(found)
-    compared = [(size["arm"], size["against_alone"]) for size in _sizes(found) if size["against_alone"] is not None]
+    compared = [
+        (size["arm"], against)
+        for key in ("against_alone", "against_equal_training")
+        for size in _sizes(found)
+        if (against := size.get(key)) is not None
+    ]
     verdicts = [true_minus(f"{arm}: {against['text']}.") for arm, against in compared]
     return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _table(found))
 
@@ -84,7 +89,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
 
     ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
     else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
-    (``label``, ``text``).
+    (``label``, ``text``). ``against_equal_training`` compares a swarm like that with the ceiling that trains on as many
+    rollouts, corrected over the swarms that have one; None where there is none.
     """
     if not study.seeds or study.elsewhere:
         return None
@@ -111,7 +117,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
         str(seed): fmean(study.peer(seed, ones[0].name, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
         for seed in study.seeds
     }
-    against = _against(study, [*(arm for s in series for arm in s), *ceilings], ones[0])
+    others = [*(arm for s in series for arm in s), *ceilings]
+    against = _against(study, [(arm.name, ones[0].name) for arm in others])
     found: dict[str, Any] = {
         "own_rollouts": own,
         "peers": len(study.peer_names),
@@ -139,6 +146,12 @@ def scaling(study: Study) -> dict[str, Any] | None:
         m = size["trained"] / own
         size["pays_from"] = None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1))
         size["seconds_alone"] = None if times is None else _seconds_at(times, own, [found["alone"], *found["ceilings"]])
+    equal = {c["trained"]: c["arm"] for c in found["ceilings"]}
+    swarms = [size for s in found["series"] for size in s["sizes"] if size["size"] > 1]
+    compared = [(size["arm"], equal[size["trained"]]) for size in swarms if size["trained"] in equal]
+    against_equal = _against(study, compared)
+    for size in swarms:
+        size["against_equal_training"] = against_equal.get(size["arm"])
     known: dict[str, Any] = without_nan(found)
     return known
 
@@ -171,14 +184,14 @@ def _own(arm: Arm) -> int:
     return rollouts_per_round(arm.swarms[0])[0]
 
 
-def _against(study: Study, arms: Sequence[Arm], alone: Arm) -> dict[str, dict[str, Any]]:
-    """Each arm's mean over peers against that of ``alone``, by the arm's name.
+def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """The mean over peers of each pair's first arm against that of its second, by the first's name.
 
     A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
     """
-    compared = [{"arm": arm.name, "baseline": alone.name} for arm in arms]
+    compared = [{"arm": arm, "baseline": baseline} for arm, baseline in pairs]
     tested = differences_of(study, compared, lambda _, arm: mean_finals(study, VALIDATION, arm))
-    return {arm.name: difference for arm, difference in zip(arms, tested, strict=True)}
+    return {arm: difference for (arm, _), difference in zip(pairs, tested, strict=True)}
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
@@ -323,6 +336,14 @@ def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
     return f"{size['times']:.2g}" if size["times"] is not None else f"over {most:g}"
 
 
+def _compared(against: Mapping[str, Any] | None) -> list[Cell]:
+    """A difference and its p."""
+    if against is None:
+        return [Cell(), Cell()]
+    shown = against["label"] != "no difference shown"
+    return [with_interval(against, "+", strong=shown), Cell(p_text(against["p_adjusted"]))]
+
+
 def _cost(estimate: Mapping[str, Any] | None, in_words: Callable[[float], str]) -> Cell:
     if estimate is None:
         return Cell(amount(None))
@@ -340,6 +361,8 @@ def _table(found: Mapping[str, Any]) -> Table:
         "Final",
         "Gain",
         "p, Holm",
+        "Against equal training",
+        "p, Holm",
         "Least gain",
         "As alone, ×",
         "Pays from s/t",
@@ -350,7 +373,7 @@ def _table(found: Mapping[str, Any]) -> Table:
     ]
     rows = []
     for size in _sizes(found):
-        against = size["against_alone"]
+        comparisons = [size["against_alone"], size.get("against_equal_training")]
         least = min(size["gains"], key=lambda peer: size["gains"][peer])
         rows.append(
             [
@@ -359,8 +382,7 @@ def _table(found: Mapping[str, Any]) -> Table:
                 Cell(amount(size["sampled"])),
                 Cell(amount(size["trained"])),
                 with_interval(size["final"]),
-                with_interval(against, "+", strong=against["label"] != "no difference shown") if against else Cell(),
-                Cell(p_text(against["p_adjusted"]) if against else ""),
+                *(cell for against in comparisons for cell in _compared(against)),
                 Cell(true_minus(number(size["gains"][least], "+")), least),
                 Cell(_times(found, size)),
                 Cell("" if size.get("pays_from") is None else f"{size['pays_from']:.2g}"),
