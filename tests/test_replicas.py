@@ -154,6 +154,30 @@ def test_a_sampler_with_weights_of_its_own_gets_all_of_them(sampler: str, both: 
         of_its_own.weights_moved(two)
 
 
+def test_generate_draws_in_processes_with_unequal_work(both: tuple[Policy, Leader]) -> None:
+    """One prompt is one process's: the others draw nothing, and the leader waits for nobody's tokens."""
+    _, two = both
+    sampler = open_shared("transformers", two, {})
+    for prompts in (PROMPTS[:1], PROMPTS[:3]):
+        drawn = sampler(two, prompts, 2, DECODING, seed=1)
+        assert [len(group) for group in drawn] == [2] * len(prompts)
+    logps = two.logps([PROMPTS[0]] * 2, [rollout.completion_ids for rollout in drawn[0]], 1.0)
+    for rollout, logp in zip(drawn[0], logps, strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
+def test_after_saving_the_weights_are_still_gathered(both: tuple[Policy, Leader], tmp_path: Path) -> None:
+    _, two = both
+    with two.gathered():
+        two.save_pretrained(tmp_path)
+        ids = torch.tensor([PROMPTS[0].tolist()])
+        with torch.no_grad():  # by this process alone
+            logits = two.model(input_ids=ids).logits
+    saved = Policy.load(config(tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(saved.model(input_ids=ids).logits, logits, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [[], [5], [5, 5], [1, 1, 1, 97], [97, 1, 1, 1], [3] * 10])
 def test_parts_are_consecutive_and_whole(tokens: list[int]) -> None:
     parts = Crew("a", [], [None, None]).parts(tokens)  # type: ignore[list-item]
@@ -169,7 +193,9 @@ def test_a_process_that_dies_is_named(both: tuple[Policy, Leader]) -> None:
     pid = leader.crew.processes[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ModelError, match=r"peer 'a': its process 1 died.* --resume, or with data_parallel_size = 1"):
+    with pytest.raises(
+        ModelError, match=r"peer 'a': its process 1 died.* --resume, or with data_parallel_size = 1 and"
+    ):
         leader.logps(PROMPTS, PROMPTS, 1.0)
     leader.crew.close()
 
@@ -233,6 +259,23 @@ def test_a_model_without_layers_cannot_be_kept_in_parts(tmp_path: Path) -> None:
     shard.config = config(tmp_path, data_parallel_size=2, fsdp=True)
     with pytest.raises(ModelError, match=r"peer 'a': Linear has no layers .* set fsdp = false"):
         shard.place(torch.nn.Linear(2, 2))
+
+
+def test_an_output_layer_alone_learns_in_parts_too(tiny_model_dir: TinyModelDir) -> None:
+    of = config(tiny_model_dir(tie_word_embeddings=False), train="subset", trainable_parameters=["lm_head"])
+    leader = opened(of.model_copy(update={"data_parallel_size": 2, "fsdp": True}))
+    try:
+        one = Policy.load(of)
+        batch, objective = batch_of(one), resolve(ObjectiveConfig(name="F-TIS"))
+        norms: list[float] = []
+        for policy in (one, leader):
+            start = judge(batch, torch.linspace(-1, 1, len(batch)), policy, DECODING, objective, steps=2)
+            update, _ = learn(policy, start, select(start, ()), objective, 1.0, [np.arange(len(batch))])
+            norms += update.grad_norms
+        assert norms[0] > 1e-3
+        assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    finally:
+        leader.crew.close()
 
 
 @pytest.mark.parametrize(

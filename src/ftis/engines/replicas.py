@@ -112,6 +112,8 @@ class LeadingReplica(Leader, Replica):
 class LeadingShard(Leader, Shard):
     """Of processes that keep a part of every weight each. What it saves is whole, as any policy's."""
 
+    is_gathered = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.optimizer.register_state_dict_post_hook(lambda _, state: self.of_all("whole_moments", state))
@@ -123,13 +125,15 @@ class LeadingShard(Leader, Shard):
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
         self.of_all("gather")
-        try:
-            yield
-        finally:
-            self.of_all("scatter")
+        self.is_gathered = True
+        yield
+        self.is_gathered = False  # what fails in between ends the peer, and its other processes with it
+        self.of_all("scatter")
 
     def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         super().save_pretrained(directory, state_dict or self.of_all("whole_model"))
+        if self.is_gathered:
+            self.of_all("gather")
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,9 @@ class Sharing(Sampler):
             return list(itertools.chain.from_iterable(found))
 
     def weights_moved(self, policy: Policy) -> None:
-        with self.leader.gathered():
-            self.own.weights_moved(policy)
+        if self.alone:
+            with self.leader.gathered():
+                self.own.weights_moved(policy)
 
     def close(self) -> None:
         self.own.close()
@@ -248,7 +253,7 @@ class Crew:
         except (EOFError, OSError):
             raise ModelError(
                 f"peer {self.name!r}: its process {number} died: see whether memory ran out, then run again with "
-                f"--resume, or with data_parallel_size = 1"
+                f"--resume, or with data_parallel_size = 1 and no fsdp from the start"
             ) from None
         if fault:
             raise ModelError(f"peer {self.name!r}: its process {number} failed: {fault}")
@@ -287,8 +292,10 @@ def open_shared(name: str, policy: Policy, options: Mapping[str, Any]) -> Sample
     """The sampler ``name`` for all processes of a policy. One that is not :data:`SHARED` draws in the leader's."""
     if not isinstance(policy, Leader):
         return open_sampler(name, policy, options)
+    if name in SHARED:
+        return Sharing(open_sampler(name, policy, options), policy, alone=False)
     with policy.gathered():  # for one that takes a copy of the weights
-        return Sharing(open_sampler(name, policy, options), policy, name not in SHARED)
+        return Sharing(open_sampler(name, policy, options), policy, alone=True)
 
 
 def lead(plan: Plan) -> Leader:

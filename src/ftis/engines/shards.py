@@ -9,7 +9,8 @@ gathered for as long: :meth:`Shard.gather`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ class Shard(Policy):
         super().__init__(*args, **kwargs)
         self.optimizer.register_load_state_dict_pre_hook(lambda _, state: self._part_of(state))
         self.model.reshard()
+        output = self.model.get_output_embeddings()
+        beyond = {id(p) for p in self.trainable} - {id(p) for p in (output.parameters() if output else ())}
+        if not beyond:
+            self.head = None  # what the model puts out must carry the gradient, or FSDP does not see it
 
     def place(self, model: Any) -> Any:
         """The model in parts, layer by layer. It comes whole, on the CPU.
@@ -48,7 +53,7 @@ class Shard(Policy):
                 f"peer {self.config.name!r}: {type(model).__name__} has no layers that could be kept in parts: set "
                 f"fsdp = false"
             )
-        for parameter in model.parameters():
+        for parameter in model.parameters() if self.config.train == "lora" else ():
             if parameter.requires_grad:  # an adapter's first weights are drawn at random
                 drawn = parameter.data.to(self.device)
                 dist.broadcast(drawn, 0)
@@ -58,7 +63,20 @@ class Shard(Policy):
         for module in self.kept_in_parts:  # the sum, and without an operation that only NCCL has
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        for module in model.modules():  # transformers would let processes draw a token at a time together
+            module._is_fsdp_managed_module = False
         return model
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """As of any policy, without autocast's copies of all weights, which would outlast their gathering."""
+        with super().precision():
+            kept = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)
+            try:
+                yield
+            finally:
+                torch.set_autocast_cache_enabled(kept)
 
     def gather(self) -> None:
         """Gather all weights. Until :meth:`scatter`, this process can run the model by itself."""
@@ -99,7 +117,7 @@ class Shard(Policy):
 
     def whole_model(self, keep: bool = True) -> dict[str, Tensor]:
         """The state of the model, or of its adapter, from all parts: on the CPU. Without ``keep`` this only helps."""
-        state = {
+        state = {  # in which each value is in parts, whatever was gathered
             name: value
             for name, value in self.model.state_dict(keep_vars=True).items()
             if self.config.train != "lora" or value.requires_grad

@@ -94,7 +94,8 @@ def open_policy(
     """The policy of a checkpoint with its optimiser, or the untrained one where there is none."""
     policy = kind.load(config, model_path, checkpoint=checkpoint)
     if checkpoint:
-        state = torch.load(checkpoint / "trainer_state" / "optimizer.pt", map_location="cpu", weights_only=True)
+        place = checkpoint / "trainer_state" / "optimizer.pt"
+        state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)  # processes share its pages
         policy.optimizer.load_state_dict(state)
     return policy
 
