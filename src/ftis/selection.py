@@ -178,7 +178,7 @@ class KLFilter(Selection):
         return kl_shares(kl_R, judged.advantage_R, self.objective.kl_threshold)
 
 
-def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float | Tensor) -> Tensor:
+def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float) -> Tensor:
     """1 where Â > 0 or KL < g, else 0: float [N]."""
     return ((advantage_N > 0) | (kl_N < threshold)).to(advantage_N.dtype)
 

@@ -10,7 +10,7 @@ gathered for as long: :meth:`Shard.gather`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,30 +128,26 @@ class Shard(Policy):
 
     def whole_moments(self, state: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         """A state of the optimiser with whole tensors on the CPU, from all parts. Without ``keep`` this only helps."""
-        of_parameters = {
-            number: {
-                name: _whole(value, keep) if isinstance(value, Tensor) else value for name, value in values.items()
-            }
-            for number, values in state["state"].items()
-        }
-        return {**state, "state": of_parameters}
+        return _with_tensors(state, lambda number, value: _whole(value, keep))
 
     def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
         """This process's part of a state with whole tensors."""
-        of_parameters = {
-            number: {
-                name: self._like(self.trainable[number], value) if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-            for number, values in state["state"].items()
-        }
-        return {**state, "state": of_parameters}
+        return _with_tensors(state, lambda number, value: self._like(self.trainable[number], value))
 
     def _like(self, parameter: Any, value: Tensor) -> Tensor:
         if value.shape != parameter.shape:  # the number of steps
             return value
         whole = value.to(self.device)
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _with_tensors(state: dict[str, Any], of: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
+    """A state of the optimiser with ``of(parameter's number, tensor)`` in place of each tensor."""
+    of_parameters = {
+        number: {name: of(number, value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": of_parameters}
 
 
 def _whole(value: Tensor, keep: bool) -> Tensor:

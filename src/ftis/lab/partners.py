@@ -17,14 +17,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ftis.config import Recipe
 from ftis.lab.rivals import among_own
 from ftis.objectives import OBJECTIVES, Rewards, resolve
-from ftis.selection import Judged, Selection, kl_shares
+from ftis.selection import Judged, KLFilter, Selection
 
 
 def by_own_failure(judged: Judged) -> Tensor:
@@ -38,8 +37,18 @@ def by_own_failure(judged: Judged) -> Tensor:
 
 
 def by_lead(judged: Judged) -> Tensor:
-    """Share min(1, p_j / p_k) for the rollouts of sender j, over this round."""
-    return torch.from_numpy(_lead(judged))
+    """Share min(1, p_j / p_k) for the rollouts of sender j, over this round.
+
+    1 for own rollouts, and where the learner has no reward.
+    """
+    batch = judged.batch
+    own = batch.reward_N[batch.own_N].mean() if batch.own_N.any() else 0.0
+    share_N = np.ones(len(batch.own_N))
+    for source in np.unique(batch.source_N[~batch.own_N]):
+        of_source = batch.source_N == source
+        if own > 0:
+            share_N[of_source] = np.clip(batch.reward_N[of_source].mean() / own, 0, 1)
+    return torch.from_numpy(share_N[judged.rows])
 
 
 class FilterBySender(Selection):
@@ -51,24 +60,12 @@ class FilterBySender(Selection):
         self.objective = resolve(recipe.objective)
 
     def shares(self, judged: Judged) -> Tensor:
-        assert judged.diagnostics is not None
-        k1_R, k3_R = judged.diagnostics.k1_N, judged.diagnostics.k3_N
-        kl_R = k1_R if self.objective.kl_estimator == "k1" else k3_R
-        threshold_R = self.objective.kl_threshold * torch.from_numpy(_lead(judged))
-        return kl_shares(kl_R, judged.advantage_R, threshold_R)
-
-
-def _lead(judged: Judged) -> npt.NDArray[np.float64]:
-    """min(1, p_j / p_k) of each judged row's sender j: 1 for own rows, and where the learner has no reward."""
-    batch = judged.batch
-    own = batch.reward_N[batch.own_N].mean() if batch.own_N.any() else 0.0
-    lead_N = np.ones(len(batch.own_N))
-    for source in np.unique(batch.source_N[~batch.own_N]):
-        of_source = batch.source_N == source
-        if own > 0:
-            lead_N[of_source] = np.clip(batch.reward_N[of_source].mean() / own, 0, 1)
-    lead_R: npt.NDArray[np.float64] = lead_N[judged.rows]
-    return lead_R
+        lead_R = by_lead(judged)
+        share_R = torch.ones(len(lead_R))
+        for lead in lead_R.unique():
+            narrower = replace(self.objective, kl_threshold=self.objective.kl_threshold * float(lead))
+            share_R = torch.where(lead_R == lead, KLFilter(narrower).shares(judged), share_R)
+        return share_R
 
 
 def against_the_learner(rewards: Rewards) -> Tensor:
