@@ -33,7 +33,8 @@ from scene import (
 from ftis.config import ObjectiveConfig
 from ftis.lab import page
 from ftis.lab.corrections import correction_of
-from ftis.lab.reading import PeerRun
+from ftis.lab.exchanges import exchanges
+from ftis.lab.reading import PeerRun, read_study
 from ftis.lab.results import compare
 from ftis.lab.samples import Tokens, choose_samples
 
@@ -311,6 +312,40 @@ def test_three_peers_two_arms(tmp_path: Path, no_drawing: list[str]) -> None:
     assert "NoIS has no filter" in text
     assert "NoIS does not use it" in text
     check(text)
+
+
+def test_whose_rollouts_a_peer_learned_from_is_told_in_numbers(tmp_path: Path, no_drawing: list[str]) -> None:
+    peers, share = ("a", "b", "c"), PROMPTS * G // 3
+    study = read_study(Scene(tmp_path, peers=peers, seeds=(0, 1)).write())
+    found = exchanges(study)
+    assert found is not None
+    (group,) = found.arms[0].learned.groups
+    k1 = 0.4 * sum(range(1, ROUNDS + 1)) / ROUNDS
+    numbers = [f"{share:.1f}", "1.0", "2.0", f"{share - 3:.1f}", f"{k1:.2f}", "1.100", "0.80"]
+    assert [[cell.text for cell in row] for row in group.rows] == [
+        [learner, source, *numbers]
+        for learner, others in (("a", "bc"), ("b", "ca"), ("c", "ab"))
+        for source in (f"{learner} itself", *others)
+    ]
+
+
+def test_what_did_not_come_counts_as_no_rollouts_and_has_no_weight(tmp_path: Path, no_drawing: list[str]) -> None:
+    Scene(tmp_path, seeds=(0,)).write()
+    path = tmp_path / "scene-seed0" / "F-TIS" / "small" / "metrics.jsonl"
+    first, *others = (json.loads(line) for line in path.read_text().splitlines())
+    nothing = {"delivered": False, "admitted": 0, "zero_advantage": 0, "dropped": 0.0, "kept": 0.0}
+    for row in others:
+        about = [key for key in row if key.startswith("peer/large/")]
+        for key in about:
+            del row[key]
+        row |= {f"peer/large/{key}": value for key, value in nothing.items()}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, *others)))
+    share = PROMPTS * G // 2
+    found = exchanges(read_study(tmp_path))
+    assert found is not None
+    from_large = found.arms[0].learned.groups[0].rows[1]
+    counts = [f"{count / ROUNDS:.1f}" for count in (share, 1, 2, share - 3)]
+    assert [cell.text for cell in from_large[1:]] == ["large", *counts, "0.40", "1.100", "0.80"]
 
 
 def test_samples_are_the_best_the_worst_a_filtered_and_a_truncated_one(study: Path) -> None:

@@ -84,6 +84,18 @@ def test_the_filter_of_a_weaker_sender_is_narrower() -> None:
     assert found == [[1.0, 1.0, 0.0, 1.0, 1.0], [1.0] * 5]  # k1 is half of k3 here
 
 
+def test_the_weights_of_a_weaker_sender_are_cut_lower() -> None:
+    """C = 2 for own rollouts and for sender 2, 1 for sender 1, which succeeds half as often, 0 for sender 3."""
+    reward = [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    source = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    given = judged(reward, source, source, [0, 4, 5, 8, 12, 13])
+    ratio = [[1.0, 1.0], [0.5, 2.5, 1.5], [0.25], [3.0, 1.5], [1.0], [0.0]]
+    given.diagnostics.raw_weight = torch.tensor([r for of_rollout in ratio for r in of_rollout])  # type: ignore[union-attr, misc]
+    given.diagnostics.length_N = torch.tensor([len(of_rollout) for of_rollout in ratio])  # type: ignore[union-attr, misc]
+    shares = partners.CutBySender(recipe_of("ada", "bob"), "ada").shares(given)
+    np.testing.assert_allclose(shares, [1, (0.5 + 1 + 1) / (0.5 + 2 + 1.5), 1, 1, 0, 1], rtol=1e-7)
+
+
 def rewards(reward: Sequence[float], group: Sequence[int], source: Sequence[int], scale: str = "group") -> Rewards:
     source_N = torch.tensor(source)
     return Rewards(
@@ -110,7 +122,7 @@ def test_a_recipe_names_them() -> None:
     objective = resolve(ObjectiveConfig(name="ftis.lab.partners.AGAINST_THE_LEARNER", kl_threshold=0.5))
     assert objective.filtered
     assert objective.weight is OBJECTIVES["F-TIS"].weight
-    names = [f"ftis.lab.partners.{name}" for name in ("by_own_failure", "by_lead", "FilterBySender")]
+    names = [f"ftis.lab.partners.{name}" for name in ("by_own_failure", "by_lead", "FilterBySender", "CutBySender")]
     recipe = recipe_of("ada", "bob", selections=names)
     found = [selection.name for selection in selections_of(recipe, "ada", OBJECTIVES["F-TIS"])]
-    assert found[-3:] == ["by_own_failure", "by_lead", "kl by sender"]
+    assert found[-4:] == ["by_own_failure", "by_lead", "kl by sender", "cut by sender"]

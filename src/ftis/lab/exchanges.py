@@ -6,13 +6,14 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ftis.config import ArmConfig
 from ftis.lab import exchange_figures
 from ftis.lab.budgets import plan
 from ftis.lab.corrections import Correction, correction_of
-from ftis.lab.exchange_figures import Heard
+from ftis.lab.exchange_figures import EFFECTIVE, WEIGHT, Heard
 from ftis.lab.formatting import counted
 from ftis.lab.reading import Study
 from ftis.lab.recipes import with_arm
@@ -24,6 +25,17 @@ MOST_PAIRS = 12
 LONGEST_REASON = 300
 """Letters of a first rejection that are shown."""
 
+LEARNED = {
+    "admitted": ("Came", 1),
+    "zero_advantage": ("Without signal", 1),
+    "dropped": ("Dropped", 1),
+    "kept": ("Learned from", 1),
+    "kl/k1": ("k1, nats", 2),
+    f"{WEIGHT}mean": ("Weight", 3),
+    EFFECTIVE: ("Effective sample size", 2),
+}
+"""Measures of a source's rollouts: their titles in the table, and digits."""
+
 GAP = "sampling/sampling_logp_difference/max"
 
 
@@ -34,6 +46,7 @@ class ArmExchange:
     Attributes:
         together: how many pairs of peers a figure shows together, in words; "" if each pair has figures of its own.
         expected: rollouts that a peer offers in a round.
+        learned: what became of each source's rollouts, its own among them, in numbers.
         refusals: what was refused and why; None if nothing was.
         evidence: the honesty test's highest evidence on each source; None where there was no test.
         use: what the objective does with the importance weights, in words.
@@ -45,6 +58,7 @@ class ArmExchange:
     together: str
     expected: int
     participation: PanelRow
+    learned: Table
     refusals: Table | None
     evidence: Table | None
     use: str
@@ -81,6 +95,7 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
         together=f"{pairs} pairs of a learner and a source" if many else "",
         expected=expected,
         participation=PanelRow.of([exchange_figures.participation(h, expected) for h in heard], columns),
+        learned=_learned(study, arm),
         refusals=_refusals(study, arm),
         evidence=_evidence(study, arm),
         use=_use_in_words(correction),
@@ -136,6 +151,29 @@ def _filter_in_words(correction: Correction) -> str:
             f"g = {correction.kl_threshold:g}"
         )
     return f"{correction.name} has no filter"
+
+
+def _learned(study: Study, arm: ArmConfig) -> Table:
+    """What became of each learner's own rollouts and of every other's, on the mean over rounds and seeds."""
+    pairs = _pairs(study, arm)
+    rows = []
+    for peer in study.peer_names:
+        rounds = [row.by_peer for seed in study.seeds_shown for row in study.peer(seed, arm.name, peer).rounds]
+        sources = [peer, *(source for learner, source in pairs if learner == peer)]
+        measured = {source: [row[source] for row in rounds if source in row] for source in sources}
+        told = {f"{peer} itself": measured.pop(peer)}
+        told |= measured if len(pairs) <= MOST_PAIRS else {"another": list(itertools.chain(*measured.values()))}
+        rows += [[Cell(peer), Cell(source), *_mean_cells(measures)] for source, measures in told.items()]
+    head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
+    return Table("Rollouts a round, and their weights: means over rounds and seeds", head, [RowGroup(None, rows)])
+
+
+def _mean_cells(measures: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    cells = []
+    for measure, (_, digits) in LEARNED.items():
+        values = [float(of_round[measure]) for of_round in measures if measure in of_round]
+        cells.append(Cell(f"{fmean(values):.{digits}f}" if values else "–"))
+    return cells
 
 
 def _refusals(study: Study, arm: ArmConfig) -> Table | None:

@@ -7,6 +7,7 @@ rollouts, of a prompt or of the round, and p_j that of a sender j.
     by_own_failure        share 1 − p_k(prompt) of a foreign rollout    most where the learner fails; horizontal
     by_lead               share min(1, p_j / p_k)                       less as the learner leads
     FilterBySender        the filter's g, times min(1, p_j / p_k)       fewer failures of weaker senders
+    CutBySender           the weights' C, times min(1, p_j / p_k)       less weight to tokens of weaker senders
     AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      in place of its group's mean
 
 Foreign successes alone are :func:`ftis.lab.rivals.foreign_positives`.
@@ -66,6 +67,29 @@ class FilterBySender(Selection):
             narrower = replace(self.objective, kl_threshold=self.objective.kl_threshold * float(lead))
             share_R = torch.where(lead_R == lead, KLFilter(narrower).shares(judged), share_R)
         return share_R
+
+
+class CutBySender(Selection):
+    """F-TIS's weights cut at C_j = C · min(1, p_j / p_k) for the rollouts of sender j, over this round.
+
+    The share of a rollout is Σ_t min(r_t, C_j) / Σ_t min(r_t, C), r = π_old/π_gen of a token: what the lower cap leaves
+    of its weight.
+    """
+
+    name = "cut by sender"
+
+    def __init__(self, recipe: Recipe, own: str) -> None:
+        self.cap = resolve(recipe.objective).importance_sampling_clip_max
+
+    def shares(self, judged: Judged) -> Tensor:
+        assert judged.diagnostics is not None
+        ratios_R = judged.diagnostics.raw_weight.double().split(judged.diagnostics.length_N.tolist())
+        cut_R = self.cap * by_lead(judged)
+        left = [
+            (ratio_T.clamp(max=float(cut)).sum(), ratio_T.clamp(max=self.cap).sum())
+            for ratio_T, cut in zip(ratios_R, cut_R, strict=True)
+        ]
+        return torch.tensor([float(narrow / whole) if whole else 1.0 for narrow, whole in left])
 
 
 def against_the_learner(rewards: Rewards) -> Tensor:
