@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,  # its embeddings are scaled, and tied ones would always repeat a token
         },
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 2, "output_router_logits": True}),  # an auxiliary loss
     "gptj": ("gptj", {"rotary_dim": 4, "n_inner": 48}),  # attention by eager code
     "falcon-alibi": ("falcon", {"alibi": True, "multi_query": False}),
 }

@@ -5,6 +5,7 @@ TRL lives in an environment of its own, where ``make test-trl`` runs these; else
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from commands import ROOT, command, ftis
 from conftest import TinyModelDir
 from light_swarm import free_port
 from policies import gradients, relative_difference
-from trl_scene import GROUP, MadeUp, config, made_up, scene_recipe, trainer_of
+from trl_scene import GROUP, MadeUp, config, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.codec import Limits, decode
-from ftis.config import PeerConfig, Recipe, RecipeError
+from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
+from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, Hub
@@ -89,7 +91,7 @@ def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
-    from ftis.trl.trainer import RELIED_ON, RELIED_ON_ATTRIBUTES
+    from ftis.trl.trainer import RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
 
     for name, parameters in RELIED_ON.items():
         method = getattr(GRPOTrainer, name, None)
@@ -99,6 +101,9 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     trainer = trainer_of(model, config(tmp_path))
     missing = [name for name in RELIED_ON_ATTRIBUTES if not hasattr(trainer, name)]
     assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    gone = [key for key in RELIED_ON_OUTPUTS if f'"{key}"' not in source]
+    assert not gone, f"GRPOTrainer._generate_and_score_completions returns no {gone}: src/ftis/trl/trainer.py reads it"
 
 
 # --- the loss ---------------------------------------------------------------------------------------
@@ -202,6 +207,34 @@ def test_processes_share_values_evenly(size: int, n: int) -> None:
         assert part[: len(mine)] == list(mine)
 
 
+@needs_trl
+@pytest.mark.parametrize(
+    ("error", "elsewhere", "said"),
+    [
+        (FtisError("no peer"), FtisError, "no peer"),
+        (Stopped("asked to"), Stopped, "asked to"),
+        (OSError("disk full"), FtisError, "the main process failed: OSError: disk full"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_fails_in_the_main_process_fails_in_all(
+    error: Exception, elsewhere: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftis.trl import ranks
+
+    sent: list[Any] = []
+    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: sent.extend(outcome))
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        ranks.Ranks(0, 2).from_main(fail)
+    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: outcome.__setitem__(slice(None), sent))
+    with pytest.raises(elsewhere, match=said):
+        ranks.Ranks(1, 2).from_main(fail)
+
+
 # --- the exchange -----------------------------------------------------------------------------------
 
 
@@ -291,6 +324,38 @@ def test_its_log_probabilities_are_of_what_it_sampled(model: Path, tmp_path: Pat
         expected = policy.logps([trainer.peer.prompt_ids[group.item]] * GROUP, ids, 1.0)
         for rollout, logp in zip(group.rollouts, expected, strict=True):
             assert rollout.gen_logp == pytest.approx(logp, abs=1e-5)
+
+
+@needs_trl
+def test_log_probabilities_that_a_sampler_reports_are_those_that_are_offered(model: Path, tmp_path: Path) -> None:
+    """As vLLM reports them, or a rollout_func: π_gen is theirs, and log π_old is computed."""
+    exchange = MadeUp()
+    args = config(tmp_path, save_strategy="no")
+    trainer = trainer_of(model, args, scene_recipe(1), exchange, rollout_func=given)
+    trainer.train()
+    ((_, data),) = exchange.published
+    for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
+        prompt = trainer.train_dataset[group.item]["prompt"]
+        reported = given([prompt] * GROUP, trainer)
+        for n, rollout in enumerate(group.rollouts):
+            assert rollout.completion_ids.tolist() == reported["completion_ids"][n]
+            assert rollout.gen_logp == pytest.approx(reported["logprobs"][n], abs=1e-6)
+    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+    assert row["sampling/sampling_logp_difference/mean"] > 1  # what is made up is not the model's
+
+
+@needs_trl
+def test_who_lies_about_log_probabilities_is_not_learned_from(model: Path, tmp_path: Path) -> None:
+    from ftis.trl.member import AloneError
+
+    recipe = scene_recipe(honesty={"action": "quarantine"})
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), recipe, MadeUp(lie=-9.0))
+    with pytest.raises(AloneError):  # it gives itself away in the first round
+        trainer.train()
+    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    assert [row["peer/b/honesty/quarantined"] for row in rows] == [True] * 3
+    assert rows[0]["peer/b/honesty/evidence"] > rows[0]["peer/b/honesty/threshold"]
+    assert [row["foreign_used"] for row in rows] == [0] * 3
 
 
 @needs_trl
@@ -451,6 +516,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"entropy_coef": 0.1}, "set entropy_coef=0.0"),
     ({"mask_truncated_completions": True}, "set mask_truncated_completions=False"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
+    ({"sync_ref_model": True}, "sync_ref_model = True: set sync_ref_model=False"),
+    ({"use_adaptive_entropy": True}, "use_adaptive_entropy = True: set use_adaptive_entropy=False"),
+    ({"neftune_noise_alpha": 0.05}, "neftune_noise_alpha = 0.05: set neftune_noise_alpha=None"),
+    ({"vllm_structured_outputs_regex": "[0-9]+"}, "set vllm_structured_outputs_regex=None"),
+    ({"use_transformers_continuous_batching": True}, "set use_transformers_continuous_batching=False"),
     ({"min_p": 0.1}, "min_p = 0.1"),
     ({"repetition_penalty": 1.1}, "set repetition_penalty=1.0"),
     ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs"),
@@ -471,6 +541,17 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"save_steps": 3}, "save_steps = 3: a round takes 2 optimiser steps"),
     ({"save_steps": 500}, "save_steps = 500: that is every 250 rounds"),
 ]
+
+
+@needs_trl
+def test_every_option_that_is_fixed_is_one_of_trl_s_and_has_a_contradiction_above() -> None:
+    from trl import GRPOConfig
+
+    from ftis.trl.options import FIXED
+
+    known = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert not FIXED.keys() - known, f"GRPOConfig has no {FIXED.keys() - known}: src/ftis/trl/options.py refuses them"
+    assert not FIXED.keys() - {name for options, _ in CONTRADICTIONS for name in options}
 
 
 @needs_trl
@@ -500,12 +581,56 @@ def test_an_option_that_contradicts_is_refused_by_name(
 def test_a_recipe_that_trl_cannot_follow_is_refused(
     sections: dict[str, Any], said: str, model: Path, tmp_path: Path
 ) -> None:
-    from ftis.config import FtisError
-
     of_recipe = trainer_of(model, config(tmp_path))
     with pytest.raises(FtisError) as refused:
         trainer_of(model, config(tmp_path), scene_recipe(**sections), train_dataset=of_recipe.train_dataset)
     assert said in str(refused.value)
+
+
+@needs_trl
+@pytest.mark.parametrize("name", ["attack", "rounds_late"])
+def test_settings_of_a_peer_that_only_ftis_train_has_are_refused(name: str, model: Path, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    recipe = scene_recipe()
+    mine, other = recipe.peers
+    mine = mine.model_copy(update={name: {"attack": "text", "rounds_late": 1}[name]})
+    with pytest.raises(OptionError, match="leave them out"):
+        trainer_of(model, config(tmp_path), recipe.model_copy(update={"peers": (mine, other)}))
+
+
+@needs_trl
+@pytest.mark.parametrize("name", ["tools", "environment_factory"])
+def test_completions_with_more_than_sampled_tokens_are_refused(name: str, model: Path, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    given_options: dict[str, Any] = {name: [len]}
+    with pytest.raises(OptionError, match=f"{name}: completions of a swarm hold nothing but sampled tokens"):
+        trainer_of(model, config(tmp_path), **given_options)
+
+
+@needs_trl
+def test_a_rollout_func_that_masks_tokens_is_refused(model: Path, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    def masking(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        made = given(prompts, trainer)
+        return {**made, "env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]}
+
+    exchange = MadeUp()
+    trainer = trainer_of(model, config(tmp_path), exchange=exchange, rollout_func=masking)
+    with pytest.raises(OptionError, match="leave env_mask out"):
+        trainer.train()
+    assert exchange.published == []
+
+
+@needs_trl
+def test_a_model_with_an_auxiliary_loss_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    model = tiny_model_dir("mixtral")
+    with pytest.raises(OptionError, match=r"set router_aux_loss_coef=0\.0"):
+        trainer_of(model, config(tmp_path, router_aux_loss_coef=0.01))
 
 
 @needs_trl
@@ -612,13 +737,15 @@ def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -
     from safetensors.torch import load_file
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    launched = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
-    launched += ["--dynamo_backend=no", f"--main_process_port={free_port()}", "--num_processes=2"]
+    environment["ACCELERATE_USE_CPU"] = "true"
+    launched = ["-m", "torch.distributed.run", f"--master_port={free_port()}", "--nproc_per_node=2"]
     for name, start in (("one", []), ("two", launched)):
         (tmp_path / name).mkdir()
         command = [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py"), str(model), str(tmp_path / name)]
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr[-3000:]
+    told = {name: json.loads((tmp_path / name / "processes.json").read_text()) for name in ("one", "two")}
+    assert told == {"one": [1, "NO"], "two": [2, "MULTI_CPU"]}
     one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
     for name, weight in one.items():
         assert two[name] == pytest.approx(weight, abs=1e-5), name
@@ -627,8 +754,8 @@ def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -
     compared = 0
     for first, second in zip(*logs, strict=True):
         for key in first.keys() - {"learning_rate"}:
-            if "time" in key or "per_second" in key or key in ("grad_norm", "epoch", "num_tokens"):
+            if "time" in key or "per_second" in key or key in ("epoch", "num_tokens"):
                 continue
-            assert second[key] == pytest.approx(first[key], abs=1e-5), key
+            assert second[key] == pytest.approx(first[key], rel=1e-5, abs=1e-5), key
             compared += 1
     assert compared > 100

@@ -1,6 +1,6 @@
 """A TRL trainer in a swarm of two, whose other peer is made up: its messages follow from the round alone.
 
-Run as a program it trains on rollouts that are given, in as many processes as ``accelerate launch`` says, and saves the
+Run as a program it trains on rollouts that are given, in as many processes as the launcher starts, and saves the
 weights and metrics that come of it::
 
     python tests/trl_scene.py MODEL OUT
@@ -47,6 +47,13 @@ def made_up(seed: int, vocabulary: int) -> Rollout:
     return Rollout(ids, -draw.uniform(1.0, 6.0, len(ids)).astype(np.float32))
 
 
+def always(token: int, logp: float, rollout: Rollout) -> Rollout:
+    """A rollout whose first token is ``token``, with a log-probability that its sender claims."""
+    ids, claimed = rollout.completion_ids.copy(), rollout.gen_logp.copy()
+    ids[0], claimed[0] = token, logp
+    return Rollout(ids, claimed)
+
+
 @dataclass
 class MadeUp:
     """The exchange of ``a`` with a ``b`` that is not there.
@@ -55,11 +62,13 @@ class MadeUp:
         peer: set once the trainer has one.
         published: ``a``'s message of each round, in the order in which it was offered.
         fails_in: the round in which waiting raises, as if the process were killed there.
+        lie: the log-probability that ``b`` reports of a token that it always writes.
     """
 
     peer: Peer | None = None
     published: list[tuple[int, bytes]] = field(default_factory=list)
     fails_in: int = -1
+    lie: float | None = None
 
     def catch_up(self, round: int) -> int:
         return round
@@ -76,6 +85,8 @@ class MadeUp:
         for item in items:
             seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + GROUP)
             rollouts = tuple(made_up(seed, self.peer.policy.vocab_size) for seed in seeds)
+            if self.lie is not None:
+                rollouts = tuple(always(9, self.lie, rollout) for rollout in rollouts)
             groups.append(Group("b", round, item, rollouts))
         header = self.peer.header
         theirs = type(header)(**{**vars(header), "peer": "b", "round": round})
@@ -151,6 +162,8 @@ def main(model: Path, out: Path) -> None:
         weights = {name: p.detach().contiguous() for name, p in trainer.model.named_parameters()}
         save_file({name: p.clone() for name, p in weights.items()}, out / "weights.safetensors")
         (out / "logged.json").write_text(json.dumps(trainer.state.log_history))
+        kind = trainer.accelerator.distributed_type.value
+        (out / "processes.json").write_text(json.dumps([trainer.accelerator.num_processes, kind]))
         (out / "published.bin").write_bytes(b"".join(data for _, data in exchange.published))
 
 

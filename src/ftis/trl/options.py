@@ -29,13 +29,14 @@ FIXED: Mapping[str, tuple[Any, str]] = {
     "use_adaptive_entropy": (False, "F-TIS has no entropy bonus"),
     "mask_truncated_completions": (False, "the other peers learn from truncated completions, and so must this one"),
     "multi_objective_aggregation": ("sum_then_normalize", "advantages are taken from one reward per rollout"),
-    "use_liger_loss": (False, "the loss is the swarm's"),
     "min_p": (None, "log-probabilities must be of the distribution sampled, which a message cannot say of min_p"),
     "repetition_penalty": (1.0, "log-probabilities must be of the distribution sampled"),
     "generation_kwargs": (None, "they would change the distribution sampled, unseen by the other peers"),
+    "vllm_structured_outputs_regex": (None, "it would change the distribution sampled, unseen by the other peers"),
+    "neftune_noise_alpha": (None, "noise in the embeddings would change log-probabilities from one pass to the next"),
     "use_transformers_continuous_batching": (False, "it samples from a copy of the model in another precision"),
 }
-"""Options of GRPOConfig with the one value that goes with the method, and why. One that this TRL lacks is not asked."""
+"""Options of GRPOConfig with the one value that goes with the method, and why."""
 
 
 def check_options(args: Any, recipe: Recipe, objective: Objective, peer: str, processes: int) -> None:
@@ -68,7 +69,7 @@ def steps_per_round(args: Any) -> int:
 
 def _fixed(args: Any) -> Iterator[str]:
     for name, (wanted, why) in FIXED.items():
-        value = getattr(args, name, wanted)
+        value = getattr(args, name)
         if value != wanted and not (wanted is None and value == {}):
             yield f"{name} = {value!r}: set {name}={wanted!r}, since {why}"
     if args.use_vllm and args.vllm_importance_sampling_correction:

@@ -33,7 +33,9 @@ class Ranks:
     def from_main(self, work: Callable[[], Value]) -> Value:
         """What ``work`` returns in the main process, in every process. No other process calls it.
 
-        An error of this package or a request to stop is raised in every process, so that none waits for the main one.
+        Raises:
+            Exception: what ``work`` raised, in every process, so that none waits for the main one. An error that is not
+                this package's is an FtisError in the others.
         """
         if self.size == 1:
             return work()
@@ -43,6 +45,10 @@ class Ranks:
                 outcome[0] = work()
             except (FtisError, Stopped) as reason:
                 outcome[1] = reason
+            except Exception as error:  # whatever it is, the others must hear of it
+                outcome[1] = FtisError(f"the main process failed: {type(error).__name__}: {error}")
+                broadcast_object_list(outcome)
+                raise
         broadcast_object_list(outcome)
         if outcome[1] is not None:
             raise cast(BaseException, outcome[1])
