@@ -91,7 +91,7 @@ def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
-    from ftis.trl.trainer import RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
+    from ftis.trl.trainer import OPTIONAL_OUTPUTS, RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
 
     for name, parameters in RELIED_ON.items():
         method = getattr(GRPOTrainer, name, None)
@@ -102,7 +102,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     missing = [name for name in RELIED_ON_ATTRIBUTES if not hasattr(trainer, name)]
     assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    gone = [key for key in RELIED_ON_OUTPUTS if f'"{key}"' not in source]
+    gone = [key for key in (*RELIED_ON_OUTPUTS, *OPTIONAL_OUTPUTS) if f'"{key}"' not in source]
     assert not gone, f"GRPOTrainer._generate_and_score_completions returns no {gone}: src/ftis/trl/trainer.py reads it"
 
 

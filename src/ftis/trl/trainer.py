@@ -91,16 +91,9 @@ RELIED_ON_ATTRIBUTES = (
 )
 """Attributes of a GRPOTrainer that are read or set."""
 
-RELIED_ON_OUTPUTS = {
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "sampling_per_token_logps",
-    "old_per_token_logps",
-    "tool_mask",
-}
-"""Keys of what ``_generate_and_score_completions`` returns, of which the last three may be absent."""
+RELIED_ON_OUTPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+OPTIONAL_OUTPUTS = ("sampling_per_token_logps", "old_per_token_logps", "tool_mask")
+"""Keys of what ``_generate_and_score_completions`` always and sometimes returns, that are read."""
 
 STATE = "ftis.json"
 """A checkpoint's file with the exchange's cursor and the states of selections."""
