@@ -9,12 +9,20 @@ prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `
 problems behind two worked ones x 8 completions of at most 16 tokens, graded), the same reward function, AdamW with
 the same settings, 4 optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed.
 TRL's settings are those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch.
-"TRL + ftis" is the same script with a recipe's swarm of one peer: its messages are written and go nowhere. Sides take
-turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
+
+"TRL + ftis" is the same script with FTISTrainer, F-TIS and a recipe of which it is the only peer: weights and filter
+are computed, and nobody else is there. "TRL + ftis, of two" has another peer. That one is ours (starter:large beside
+the starter, else the same model), trains on its own share before, and its messages are handed over in memory. So this
+side samples half of the prompts, and decodes, admits, scores and judges the other half, tests it for honesty, and
+learns from as many rollouts as TRL. Both write the records that a recipe has by default.
+
+Sides take turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
 first: of the clock, and for a whole round of the processor too, from which the ratio is taken, as the machine may be
-busy with other things. Memory is the process's largest resident size; the final reward is the mean over the last five
-rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by ftis.loop.evaluate, TRL's by generate, since its
-trainer has none of its own.
+busy with other things. "adapter" is what FTISTrainer spends itself: all but TRL's own code, sampling, reward functions,
+the model's passes and the optimiser. `parts` splits it; of TRL alone it has the loss, around the model's pass. What a
+swarm does with the others' rollouts before the first step counts as "update" too. Memory is the process's largest
+resident size; the final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on 300 held-out
+problems: ours by ftis.loop.evaluate, TRL's by generate, since its trainer has none of its own.
 """
 
 from __future__ import annotations
@@ -29,12 +37,16 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from round_medians import SWARMS, compared, row_of
+from round_swarm import Recorded, Recording, Spent
+
 if TYPE_CHECKING:
     from ftis.config import Recipe
+    from ftis.exchange import Exchange
 
 STEPS = 4
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")
@@ -53,18 +65,27 @@ def even_share(prompts: Any, completions: Any, completion_ids: Any, **columns: A
 
 
 # With a greater rate for "13M", the lengths of what both sides sample drift apart within a few rounds.
-OF_CLOCK = {"groups": 24, "group": 12, "length": 40}
+# A completion has some 17 tokens of it, so its filter is that of recipes/demo_pair.toml.
+OF_CLOCK = {"groups": 24, "group": 12, "length": 40, "filter": {"kl_estimator": "k3", "kl_threshold": 0.5}}
 MODELS: dict[str, dict[str, Any]] = {
     "starter": {"reward": "clock_reward", "learning_rate": 5e-4, **OF_CLOCK},
     "13M": {"reward": "even_share", "learning_rate": 1e-5, **OF_CLOCK},
-    "smollm2-135m": {"reward": "even_share", "learning_rate": 1e-6, "groups": 8, "group": 8, "length": 16},
+    "smollm2-135m": {
+        "reward": "even_share",
+        "learning_rate": 1e-6,
+        "groups": 8,
+        "group": 8,
+        "length": 16,
+        "filter": {},
+    },
 }
+OWN, OTHER = "own", "other"
 ROOT = Path(__file__).parents[1]
 WORDS = ROOT / "recipes" / "smollm2_words.toml"
 
 
-def recipe_of(model: Path, name: str, rounds: int, seed: int) -> Recipe:
-    """One peer that trains alone."""
+def recipe_of(name: str, rounds: int, seed: int, models: Mapping[str, Path], objective: str) -> Recipe:
+    """A swarm of the peers that ``models`` names."""
     of_model = MODELS[name]
     of_task: dict[str, Any] = {
         "task": {"name": "clock", "options": {"operators": 2}, "validation_size": 300},
@@ -86,17 +107,18 @@ def recipe_of(model: Path, name: str, rounds: int, seed: int) -> Recipe:
                 "rounds": rounds,
                 "prompts_per_round": of_model["groups"],
                 "steps_per_generation": STEPS,
-                "record_rollouts": False,
+                "record_rollouts": objective != "NoIS",
             },
-            "objective": {"name": "NoIS"},
+            "objective": {"name": objective, **(of_model["filter"] if objective == "F-TIS" else {})},
             "peers": [
                 {
-                    "name": "alone",
+                    "name": peer,
                     "model": str(model),
                     "device": "cpu",
-                    "learning_rate": MODELS[name]["learning_rate"],
+                    "learning_rate": of_model["learning_rate"],
                     "adam_beta2": 0.95,
                 }
+                for peer, model in models.items()
             ],
         },
         where="benchmark",
@@ -111,9 +133,9 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     from ftis.peer import train_round
 
     torch.set_num_threads(1)
-    of_model, recipe = MODELS[name], recipe_of(model, name, rounds, seed)
+    of_model, recipe = MODELS[name], recipe_of(name, rounds, seed, {OWN: model}, "NoIS")
     with tempfile.TemporaryDirectory() as directory:
-        trainer = assemble(recipe, "alone", Path(directory), AloneExchange())
+        trainer = assemble(recipe, OWN, Path(directory), AloneExchange())
         metrics, processor = [], []
         for round in range(rounds):
             began = time.process_time()
@@ -136,13 +158,21 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
 
 
 def theirs(
-    model: Path, problems: Path, name: str, rounds: int, seed: int, recipe: Recipe | None = None
+    model: Path,
+    problems: Path,
+    name: str,
+    rounds: int,
+    seed: int,
+    recipe: Recipe | None = None,
+    exchange: Exchange | None = None,
 ) -> dict[str, Any]:
-    """TRL's side; with a ``recipe``, as its peer ``alone``."""
+    """TRL's side; with a ``recipe``, as its peer :data:`OWN`, whose end of the exchange is ``exchange``."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+
+    from ftis.loop.files import read_jsonl
 
     torch.set_num_threads(1)
     of_model = MODELS[name]
@@ -156,6 +186,7 @@ def theirs(
         "_generate_and_score_completions": [],
     }
     tokens: list[int] = []
+    spent, spent_of_rounds = Spent(), []
 
     def timed(trainer: Any, method: str) -> None:
         inner = getattr(trainer, method)
@@ -178,6 +209,7 @@ def theirs(
                 now = time.perf_counter()
                 times["round"].append(now - self.began)
                 times["round_processor"].append(time.process_time() - self.began_processor)
+                spent_of_rounds.append(spent.take())
                 self.began, self.began_processor = now, time.process_time()
 
     with tempfile.TemporaryDirectory() as directory:
@@ -220,14 +252,17 @@ def theirs(
         if recipe is None:
             trainer = GRPOTrainer(**parts)
         else:
-            from ftis.lab.local import AloneExchange
             from ftis.trl import FTISTrainer, Swarm
 
-            trainer = FTISTrainer(**parts, swarm=Swarm(recipe, "alone", exchange=AloneExchange()))
+            trainer = FTISTrainer(**parts, swarm=Swarm(recipe, OWN, exchange=exchange))
+            spent.watch_adapter(trainer)
+        spent.watch_host(trainer)
         timed(trainer, "_generate")
         timed(trainer, "_generate_and_score_completions")
         callback.began, callback.began_processor = time.perf_counter(), time.process_time()
+        spent.take()
         trainer.train()
+        of_rounds = read_jsonl(Path(directory) / "ftis" / "metrics.jsonl") if recipe else []
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     scored, generated = times["_generate_and_score_completions"], times["_generate"]
     began, right = time.perf_counter(), 0
@@ -250,11 +285,48 @@ def theirs(
         "tokens": tokens,
         "reward": rewards,
         "accuracy": right / len(data["validation"]),
+        "spent": spent_of_rounds,
+        "foreign": [[row.get(key, 0) for key in (f"peer/{OTHER}/admitted", "foreign_used")] for row in of_rounds],
     }
 
 
 def theirs_in_a_swarm(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
-    return theirs(model, problems, name, rounds, seed, recipe_of(model, name, rounds, seed))
+    from ftis.lab.local import AloneExchange
+
+    recipe = recipe_of(name, rounds, seed, {OWN: model}, "F-TIS")
+    return theirs(model, problems, name, rounds, seed, recipe, AloneExchange())
+
+
+def theirs_with_another(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    exchange = Recorded.read(OTHER, messages_of(problems, seed))
+    return theirs(model, problems, name, rounds, seed, recipe_of_two(model, name, rounds, seed), exchange)
+
+
+def recipe_of_two(model: Path, name: str, rounds: int, seed: int) -> Recipe:
+    from ftis.lab import starters
+
+    other = starters.make("starter:large") if name == "starter" else model
+    return recipe_of(name, rounds, seed, {OWN: model, OTHER: other}, "F-TIS")
+
+
+def messages_of(problems: Path, seed: int) -> Path:
+    return problems.with_name(f"messages-{seed}")
+
+
+def record_another(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Train :data:`OTHER` on its own share, and keep its messages."""
+    import torch
+
+    from ftis.lab.assembly import assemble
+    from ftis.peer import train_round
+
+    torch.set_num_threads(1)
+    messages = messages_of(problems, seed)
+    messages.mkdir()
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = recipe_of_two(model, name, rounds, seed)
+        peer = assemble(recipe, OTHER, Path(directory), Recording(messages)).peer
+        return {"reward": [train_round(peer, round).metrics["reward"] for round in range(rounds)]}
 
 
 def make_model(name: str, directory: Path) -> Path:
@@ -322,8 +394,12 @@ def make_venv(directory: Path) -> Path:
     return python
 
 
-SIDES: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "TRL": theirs, "TRL + ftis": theirs_in_a_swarm}
-STAGES = ("round", "round_processor", "sampling", "log-probs", "update", "evaluation")
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {
+    "ours": ours,
+    "TRL": theirs,
+    "TRL + ftis": theirs_in_a_swarm,
+    "TRL + ftis, of two": theirs_with_another,
+}
 
 
 def main() -> None:
@@ -331,13 +407,17 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=Path("/tmp/ftis-benchmark-trl"))
     parser.add_argument("--model", choices=list(MODELS), default="starter")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--prompts", type=int, help="of a round, in place of the model's own number")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--run", help=argparse.SUPPRESS)
     settings = parser.parse_args()
+    MODELS[settings.model]["groups"] = settings.prompts = settings.prompts or MODELS[settings.model]["groups"]
     if settings.run:
         side, model, problems, seed = json.loads(settings.run)
-        result = SIDES[side](Path(model), Path(problems), settings.model, settings.rounds, seed)
+        result = {**SIDES, OTHER: record_another}[side](
+            Path(model), Path(problems), settings.model, settings.rounds, seed
+        )
         result["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(result))
         return
@@ -346,47 +426,34 @@ def main() -> None:
 
     shown = {**vars(settings), "venv": str(settings.venv), **MODELS[settings.model]}
     print(f"{shown}, one thread, torch {torch.__version__}", flush=True)
-    pythons = {"ours": Path(sys.executable)}
-    for side in {"TRL", "TRL + ftis"} & set(settings.sides):
+    pythons = {"ours": Path(sys.executable), OTHER: Path(sys.executable)}
+    for side in {"TRL", *SWARMS} & set(settings.sides):
         pythons[side] = make_venv(settings.venv)
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in settings.sides}
     with tempfile.TemporaryDirectory() as scratch:
         model, problems = make_model(settings.model, Path(scratch) / "model"), Path(scratch) / "problems.json"
         write_problems(settings.model, model, problems)
+
+        def run(side: str, seed: int) -> dict[str, Any]:
+            arguments = [f"--{name}={getattr(settings, name)}" for name in ("model", "rounds", "prompts")]
+            what = json.dumps([side, str(model), str(problems), seed])
+            command = [str(pythons[side]), __file__, *arguments, "--run", what]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+            result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return result
+
         for seed in settings.seeds:
+            if "TRL + ftis, of two" in settings.sides:
+                run(OTHER, seed)
             for side in settings.sides:
-                arguments = ["--model", settings.model, "--rounds", str(settings.rounds)]
-                what = json.dumps([side, str(model), str(problems), seed])
-                command = [str(pythons[side]), __file__, *arguments, "--run", what]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-                runs[side].append(json.loads(done.stdout.splitlines()[-1]))
-                last = runs[side][-1]
+                runs[side].append(last := run(side, seed))
                 print(f"seed {seed} {side}: {statistics.median(last['round_processor'][1:]):.3f} s a round", flush=True)
-    table: dict[str, dict[str, Any]] = {}
-    for side, results in runs.items():
-        rest = {stage: [s for r in results for s in (r[stage][1:] or r[stage])] for stage in STAGES}
-        rates = [t / s for r in results for t, s in zip(r["tokens"][1:], r["round"][1:], strict=True)]
-        table[side] = {
-            **{stage: round(statistics.median(seconds), 4) for stage, seconds in rest.items()},
-            "tokens_per_second": round(statistics.median(rates)),
-            "mean_tokens": round(statistics.mean(t for r in results for t in r["tokens"])),
-            "megabytes": round(max(r["megabytes"] for r in results)),
-            "reward_first": [round(r["reward"][0], 3) for r in results],
-            "reward_last_5": [round(statistics.mean(r["reward"][-5:]), 3) for r in results],
-            "accuracy": [round(r["accuracy"], 3) for r in results],
-        }
-        print(side, *(f"{key} {value}" for key, value in table[side].items()), sep="  ")
-    summary: dict[str, Any] = {"benchmark": "round", "model": settings.model, "rounds": settings.rounds, **table}
-    for prefix, of, to in (("", "TRL", "ours"), ("adapter_", "TRL + ftis", "TRL")):
-        for key, times in (("ratio", "round_processor"), ("ratio_by_the_clock", "round")):
-            if {of, to} <= set(table):
-                medians = [[statistics.median(r[times][1:]) for r in runs[side]] for side in (of, to)]
-                ratios = [of_ / to_ for of_, to_ in zip(*medians, strict=True)]
-                summary[f"{prefix}{key}_by_seed"] = [round(ratio, 3 if prefix else 2) for ratio in ratios]
-                summary[f"{prefix}{key}"] = round(statistics.median(ratios), 3 if prefix else 2)
-    print(json.dumps(summary))
+    table = {side: row_of(results, side in SWARMS) for side, results in runs.items()}
+    for side, row in table.items():
+        print(side, *(f"{key} {value}" for key, value in row.items()), sep="  ")
+    print(json.dumps({"benchmark": "round", **shown, **table, **compared(runs)}))
 
 
 if __name__ == "__main__":

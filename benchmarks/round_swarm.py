@@ -1,0 +1,124 @@
+"""What benchmarks/round.py needs of a swarm: another peer's messages, and who spends a round's seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis.exchange import Collected
+
+HOST = "TRL"
+"""Who spends what no part of the adapter does: the trainer's own code, sampling, reward functions, the model's passes,
+the backward pass and the optimiser."""
+
+PARTS: Mapping[str, str] = {
+    "_begin_round": "rest",  # collating, who learns when
+    "_end_round": "records",
+    "_sample": "own rollouts",  # checking prompts, text of completions
+    "_scored": "admission",  # around the reward functions
+    "_judged": "weights",  # around the model's pass for log π_old
+    "_choose": "selections",
+}
+"""Methods of FTISTrainer -> the part of the adapter that they are. The loss is another, which TRL has too."""
+PARTS_OF_PEER: Mapping[str, str] = {"offer": "offer", "collect": "collect", "admit": "admission"}
+HOSTS = ("_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies")
+"""Methods of GRPOTrainer that the adapter calls, as TRL alone does."""
+LOSS = "_compute_loss"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The exchange of a peer that hears nobody, and whose messages are kept in a directory."""
+
+    directory: Path
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        (self.directory / str(round)).write_bytes(data)
+
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        return Collected({})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An exchange that hands over the messages of a peer that took part before, already in memory."""
+
+    sender: str
+    messages: Mapping[int, bytes]
+
+    @classmethod
+    def read(cls, sender: str, directory: Path) -> Recorded:
+        return cls(sender, {int(path.name): path.read_bytes() for path in directory.iterdir()})
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
+        pass
+
+    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        return Collected({self.sender: self.messages[round]})
+
+
+class Spent:
+    """Seconds by who spent them: each counts for the innermost of the methods that are watched, else for the host.
+
+    Args:
+        clocks: what is read where a method begins and ends.
+    """
+
+    def __init__(self, *clocks: Callable[[], float]) -> None:
+        self._clocks = clocks or (time.process_time, time.perf_counter)
+        self._within = [HOST]
+        self._seconds: dict[str, list[float]] = {}
+        self._last = [clock() for clock in self._clocks]
+
+    def take(self) -> dict[str, list[float]]:
+        """The seconds since the last call: one number a clock."""
+        self._charge()
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+    def watch(self, owner: Any, method: str, who: str) -> None:
+        inner = getattr(owner, method)
+
+        def outer(*arguments: Any, **options: Any) -> Any:
+            self._charge()
+            self._within.append(who)
+            try:
+                return inner(*arguments, **options)
+            finally:
+                self._charge()
+                self._within.pop()
+
+        setattr(owner, method, outer)
+
+    def watch_adapter(self, trainer: Any) -> None:
+        """Watch an FTISTrainer."""
+        for method, part in PARTS.items():
+            self.watch(trainer, method, part)
+        for method, part in PARTS_OF_PEER.items():
+            self.watch(trainer.peer, method, part)
+
+    def watch_host(self, trainer: Any) -> None:
+        """Watch any GRPOTrainer."""
+        self.watch(trainer, LOSS, "loss")  # around the model's pass: padding, the loss, its diagnostics
+        for method in HOSTS:
+            self.watch(trainer, method, HOST)
+
+    def _charge(self) -> None:
+        now = [clock() for clock in self._clocks]
+        before = self._seconds.get(self._within[-1], [0.0] * len(now))
+        self._seconds[self._within[-1]] = [s + n - o for s, n, o in zip(before, now, self._last, strict=True)]
+        self._last = now
+
+
+def adapters(spent: Mapping[str, list[float]], clock: int) -> float:
+    """The adapter's seconds of what :meth:`Spent.take` gave."""
+    return sum(seconds[clock] for who, seconds in spent.items() if who != HOST)
