@@ -7,12 +7,14 @@ terminals in the repository, a TRL peer and a peer of ours learn together, 20 ro
     ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml \\
         --set training.rounds=20
 
-Ctrl-C or a kill ends it; ``--resume`` goes on from its last checkpoint. It needs TRL: pip install "ftis[trl]".
+Ctrl-C or a kill ends it; ``--resume`` goes on from its last checkpoint. It needs TRL: ``make trl``.
+In two processes, on CPUs: ``ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 examples/trl_peer.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import Any
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--out", default="runs/trl_peer")
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun and accelerate say how many there are
     torch.set_num_threads(1)
 
     recipe = ftis.load(given.recipe, [f"training.rounds={given.rounds}", *given.set])
@@ -52,7 +55,7 @@ def main() -> None:
         bf16=False,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
-        per_device_train_batch_size=72,  # a round's 24 prompts x 12 completions, of all peers, in 4 optimiser steps
+        per_device_train_batch_size=72 // processes,  # a round's 24 prompts x 12 completions, of all peers, in 4 steps
         steps_per_generation=4,
         gradient_accumulation_steps=1,
         num_generations=12,

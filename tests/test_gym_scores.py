@@ -129,7 +129,7 @@ def test_bitwise_arithmetic_has_many_spellings() -> None:
 
 @pytest.fixture(scope="module")
 def impatient_helper() -> Iterator[Helper]:
-    impatient = Helper("ftis.rewards.gym", "scores answers", "'ftis[reasoning-gym]'")
+    impatient = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
     yield impatient
     impatient.stop()
 
@@ -233,12 +233,12 @@ def test_only_its_own_problems_can_be_scored_so() -> None:
 
 
 def test_without_reasoning_gym_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Helper("ftis.rewards.gym", "scores answers", "'ftis[reasoning-gym]'")
+    broken = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
     script = "print('No module named reasoning_gym')"
     monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
     monkeypatch.setattr(gym, "_helper", broken)
     gym.score.cache_clear()
-    with pytest.raises(RewardError, match=r"install 'ftis\[reasoning-gym\]'"):
+    with pytest.raises(RewardError, match=r"install '\.\[reasoning-gym\]'"):
         score("1+1")
 
 

@@ -312,5 +312,5 @@ def test_a_tracker_that_is_not_installed_says_how_to_install_it(
     kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RecipeError, match=rf'report_to: {kind} is not installed; run pip install "ftis\[{kind}\]"'):
+    with pytest.raises(RecipeError, match=rf'report_to: {kind} is not installed; run pip install "\.\[{kind}\]"'):
         open_trackers([kind], "project", "run", tmp_path)

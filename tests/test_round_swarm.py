@@ -19,7 +19,7 @@ from ftis.peer import Peer, train_round
 GROUPS, ROUNDS = 4, 2
 ADMITTED = GROUPS // 2 * 12
 needs_trl = pytest.mark.skipif(
-    importlib.util.find_spec("trl") is None, reason='TRL is not installed here (pip install "ftis[trl]"): make test-trl'
+    importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"
 )
 
 

@@ -535,7 +535,7 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
 
 def test_reasoning_gym_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install 'ftis\[reasoning-gym\]'"):
+    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install '\.\[reasoning-gym\]'"):
         gym._entries("x", {}, 1, 0)
 
 

@@ -47,7 +47,7 @@ from ftis.swarm.link import NetworkExchange
 from recipes import evenness
 
 HERE = importlib.util.find_spec("trl") is not None
-needs_trl = pytest.mark.skipif(not HERE, reason='TRL is not installed here (pip install "ftis[trl]"): make test-trl')
+needs_trl = pytest.mark.skipif(not HERE, reason="TRL is not installed here: make test-trl")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
@@ -72,7 +72,7 @@ def quiet() -> Iterator[None]:
 def test_without_trl_the_package_says_what_to_install() -> None:
     import ftis.trl
 
-    with pytest.raises(ImportError, match=r'pip install "ftis\[trl\]"'):
+    with pytest.raises(ImportError, match=r"pip install '\.\[trl\]'"):
         _ = ftis.trl.FTISTrainer
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ftis.trl.nothing

@@ -313,7 +313,7 @@ def test_a_run_of_another_version_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(watch.WatchError, match=rf"needs {package}, .* pip install 'ftis\[watch\]'"):
+    with pytest.raises(watch.WatchError, match=rf"needs {package}, .* pip install '\.\[watch\]'"):
         watch.serve(run_of(tmp_path), "127.0.0.1", 0, lambda address: None)
 
 

@@ -50,6 +50,6 @@ def bitsandbytes(config: PeerConfig, key: str) -> Any:
     except ImportError:
         raise ModelError(
             f"peer {config.name!r}: {key} = {getattr(config, key)!r} needs bitsandbytes: pip install "
-            f"'ftis[bitsandbytes]', or leave {key} out"
+            f"'.[bitsandbytes]' in ftis's clone, or leave {key} out"
         ) from None
     return library

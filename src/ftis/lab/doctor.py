@@ -79,10 +79,11 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         "wandb": ("wandb", "report_to"),
         "trackio": ("trackio", "report_to"),
         "trl": ("trl", "ftis.trl"),
+        "vllm": ("vllm", "sampling.sampler"),
     }
     for module, (extra, use) in optional.items():
         present = importlib.util.find_spec(module) is not None
-        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install "ftis[{extra}]"'))
+        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install ".[{extra}]"'))
     return rows
 
 

@@ -67,10 +67,12 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         RecipeError: no such peer, no such arm, or several arms to choose from.
     """
     recipe.peer(peer)
+    together = [arm for arm in arms_of(recipe, ()) if len(arm.swarms[0].peers) > 1]
     arms = [arm for arm in arms_of(recipe, (name,) if name else ()) if len(arm.swarms[0].peers) > 1]
     if len(arms) != 1:
-        there = ", ".join(arm.name for arm in arms) or "none"
-        raise RecipeError(f"arms whose peers learn together: {there}; name one with --arm")
+        there = ", ".join(arm.name for arm in together) or "none"
+        alone = f"the peers of arm {name!r} train alone; " if name else ""
+        raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
     swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
     return arms[0].name, swarm
 

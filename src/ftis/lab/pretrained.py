@@ -185,7 +185,7 @@ def _convert(file: Path, target: Path) -> None:
         import gguf  # noqa: F401 - transformers reads the file with it
     except ImportError:
         raise ModelError(
-            "converting needs the package gguf: pip install 'ftis[gguf]', then run the same command again"
+            "converting needs the package gguf: pip install '.[gguf]' in ftis's clone, then run the same command again"
         ) from None
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     quantised = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)

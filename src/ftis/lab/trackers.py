@@ -55,4 +55,4 @@ def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise RecipeError(f'report_to: {extra} is not installed; run pip install "ftis[{extra}]"') from None
+        raise RecipeError(f'report_to: {extra} is not installed; run pip install ".[{extra}]" in the clone') from None

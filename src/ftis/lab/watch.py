@@ -215,4 +215,4 @@ def _starlette() -> tuple[Any, ...]:
 
 
 def _not_installed(package: str) -> WatchError:
-    return WatchError(f"ftis watch needs {package}, which is not installed: pip install 'ftis[watch]'")
+    return WatchError(f"ftis watch needs {package}, which is not installed: pip install '.[watch]' in ftis's clone")

@@ -25,7 +25,7 @@ def score(dataset: str, options: str, entry: str, answer: str) -> float:
     return float(found) if isinstance(found, (int, float)) else 0.0
 
 
-_helper = Helper("ftis.rewards.gym", "scores answers", "'ftis[reasoning-gym]'")
+_helper = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
 
 # --- the helper process ---------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install 'ftis[reasoning-gym]'") from error
+        raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install '.[reasoning-gym]' in ftis's clone") from error
     if dataset not in DATASETS:
         raise TaskError(f"reasoning_gym:{dataset}: there is no such data set{nearest(dataset, list(DATASETS))}")
     try:

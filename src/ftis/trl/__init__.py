@@ -21,7 +21,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'ftis.trl' has no attribute {name!r}")
-    remedy = 'pip install "ftis[trl]"'
+    remedy = "pip install '.[trl]' in ftis's clone"
     try:
         found = importlib.metadata.version("trl")
         if not (1, 16) <= tuple(map(int, found.split(".")[:2])) < (1, 18):
@@ -30,6 +30,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("trl", "datasets", "accelerate"):
             raise
-        raise ImportError(
-            f'ftis.trl needs TRL, and there is no module {error.name!r}: pip install "ftis[trl]"'
-        ) from error
+        raise ImportError(f"ftis.trl needs TRL, and there is no module {error.name!r}: {remedy}") from error
