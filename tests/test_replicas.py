@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from run_files import weights, without_times
 from torch.distributed.tensor import DTensor
 
 from ftis.config import ObjectiveConfig, PeerConfig
+from ftis.engines import replicas
 from ftis.engines.handover import SamplerError
 from ftis.engines.replicas import Crew, Leader, LeadingShard, Plan, lead, open_shared
 from ftis.engines.samplers import open_sampler
@@ -205,6 +207,31 @@ def test_a_model_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None
     with pytest.raises(ModelError, match="no model at"):
         opened(config(tmp_path / "nowhere", data_parallel_size=2))
     assert not set(multiprocessing.active_children()) - set(before)
+
+
+def test_ctrl_c_ends_none_of_them_while_they_start(
+    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches all processes of a terminal's command, and the peer's own decides."""
+    meet = replicas._meet
+
+    def met(*of: Any) -> Policy:  # when they have just been started
+        for process in multiprocessing.active_children():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGINT)
+        return meet(*of)
+
+    monkeypatch.setattr(replicas, "_meet", met)
+    monkeypatch.setattr(replicas, "PATIENCE", timedelta(seconds=60))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests in the background ignore it
+    try:
+        leader = opened(config(tiny_model_dir(), data_parallel_size=2))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        assert len(leader.logps(PROMPTS, PROMPTS, 1.0)) == len(PROMPTS)
+    finally:
+        leader.crew.close()
 
 
 def test_an_adapter_in_parts_learns_from_uneven_rows_and_is_saved_as_any(

@@ -150,13 +150,23 @@ def test_weights_that_are_not_handed_over_are_found_in_the_same_round(whole: Pai
     assert_one_line(error, "vLLM has not taken the new weights", "the engine by none")
 
 
-@pytest.mark.parametrize(("temperature", "words"), [(0.8, "temperature of 0.9 or beyond"), (1.25, "of 1.1 or beyond")])
-def test_a_wrong_temperature_is_found_in_the_same_round(whole: Pair, temperature: float, words: str) -> None:
-    complete = whole[1].engine.complete
-    whole[1].engine.complete = lambda prompts, repeats, decoding, *rest: complete(  # type: ignore[method-assign]
+@contextmanager
+def drawing_at(engine: Any, temperature: float) -> Iterator[None]:
+    """A context in which it draws at this temperature, whatever it is asked for."""
+    complete = engine.complete
+    engine.complete = lambda prompts, repeats, decoding, *rest: complete(
         prompts, repeats, replace(decoding, temperature=temperature), *rest
     )
-    with pytest.raises(SamplerError) as error:
+    yield
+    engine.complete = complete
+
+
+WRONG_TEMPERATURES = [(0.8, "temperature of 0.9 or beyond"), (1.25, "of 1.1 or beyond")]
+
+
+@pytest.mark.parametrize(("temperature", "words"), WRONG_TEMPERATURES)
+def test_a_wrong_temperature_is_found_in_the_same_round(whole: Pair, temperature: float, words: str) -> None:
+    with drawing_at(whole[1].engine, temperature), pytest.raises(SamplerError) as error:
         draw(whole)
     assert_one_line(error, "they are 0.", words)
 
@@ -192,41 +202,58 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
 
 SAMPLERS = """
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from ftis.engines import builtin
+from ftis.engines.handover import Copied
 from ftis.engines.vllm import in_process, served
+
+def opened(policy):
+    return in_process(policy, enforce_eager=True, max_model_len=64)
 
 def one_served(policy):
     if policy.config.train == "full":
         return builtin.open_sampler(policy)
     return served(policy, Path(__file__).with_name("url").read_text(), dtype="float32")
 
-def silent(policy):
-    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
-    sampler.engine.load = lambda policy: None
-    return sampler
+def deaf(engine):
+    engine.load = lambda policy: None
 
-def hot(policy):
-    sampler = in_process(policy, enforce_eager=True, max_model_len=64)
-    complete = sampler.engine.complete
-    sampler.engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
+def warm(engine):
+    complete = engine.complete
+    engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
+
+def faulty(policy, fault, whole_rounds, with_server):
+    sampler = one_served(policy) if with_server else opened(policy)
+    if not isinstance(sampler, Copied):
+        return sampler
+    engine, load, hand_overs = sampler.engine, sampler.engine.load, count(1)
+    def counted(policy):
+        load(policy)
+        if next(hand_overs) == whole_rounds:
+            globals()[fault](engine)
+    engine.load = counted
+    if not whole_rounds:
+        globals()[fault](engine)
     return sampler
 """
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory."""
+def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory.
+
+    It takes the sampler's name and options.
+    """
     peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
     lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
     (tmp_path / "samplers_here.py").write_text(SAMPLERS, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def of(sampler: str) -> Path:
+    def of(sampler: str, **options: Any) -> Path:
         top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
         peers = {"full": peer, "lora": lora}
-        options = {"enforce_eager": True, "max_model_len": 64} if sampler == "vllm" else {}
         sampling = {"sampler": sampler, "options": options}
         recipe = load(
             write_recipe(tmp_path, peers, top=top, sampling=sampling, training={"rounds": 5, "eval_every": 0})
@@ -237,8 +264,8 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
     return of
 
 
-def test_two_peers_learn_together(run: Callable[[str], Path]) -> None:
-    directory = run("vllm")
+def test_two_peers_learn_together(run: Callable[..., Path]) -> None:
+    directory = run("vllm", **ENGINE)
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
@@ -246,16 +273,22 @@ def test_two_peers_learn_together(run: Callable[[str], Path]) -> None:
         assert all(row["sampling/sampling_logp_difference/max"] < 1e-3 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [("samplers_here.silent", "has not taken the new weights"), ("samplers_here.hot", "fit a temperature of 1.1")],
-)
+FAULTS = {"deaf": "has not taken the new weights", "warm": "fit a temperature of 1.1"}
+
+
+@pytest.mark.parametrize("whole_rounds", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_stops_in_the_round_in_which_vllm_goes_wrong(
-    run: Callable[[str], Path], tmp_path: Path, fault: str, words: str
+    run: Callable[..., Path], tmp_path: Path, fault: str, whole_rounds: int
 ) -> None:
-    with pytest.raises(FtisError, match=words):
-        run(fault)
-    assert not [row for path in tmp_path.rglob("metrics.jsonl") for row in read_jsonl(path)]
+    with pytest.raises(FtisError, match=FAULTS[fault]):
+        run("samplers_here.faulty", fault=fault, whole_rounds=whole_rounds, with_server=False)
+    assert rounds_of(tmp_path, "full") == rounds_of(tmp_path, "lora") == list(range(1, whole_rounds + 1))
+
+
+def rounds_of(place: Path, peer: str) -> list[int]:
+    """Those that the peer recorded."""
+    return [row["step"] for path in place.rglob(f"{peer}/metrics.jsonl") for row in read_jsonl(path)]
 
 
 @contextmanager
@@ -289,7 +322,7 @@ def answers(url: str) -> bool:
 
 
 def test_a_peer_with_a_server_and_one_without_learn_together(
-    run: Callable[[str], Path], tmp_path: Path, tiny_model_dir: TinyModelDir
+    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir
 ) -> None:
     with serving(tiny_model_dir("llama", **FITS_VLLM), free_port(), *LORA_SERVER) as url:
         (tmp_path / "url").write_text(url)
@@ -298,6 +331,35 @@ def test_a_peer_with_a_server_and_one_without_learn_together(
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
         assert all(row["foreign_used"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_stops_in_the_round_in_which_a_server_goes_wrong(
+    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir, fault: str
+) -> None:
+    with serving(tiny_model_dir("llama", **FITS_VLLM), free_port(), *LORA_SERVER) as url:
+        (tmp_path / "url").write_text(url)
+        with pytest.raises(FtisError, match=FAULTS[fault]) as error:
+            run("samplers_here.faulty", fault=fault, whole_rounds=2, with_server=True)
+    assert f"vLLM at {url}" in str(error.value)
+    assert rounds_of(tmp_path, "lora") == [1, 2]
+
+
+def test_a_server_that_reports_log_probabilities_before_the_temperature_is_found(
+    tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    model = tiny_model_dir("llama", tie_word_embeddings=False, **FITS_VLLM)
+    policy = policy_of(model)
+    with serving(model, free_port(), "--logprobs-mode", "raw_logprobs") as url:
+        sampler = engine.served(policy, url, dtype="float32", directory=str(tmp_path))
+        assert isinstance(sampler, Copied)
+        draw((policy, sampler))  # of the model's own distribution they are right
+        assert sampler.gap < 2e-5
+        for decoding in DECODINGS[1:4]:
+            with pytest.raises(SamplerError) as error:
+                draw((policy, sampler), decoding)
+            assert_one_line(error, "before temperature, top k and top p", "--logprobs-mode processed_logprobs")
+        sampler.close()
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
@@ -320,6 +382,11 @@ def test_a_server_samples_the_learner_and_takes_its_weights(
         texts = [policy.detokenize(ids) for group in ids_of(stopped) for ids in group]
         assert any(text.endswith("o") for text in texts)
         assert not any("o" in text[:-1] for text in texts)
+        for temperature, words in WRONG_TEMPERATURES:
+            sampler.weights_moved(policy)  # a round later
+            with drawing_at(sampler.engine, temperature), pytest.raises(SamplerError, match=words):
+                draw(pair)
+        draw(pair)
         sampler.engine.load = lambda policy: None  # type: ignore[method-assign]
         move(policy, 1e-4)
         with pytest.raises(SamplerError, match="has not taken the new weights"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ class Watched:
     Args:
         heard: notified after each line and at the end; several processes may share it.
         environment: in addition to this process's own.
+        own_group: it and what it starts are a group, as a terminal makes one of each command: :meth:`ctrl_c`.
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class Watched:
         heard: threading.Condition | None = None,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        own_group: bool = False,
     ) -> None:
         self.heard = heard or threading.Condition()
         self.lines: list[str] = []
@@ -34,6 +37,7 @@ class Watched:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **(environment or {})},
+            start_new_session=own_group,
         )
         self._reader = threading.Thread(target=self._read, args=(log,), daemon=True)
         self._reader.start()
@@ -60,13 +64,18 @@ class Watched:
             return self.heard.wait_for(condition, seconds)
 
     def wait(self, seconds: float) -> int:
-        """Exit status, once all output was read. Raises subprocess.TimeoutExpired."""
+        """Exit status, once it and all processes that it started have ended. Raises subprocess.TimeoutExpired."""
         status = self.process.wait(timeout=max(0.1, seconds))
-        self._reader.join()
+        self._reader.join(60)  # each process holds the pipe
+        assert not self._reader.is_alive(), "it left a process behind"
         return status
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def ctrl_c(self) -> None:
+        """Ctrl-C in its terminal: all processes of its group get the signal."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
         self.process.kill()
