@@ -12,11 +12,21 @@ from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.budgets import matched
 from ftis.lab.experiments import plan
+from ftis.lab.join import choose_arm
 from ftis.lab.recipes import load, parse, set_key, with_arm
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 SIZES = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (2, 4)]
+
+
+def test_who_names_an_arm_that_trains_alone_hears_which_ones_do_not() -> None:
+    recipe = parse(document())
+    with pytest.raises(RecipeError, match=r"the peers of arm 'alone-part' train alone; .*: F-TIS-2, F-TIS-4; name one"):
+        choose_arm(recipe, "a", "alone-part")
+    with pytest.raises(RecipeError, match=r"^arms whose peers learn together: F-TIS-2, F-TIS-4; name one"):
+        choose_arm(recipe, "a", None)
+    assert choose_arm(recipe, "a", "F-TIS-4")[0] == "F-TIS-4"
 
 
 def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ftis
+from commands import ROOT, ftis
 from conftest import TinyModelDir
 
 from ftis.config import PeerConfig, Recipe
@@ -130,6 +130,14 @@ def test_in_one_process_a_shared_base_counts_once() -> None:
     in_four_bits = {"train": "lora", "frozen_dtype": "nf4"}
     for keys in ({}, in_four_bits):
         assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
+
+
+@pytest.mark.parametrize("left", [0, 10**6, 10**12], ids=["unknown", "too little", "enough"])
+def test_more_memory_than_there_is_is_told(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "available_bytes", lambda: left)
+    recipe = load(ROOT / "recipes" / "demo_pair.toml", ["peers.*.device=cpu"])
+    (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
+    assert ("more than the 1 MB that this machine has left" in line) == (left == 10**6)
 
 
 def together(out: str) -> tuple[float, str]:

@@ -106,6 +106,9 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         size = in_one_process(memories)
         how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
         how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
+    free = available_bytes()
+    if free and size > free and all(resolve_device(peer.device).type == "cpu" for peer, _ in memories):
+        how += f", more than the {in_bytes(free)} that this machine has left"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
     return (
