@@ -2,7 +2,7 @@
 
     python benchmarks/vllm_gap.py models/smollm2-135m
     python benchmarks/vllm_gap.py models/smollm2-135m --engine bfloat16
-    python benchmarks/vllm_gap.py models/smollm2-135m --learner bfloat16 --engine bfloat16
+    python benchmarks/vllm_gap.py models/smollm2-135m --learner bfloat16 --engine bfloat16 --draws 10
 
 It runs in the environment of ``make test-vllm``. vLLM samples in this process: 4 prompts x 4 completions of at most 48
 tokens. An update adds plus or minus a number to each weight. Gaps are root mean squares of log π_vLLM − log π_θ over
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--learner", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--engine", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--draws", type=int, default=1, help="of log-probabilities before temperature and truncation")
     given = parser.parse_args()
     pair = Pair(given.model, given.learner, given.engine)
     print("| case | gap | found |\n|---|---|---|")
@@ -134,7 +135,8 @@ def main() -> None:
         row(f"honest, {name}", pair.draw, decoding)
         if decoding != PLAIN:
             with pair.reporting_raw():
-                row(f"log-probs before all of these: {name}", pair.draw, decoding)
+                for _ in range(given.draws):
+                    row(f"log-probs before all of these: {name}", pair.draw, decoding)
     for temperature in (0.95, 0.9, 0.8, 1.1, 1.25):
         with pair.drawing_at(temperature):
             row(f"drawn at {temperature:g} in place of 1", pair.draw, PLAIN)

@@ -211,8 +211,8 @@ from ftis.engines.vllm import in_process, served
 def opened(policy):
     return in_process(policy, enforce_eager=True, max_model_len=64)
 
-def one_served(policy):
-    if policy.config.train == "full":
+def one_served(policy, train):
+    if policy.config.train != train:
         return builtin.open_sampler(policy)
     return served(policy, Path(__file__).with_name("url").read_text(), dtype="float32")
 
@@ -224,7 +224,7 @@ def warm(engine):
     engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
 
 def faulty(policy, fault, whole_rounds, with_server):
-    sampler = one_served(policy) if with_server else opened(policy)
+    sampler = one_served(policy, "lora") if with_server else opened(policy)
     if not isinstance(sampler, Copied):
         return sampler
     engine, load, hand_overs = sampler.engine, sampler.engine.load, count(1)
@@ -243,7 +243,7 @@ def faulty(policy, fault, whole_rounds, with_server):
 def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Train two peers, one in full and one through LoRA, for five rounds; returns the run's directory.
 
-    It takes the sampler's name and options.
+    It takes the sampler's name and options, and settings of the peers that differ.
     """
     peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
     lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
@@ -251,9 +251,9 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def of(sampler: str, **options: Any) -> Path:
+    def of(sampler: str, differing: dict[str, dict[str, Any]] | None = None, **options: Any) -> Path:
         top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
-        peers = {"full": peer, "lora": lora}
+        peers = {name: keys | (differing or {}).get(name, {}) for name, keys in (("full", peer), ("lora", lora))}
         sampling = {"sampler": sampler, "options": options}
         recipe = load(
             write_recipe(tmp_path, peers, top=top, sampling=sampling, training={"rounds": 5, "eval_every": 0})
@@ -321,12 +321,15 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize("parts", [{}, {"data_parallel_size": 2, "fsdp": True}], ids=["one process", "two parts"])
+@pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_peer_with_a_server_and_one_without_learn_together(
-    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir
+    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir, train: str, parts: dict[str, Any]
 ) -> None:
-    with serving(tiny_model_dir("llama", **FITS_VLLM), free_port(), *LORA_SERVER) as url:
+    model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
+    with serving(model, free_port(), *(LORA_SERVER if train == "lora" else [])) as url:
         (tmp_path / "url").write_text(url)
-        directory = run("samplers_here.one_served")
+        directory = run("samplers_here.one_served", {train: {"model": model, **parts}}, train=train)
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

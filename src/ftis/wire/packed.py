@@ -1,4 +1,4 @@
-"""The packed form of version 2: under two bytes a token, in place of eight.
+"""The packed form of version 2: about two bytes a token with log-probabilities in fixed point, in place of eight.
 
     size  type      field
     4     u32       R, rollouts of all groups
