@@ -191,7 +191,7 @@ def encode(message: Message, version: int = 1, logp: LogpPrecision = "float32") 
     """The bytes of a message.
 
     Args:
-        version: 2 takes the shortest form, never longer than version 1 and usually a quarter of it. Text takes 3.
+        version: 2 takes the shortest form, never longer than version 1; text takes 3.
         logp: precision of the log-probabilities on the wire; version 1 carries ``float32`` only.
 
     Raises:

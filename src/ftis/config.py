@@ -218,7 +218,7 @@ class WireConfig(_Section):
     """How a peer writes its messages. Every peer reads every format, so peers may differ."""
 
     format: WireFormat = 1
-    """2 is compact, about a quarter of 1."""
+    """2 is compact: about half of 1, with ``logp = "fixed9"`` a quarter to a third."""
     logp: LogpPrecision = "float32"
     """How format 2 carries log-probabilities: exactly, or in fixed point with 6 or 9 bits after the point. Receivers
     then get a token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
