@@ -106,10 +106,12 @@ def test_specialists_are_made_and_compared(tmp_path: Path, tiny_model_dir: TinyM
     again = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert again.stdout.count("is there already") == 3
     settings = [f"task.path={tmp_path}", f"output_dir={tmp_path / 'runs'}", "training.rounds=1", "processes=inline"]
-    settings += ["task.validation_size=4", "training.prompts_per_peer=2", "sampling.max_completion_length=8"]
+    settings += ["task.validation_size=4", "training.prompts_per_round=6", "sampling.max_completion_length=8"]
     settings += [f"peers.{name}.model={out / name}" for name in ("money", "amounts", "pruned")]
     recipe = str(ROOT / "recipes" / "smollm2_gsm8k.toml")
-    asked = ["train", recipe, "--arm=F-TIS", *(part for s in settings for part in ("--set", s))]
+    arms = ("F-TIS", "F-TIS-horizontal")
+    asked = ["train", recipe, *(f"--arm={arm}" for arm in arms), *(part for s in settings for part in ("--set", s))]
     assert ftis_command(*asked) in (0, 3)  # such models may earn too little to teach anybody
-    metrics = tmp_path / "runs" / "smollm2-gsm8k-seed0" / "F-TIS" / "pruned" / "metrics.jsonl"
-    assert metrics.read_text().count("\n") == 1
+    for arm in arms:
+        metrics = tmp_path / "runs" / "smollm2-gsm8k-seed0" / arm / "pruned" / "metrics.jsonl"
+        assert metrics.read_text().count("\n") == 1
