@@ -70,6 +70,8 @@ def test_who_was_killed_who_has_another_seed_and_who_earns_nothing_are_named_in_
         of("killed").get_by_text("Gone for").wait_for(timeout=10_000)
         of("earns-nothing").get_by_text("earned no reward").wait_for(timeout=10_000)
         of("other-seed").get_by_text("(seed: 0 here, 7 there)").wait_for(timeout=10_000)
+        for name in ("killed", "earns-nothing", "other-seed"):  # a note may be there before the title has its peer
+            page.locator("h1", has_text=name).wait_for(timeout=10_000)
         title = page.locator("h1").inner_text()
         assert {"killed", "earns-nothing", "other-seed"} <= set(title.replace(",", "").split()), title
         assert of("works").get_attribute("class") == "peer fine", of("works").inner_text()
