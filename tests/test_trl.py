@@ -25,7 +25,7 @@ from commands import ROOT, command, ftis
 from conftest import TinyModelDir
 from light_swarm import free_port
 from policies import gradients, relative_difference
-from trl_scene import GROUP, MadeUp, config, given, made_up, scene_recipe, trainer_of
+from trl_scene import GROUP, MadeUp, Vllm, config, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.codec import Limits, decode
@@ -342,6 +342,50 @@ def test_log_probabilities_that_a_sampler_reports_are_those_that_are_offered(mod
             assert rollout.gen_logp == pytest.approx(reported["logprobs"][n], abs=1e-6)
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
     assert row["sampling/sampling_logp_difference/mean"] > 1  # what is made up is not the model's
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Vllm]:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Vllm)
+    monkeypatch.setattr(Vllm, "made", [])
+    return Vllm
+
+
+def with_vllm(place: Path, mode: str) -> Any:
+    options = {"use_vllm": True, "vllm_mode": mode, "vllm_importance_sampling_correction": False}
+    return config(place, save_strategy="no", **options)
+
+
+@needs_trl
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
+    mode: str, vllm: type[Vllm], model: Path, tmp_path: Path
+) -> None:
+    exchange = MadeUp()
+    trainer = trainer_of(model, with_vllm(tmp_path, mode), scene_recipe(3), exchange)
+    trainer.train()
+    (engine,) = vllm.made
+    assert engine.handed_over == 3  # once a round
+    for round, (_, data) in enumerate(exchange.published, start=1):
+        rollouts = [r for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for r in group.rollouts]
+        expected = [made_up(1000 * round + n, trainer.peer.policy.vocab_size) for n in range(len(rollouts))]
+        assert [r.completion_ids.tolist() for r in rollouts] == [r.completion_ids.tolist() for r in expected]
+    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    assert len(rows) == 3
+    for row in rows:  # the engine has the learner's weights, and its log-probabilities are those that are weighed
+        assert row["sampling/logp_recomputed"] is True
+        assert 0 < row["sampling/sampling_logp_difference/max"] < 1e-4
+
+
+@needs_trl
+def test_a_vllm_server_with_other_log_probabilities_is_refused(
+    vllm: type[Vllm], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftis.trl.options import OptionError
+
+    monkeypatch.setattr(vllm, "logprobs_mode", "raw_logprobs")
+    with pytest.raises(OptionError, match="start it with --logprobs-mode processed_logprobs"):
+        trainer_of(model, with_vllm(tmp_path, "server"))
 
 
 @needs_trl

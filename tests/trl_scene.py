@@ -8,6 +8,7 @@ weights and metrics that come of it::
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -132,6 +133,39 @@ def trainer_of(
     if isinstance(exchange, MadeUp):
         exchange.peer = trainer.peer
     return trainer
+
+
+class Vllm:
+    """In place of TRL's VLLMGeneration: a copy of the model, which draws nothing but scores what is made up."""
+
+    made: ClassVar[list[Vllm]] = []
+    logprobs_mode = "processed_logprobs"
+
+    def __init__(self, *, model: Any, mode: str, **settings: Any) -> None:
+        self.model, self.copy, self.handed_over = model, copy.deepcopy(model).eval(), 0
+        self.vllm_client = self if mode == "server" else None
+        self.made.append(self)
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": self.logprobs_mode}}
+
+    def sync_weights(self) -> None:
+        self.copy.load_state_dict(self.model.state_dict())
+        self.handed_over += 1
+
+    def generate(self, *, prompts: Sequence[Sequence[int]], **settings: Any) -> tuple[Any, ...]:
+        import torch
+
+        vocabulary = self.model.config.vocab_size
+        rollouts = [made_up(1000 * self.handed_over + n, vocabulary) for n in range(len(prompts))]
+        ids = [rollout.completion_ids.tolist() for rollout in rollouts]
+        logps = []
+        for prompt, completion in zip(prompts, ids, strict=True):
+            with torch.no_grad():
+                of_all = self.copy(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+            chosen = of_all.log_softmax(-1)[torch.arange(len(completion)), completion]
+            logps.append([[logp] for logp in chosen.tolist()])
+        return None, ids, logps, None
 
 
 def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from ftis.schedule import assigned, minibatches, seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
 from ftis.trl.member import AloneError, HostPolicy, Swarm, adapted, connected, peer_of, restore, state_of
-from ftis.trl.models import check_model, check_positions
+from ftis.trl.models import check_model, check_positions, check_server
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
@@ -156,6 +156,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         check_model(self.model)
+        if args.use_vllm and args.vllm_mode == "server" and self.accelerator.is_main_process:
+            check_server(self)
         if self.aux_loss_enabled:
             raise OptionError("router_aux_loss_coef: F-TIS has no auxiliary loss; set router_aux_loss_coef=0.0")
         embedding = self.model.get_input_embeddings().weight
