@@ -90,6 +90,8 @@ def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -
 @needs_trl
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
+    from trl.generation.vllm_client import VLLMClient
+    from trl.generation.vllm_generation import VLLMGeneration
 
     from ftis.trl.trainer import OPTIONAL_OUTPUTS, RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
 
@@ -101,6 +103,8 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     trainer = trainer_of(model, config(tmp_path))
     missing = [name for name in RELIED_ON_ATTRIBUTES if not hasattr(trainer, name)]
     assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
+    for engine, methods in ((VLLMGeneration, ("sync_weights", "generate")), (VLLMClient, ("get_server_info",))):
+        assert not [name for name in methods if not hasattr(engine, name)], f"{engine} of TRL is not trl_scene.Vllm's"
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     gone = [key for key in (*RELIED_ON_OUTPUTS, *OPTIONAL_OUTPUTS) if f'"{key}"' not in source]
     assert not gone, f"GRPOTrainer._generate_and_score_completions returns no {gone}: src/ftis/trl/trainer.py reads it"

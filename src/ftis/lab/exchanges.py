@@ -84,18 +84,19 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
     correction = correction_of(with_arm(study.recipe, arm))
     expected = plan(study.recipe, arm).generated
     columns = len(study.recipe.peers) - bool(study.elsewhere)
+    pairs = _pairs(study, arm)
     heard = [
         Heard.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
-        for peer, source in _pairs(study, arm)
+        for peer, source in pairs
     ]
-    many = len(heard) > MOST_PAIRS
-    pairs, heard = len(heard), [_together(heard)] if many else heard
+    many = len(pairs) > MOST_PAIRS
+    heard = [_together(heard)] if many else heard
     return ArmExchange(
         name=arm.name,
-        together=f"{pairs} pairs of a learner and a source" if many else "",
+        together=f"{len(pairs)} pairs of a learner and a source" if many else "",
         expected=expected,
         participation=PanelRow.of([exchange_figures.participation(h, expected) for h in heard], columns),
-        learned=_learned(study, arm),
+        learned=_learned(study, arm, pairs),
         refusals=_refusals(study, arm),
         evidence=_evidence(study, arm),
         use=_use_in_words(correction),
@@ -153,9 +154,8 @@ def _filter_in_words(correction: Correction) -> str:
     return f"{correction.name} has no filter"
 
 
-def _learned(study: Study, arm: ArmConfig) -> Table:
+def _learned(study: Study, arm: ArmConfig, pairs: Sequence[tuple[str, str]]) -> Table:
     """What became of each learner's own rollouts and of every other's, on the mean over rounds and seeds."""
-    pairs = _pairs(study, arm)
     rows = []
     for peer in study.peer_names:
         rounds = [row.by_peer for seed in study.seeds_shown for row in study.peer(seed, arm.name, peer).rounds]

@@ -67,8 +67,9 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         RecipeError: no such peer, no such arm, or several arms to choose from.
     """
     recipe.peer(peer)
-    together = [arm for arm in arms_of(recipe, ()) if len(arm.swarms[0].peers) > 1]
-    arms = [arm for arm in arms_of(recipe, (name,) if name else ()) if len(arm.swarms[0].peers) > 1]
+    named = {arm.name for arm in arms_of(recipe, (name,) if name else ())}
+    together = [arm for arm in arms_of(recipe) if len(arm.swarms[0].peers) > 1]
+    arms = [arm for arm in together if arm.name in named]
     if len(arms) != 1:
         there = ", ".join(arm.name for arm in together) or "none"
         alone = f"the peers of arm {name!r} train alone; " if name else ""

@@ -59,15 +59,15 @@ def check_model(model: Any) -> None:
             )
 
 
-def check_server(trainer: Any) -> None:
-    """Refuse a vLLM server whose log-probabilities are not of the distribution that it samples from.
+def check_server(client: Any) -> None:
+    """Refuse a vLLM server, asked by TRL's client, whose log-probabilities are not of the distribution that it samples.
 
     TRL itself asks the server only with its own correction, which a swarm leaves out.
 
     Raises:
         OptionError: the server's ``logprobs_mode`` is another one.
     """
-    mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+    mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise OptionError(
             f"the vLLM server reports log-probabilities as {mode!r}, which are not of the distribution sampled: start "

@@ -155,9 +155,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"each, in their order, or leave train_dataset out"
             )
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
+        self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
-        if args.use_vllm and args.vllm_mode == "server" and self.accelerator.is_main_process:
-            check_server(self)
+        if args.use_vllm and args.vllm_mode == "server":
+            self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
         if self.aux_loss_enabled:
             raise OptionError("router_aux_loss_coef: F-TIS has no auxiliary loss; set router_aux_loss_coef=0.0")
         embedding = self.model.get_input_embeddings().weight
@@ -166,7 +167,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.peer = peer_of(recipe, swarm.peer, policy, task)
         self._swarm = swarm
         self._buffered_inputs: list[dict[str, Any]] | None = None
-        self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         self._round_said: Say = unheard
         self._check_prompts(range(min(8, len(task.train))))
 
