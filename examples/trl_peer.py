@@ -70,6 +70,7 @@ def main() -> None:
     )
     trainer = FTISTrainer(given.model or f"starter:{given.peer}", right_answer, args, swarm=swarm)  # three
     trainer.train(resume_from_checkpoint=given.resume)
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -223,7 +223,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
     assert "--resume" in output
     done = len(read_jsonl(metrics))
     assert 3 < done < 200
-    assert (run_of(workplace) / "F-TIS" / "a" / f"checkpoint-{done}").exists()
+    for peer in "a" if way == "one peer" else "ab":
+        assert (run_of(workplace) / "F-TIS" / peer / f"checkpoint-{done}").exists()
     # Its recipe is part of what is resumed, so the rest of the rounds is run under the same one.
     resumed = subprocess.run(command(*arguments, "--resume"), capture_output=True, text=True, timeout=200)
     assert resumed.returncode == 0, resumed.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import subprocess
 import sys
 import threading
@@ -128,18 +130,15 @@ def test_publishing_again_replaces() -> None:
 
 
 def test_a_message_of_another_round_does_not_count() -> None:
-    stop = threading.Event()
-    hub = Hub(("a", "b"), stop.is_set)
+    hub = Hub(("a", "b"))
     hub.endpoint("b").publish(1, b"of round 1")
-    stop.set()
+    hub.leave("b")
     with pytest.raises(Stopped):
         collect(hub, "a", 0)
 
 
-@pytest.mark.parametrize("how", ["stop", "fail"])
-def test_a_waiting_peer_is_woken_and_keeps_its_turn(how: str) -> None:
-    stop = threading.Event()
-    hub = Hub(("a", "b", "c"), stop.is_set)
+def test_a_waiting_peer_is_woken_and_keeps_its_turn() -> None:
+    hub = Hub(("a", "b", "c"))
     outcome: list[str] = []
     waiting = threading.Event()
 
@@ -154,29 +153,28 @@ def test_a_waiting_peer_is_woken_and_keeps_its_turn(how: str) -> None:
 
     running = in_thread(run)
     assert waiting.wait(PATIENCE)
-    hub.endpoint("b").publish(0, b"b")  # c is still missing
+    hub.endpoint("b").publish(0, b"b")
+    hub.leave("b")  # it has published, and c is still missing
     assert not outcome
-    if how == "stop":
-        stop.set()
-    else:
-        hub.fail()
+    hub.leave("c")
     running.result(timeout=PATIENCE)
     assert outcome == ["stopped with the turn"]
     assert not hub.turn.locked()
 
 
-def test_what_has_arrived_is_handed_over_even_when_asked_to_stop() -> None:
+def test_what_a_peer_has_published_is_handed_over_after_it_has_left() -> None:
     """The round can be finished, and is then not lost."""
-    hub = Hub(("a", "b"), lambda: True)
+    hub = Hub(("a", "b"))
     hub.endpoint("b").publish(0, b"b")
-    hub.fail()
+    hub.leave("b")
     assert collect(hub, "a", 0).messages == {"b": b"b"}
 
 
 def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> None:
-    hub = Hub(("a", "b"), lambda: True)
+    hub = Hub(("a", "b"))
     for round in range(10):
         hub.endpoint("b").publish(round, message("b", round))
+    hub.leave("b")
     for round in range(10 - 1 - KEEP_ROUNDS, 10):
         assert collect(hub, "a", round).messages == {"b": message("b", round)}
     for round in range(10 - 1 - KEEP_ROUNDS):
@@ -185,7 +183,7 @@ def test_a_hub_forgets_old_rounds_but_keeps_those_others_may_still_want() -> Non
 
 
 def test_peers_of_whom_the_offer_suffices_are_waited_for_and_not_handed_over(tmp_path: Path) -> None:
-    hub = Hub(("a", "b", "c"), lambda: True)
+    hub = Hub(("a", "b", "c"))
     peers = {name: directory_exchange(tmp_path, name, deadline=0.05) for name in "abc"}
 
     def from_hub() -> Collected:
@@ -193,6 +191,7 @@ def test_peers_of_whom_the_offer_suffices_are_waited_for_and_not_handed_over(tmp
             return hub.endpoint("a").collect(0, offers_only=("c",))
 
     hub.endpoint("b").publish(0, b"b")
+    hub.leave("c")
     peers["b"].publish(0, b"b")
     with pytest.raises(Stopped):
         from_hub()
@@ -308,19 +307,57 @@ def test_at_the_deadline_those_missing_are_named(tmp_path: Path) -> None:
     assert "resume" in str(caught.value)
 
 
-def test_a_waiting_peer_stops_when_asked(tmp_path: Path) -> None:
-    stop = threading.Event()
-    a = DirectoryExchange(tmp_path, "a", ("a", "b"), stop.is_set)
+@pytest.mark.parametrize("published", [False, True])
+def test_a_peer_asked_to_stop_waits_for_those_who_may_finish_the_round(tmp_path: Path, published: bool) -> None:
+    stop, left = threading.Event(), set[str]()
+    a = DirectoryExchange(tmp_path, "a", ("a", "b", "c"), stop.is_set, left.__contains__)
+    b, c = (directory_exchange(tmp_path, name) for name in "bc")
+    b.publish(0, b"b")
     collecting = in_thread(a.collect, 0)
-    with pytest.raises(TimeoutError):  # without a deadline it waits
+    left.add("c")  # which may be started again, as long as the run goes on
+    with pytest.raises(TimeoutError):
         collecting.result(timeout=0.05)
+    left.clear()
     stop.set()
-    with pytest.raises(Stopped):
-        collecting.result(timeout=PATIENCE)
+    with pytest.raises(TimeoutError):  # c may be about to publish
+        collecting.result(timeout=0.05)
+    if published:
+        c.publish(0, b"c")
+        assert collecting.result(timeout=PATIENCE).messages == {"b": b"b", "c": b"c"}
+    left.update("bc")
+    if not published:
+        with pytest.raises(Stopped):
+            collecting.result(timeout=PATIENCE)
+
+
+def test_peers_that_may_be_asked_to_stop_at_any_moment_stop_after_the_same_round(tmp_path: Path) -> None:
+    """Each peer hears the request at a moment of its own, as processes do."""
+
+    def run(directory: Path, name: str, heard_after: int, left: set[str]) -> int:
+        looks = itertools.count()
+        exchange = DirectoryExchange(
+            directory, name, ("a", "b", "c"), lambda: next(looks) >= heard_after, left.__contains__
+        )
+        try:
+            for round in range(200):
+                if exchange.should_stop():
+                    return round
+                exchange.publish(round, b"")
+                exchange.collect(round)
+            raise AssertionError("it was never asked to stop")
+        except Stopped:
+            return round
+        finally:
+            left.add(name)
+
+    for trial in range(20):
+        moments, left, place = random.Random(trial), set[str](), tmp_path / str(trial)
+        peers = [in_thread(run, place, name, moments.randrange(1, 40), left) for name in "abc"]
+        assert len({peer.result(timeout=PATIENCE) for peer in peers}) == 1
 
 
 def test_what_has_arrived_in_the_directory_is_handed_over_even_when_asked_to_stop(tmp_path: Path) -> None:
-    a = DirectoryExchange(tmp_path, "a", ("a", "b"), lambda: True)
+    a = DirectoryExchange(tmp_path, "a", ("a", "b"), lambda: True, lambda peer: True)
     directory_exchange(tmp_path, "b").publish(0, b"b")
     assert a.collect(0).messages == {"b": b"b"}
 

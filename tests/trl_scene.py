@@ -199,6 +199,7 @@ def main(model: Path, out: Path) -> None:
         kind = trainer.accelerator.distributed_type.value
         (out / "processes.json").write_text(json.dumps([trainer.accelerator.num_processes, kind]))
         (out / "published.bin").write_bytes(b"".join(data for _, data in exchange.published))
+    trainer.accelerator.end_training()  # or the threads of gloo may abort a process that ends
 
 
 if __name__ == "__main__":

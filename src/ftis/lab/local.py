@@ -2,6 +2,9 @@
 
 Every peer of a machine delivers in every round, so these exchanges wait for peers in ``skip`` too; the peer itself
 rejects their messages.
+
+All peers of a swarm stop after the same round: one that has published waits for the others even when asked to stop, and
+gives the round up only if somebody has left without publishing. Nobody can finish such a round.
 """
 
 from __future__ import annotations
@@ -45,20 +48,18 @@ class Hub:
     def __init__(
         self,
         roster: tuple[str, ...],
-        should_stop: Callable[[], bool] = lambda: False,
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.roster = roster
         self.turn, self.after_turn = threading.Lock(), after_turn
         self._changed = threading.Condition()
         self._messages: dict[tuple[int, str], bytes] = {}
-        self._should_stop = should_stop
-        self._failed = False
+        self._left = set[str]()
 
-    def fail(self) -> None:
-        """A peer cannot continue: wake the waiting ones, whose ``collect`` raises Stopped."""
+    def leave(self, peer: str) -> None:
+        """``peer`` publishes no more: who waits for a message that it has not published is woken with Stopped."""
         with self._changed:
-            self._failed = True
+            self._left.add(peer)
             self._changed.notify_all()
 
     def endpoint(self, peer: str) -> HubEndpoint:
@@ -77,10 +78,10 @@ class Hub:
         self.turn.release()
         try:
             with self._changed:
-                while not all((round, name) in self._messages for name in others):
-                    if self._failed or self._should_stop():
+                while waiting := {name for name in others if (round, name) not in self._messages}:
+                    if waiting & self._left:
                         raise Stopped
-                    self._changed.wait(timeout=0.1)
+                    self._changed.wait()
                 messages = {name: self._messages[round, name] for name in others if name not in offers_only}
                 return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
         finally:
@@ -125,6 +126,10 @@ class DirectoryExchange:
     """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
 
     A killed peer that resumes finds the messages of the round it was in, and replaces its own with the same bytes.
+
+    Args:
+        has_left: whether a peer publishes no more; looked at once ``should_stop`` says so.
+        deadline: seconds to wait for a round's messages.
     """
 
     def __init__(
@@ -133,10 +138,11 @@ class DirectoryExchange:
         peer: str,
         roster: tuple[str, ...],
         should_stop: Callable[[], bool] = lambda: False,
+        has_left: Callable[[str], bool] = lambda peer: False,
         deadline: float = float("inf"),
     ) -> None:
         self.directory, self.peer, self.roster = directory, peer, roster
-        self.should_stop, self.deadline = should_stop, deadline
+        self.should_stop, self.has_left, self.deadline = should_stop, has_left, deadline
         directory.mkdir(parents=True, exist_ok=True)
 
     def catch_up(self, round: int) -> int:
@@ -151,6 +157,8 @@ class DirectoryExchange:
         messages: dict[str, bytes] = {}
         give_up = time.monotonic() + self.deadline
         while True:
+            # Asked first: whatever a peer published before it left is then found.
+            left = {name for name in waiting if self.has_left(name)} if self.should_stop() else set()
             for name in [n for n, path in waiting.items() if path.exists()]:
                 path = waiting.pop(name)
                 if name not in offers_only:
@@ -158,7 +166,7 @@ class DirectoryExchange:
             if not waiting:
                 others = [name for name in self.roster if name != self.peer]
                 return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
-            if self.should_stop():
+            if left & waiting.keys():
                 raise Stopped
             if time.monotonic() > give_up:
                 raise ExchangeError(

@@ -33,7 +33,7 @@ from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Say, Stopping, placed, unheard
-from ftis.loop.files import locked
+from ftis.loop.files import InUseError, locked
 from ftis.loop.records import Records, open_trackers
 
 
@@ -181,7 +181,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
     peers = jobs[0].recipe.peers
     large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
     # Else each peer's thread would keep what its sampling and updates took while the next one's take as much.
-    hub = Hub(tuple(p.name for p in peers), stop.is_set, return_freed_memory if large else lambda: None)
+    hub = Hub(tuple(p.name for p in peers), return_freed_memory if large else lambda: None)
     ended = {job.peer: threading.Event() for job in jobs}
     alone = len(peers) == 1
     failures: list[BaseException] = []
@@ -198,8 +198,8 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
                 finished.append(run_peer_job(job, exchange, stop.is_set, say))
             except BaseException as error:  # carried over to the main thread, which raises it
                 failures.append(error)
-                hub.fail()
             finally:
+                hub.leave(job.peer)
                 hub.after_turn()
                 ended[job.peer].set()
 
@@ -237,7 +237,11 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
     members = tuple(p.name for p in job.recipe.peers)
     exchange: Exchange = AloneExchange()
     if len(members) > 1:
-        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set)
+
+        def has_left(name: str) -> bool:
+            return not _is_training(job.directory.with_name(name))
+
+        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set, has_left)
     with locked(peer_lock(job.directory), LOCK_SECONDS):
         run_peer_job(job, exchange, stop.is_set, say)
 
@@ -249,6 +253,15 @@ def peer_lock(directory: Path) -> Path:
         directory: of the peer in an arm of a run.
     """
     return directory.with_name(f".{directory.name}.lock")
+
+
+def _is_training(directory: Path) -> bool:
+    """Whether a process trains the peer whose directory this is."""
+    try:
+        with locked(peer_lock(directory), 0):
+            return False
+    except InUseError:
+        return True
 
 
 def resume_step(directory: Path, swarm: Recipe) -> int:
