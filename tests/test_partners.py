@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import ftis
 from ftis.config import ObjectiveConfig
 from ftis.lab import partners
+from ftis.lab.recipes import parse
+from ftis.loop.files import read_jsonl
+from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, Rewards, resolve
 from ftis.selection import Judged, selections_of
 from recipes import recipe_of
@@ -126,3 +131,72 @@ def test_a_recipe_names_them() -> None:
     recipe = recipe_of("ada", "bob", selections=names)
     found = [selection.name for selection in selections_of(recipe, "ada", OBJECTIVES["F-TIS"])]
     assert found[-4:] == ["by_own_failure", "by_lead", "kl by sender", "cut by sender"]
+
+
+def test_a_weight_of_the_sequence_is_the_product_of_its_tokens() -> None:
+    raw_NT = torch.tensor([[0.5, 3.0, 1.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    objective = resolve(ObjectiveConfig(name="ftis.lab.partners.SEQUENCE_WEIGHTS"))
+    expected = [[1.5] * 3, [2.0] * 3, [1.0] * 3]  # 8 is cut at C = 2
+    np.testing.assert_allclose(objective.weight(raw_NT, objective), expected, rtol=1e-12)
+    assert objective.filtered
+
+
+def test_a_weight_of_the_sequence_stays_finite() -> None:
+    raw_NT = torch.full((2, 500), 1e8)
+    raw_NT[1] = 1e-8
+    weights = partners.of_the_sequence(raw_NT, OBJECTIVES["F-TIS"])
+    assert weights.isfinite().all()
+    assert weights[0].unique().tolist() == [2.0]
+    assert 0 < float(weights[1].max()) < 1e-8
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def third(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """0 or 1, both in most groups of random models."""
+    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("by_own_failure", "horizontal"),
+        ("by_lead", "vertical"),
+        ("FilterBySender", "vertical"),
+        ("CutBySender", "vertical"),
+        ("AGAINST_THE_LEARNER", "vertical"),
+        ("SEQUENCE_WEIGHTS", "vertical"),
+    ],
+)
+def test_each_trains_otherwise_than_f_tis(
+    name: str, mode: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    way = f"ftis.lab.partners.{name}"
+    document = {
+        "name": "tiny",
+        "output_dir": str(tmp_path / "runs"),
+        "processes": "inline",
+        "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
+        "prompt": {"system_prompt": "", "template": "{question}"},
+        "reward": {"function": "test_partners.third"},
+        "objective": {"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.05},
+        "sampling": {"num_generations": 8, "max_completion_length": 8},
+        "training": {"rounds": 3, "prompts_per_round": 8, "eval_every": 0, "mode": mode},
+        "peers": [{"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-2} for n in ("a", "b")],
+        "arms": [
+            {"name": "F-TIS"},
+            {"name": "way", "set": {"objective.name": way} if name.isupper() else {"training.selections": [way]}},
+        ],
+    }
+    assert ftis.run(parse(document))
+    norms = {}
+    for arm in ("F-TIS", "way"):
+        rounds = read_jsonl(tmp_path / "runs" / "tiny-seed0" / arm / "a" / "metrics.jsonl")
+        assert len(rounds) == 3
+        assert all(by_peer(row)["b"].get("kept", 0) >= 0 for row in rounds)
+        norms[arm] = [row["grad_norm"] for row in rounds if "grad_norm" in row]
+        assert norms[arm]
+        assert all(math.isfinite(norm) for norm in norms[arm])
+    assert norms["way"] != norms["F-TIS"]

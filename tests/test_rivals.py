@@ -101,12 +101,12 @@ def drawn(seed: int) -> tuple[list[Row], list[Row], list[Row], Row, list[bool]]:
     """Ragged rows, near to and far from their samplers, with both signs of Â."""
     rng = random.Random(seed)
     logp, old, gen = [], [], []
-    for _ in range(12):
-        n, far = rng.randint(1, 9), rng.choice([0.05, 0.5])
+    for _ in range(40):
+        n, far, above = rng.randint(1, 9), rng.choice([0.05, 0.5]), rng.choice([0.2, -0.3, -0.1])
         base = [-rng.expovariate(1.0) for _ in range(n)]
         logp.append([min(b + rng.gauss(0, 0.1), 0.0) for b in base])
         old.append(base)
-        gen.append([min(b + rng.gauss(0.2, far), 0.0) for b in base])
+        gen.append([min(b + rng.gauss(above, far), 0.0) for b in base])
     return logp, old, gen, [rng.choice([-1.2, -0.4, 0.7, 1.5]) for _ in logp], [rng.random() < 0.4 for _ in logp]
 
 
@@ -145,8 +145,9 @@ def test_the_loops_meet_every_branch() -> None:
     for seed in range(4):
         for logp, _, gen, advantage, own in zip(*drawn(seed), strict=True):
             ratio = math.exp((sum(logp) - sum(gen)) / len(logp))
-            seen.add((own, advantage > 0, "low" if ratio < LOW else "high" if ratio > 1 else "inside"))
-    assert len(seen) == 12
+            where = sum(ratio > bound for bound in (LOW, 1, HIGH))
+            seen.add((own, advantage > 0, where))
+    assert len(seen) == 16
 
 
 def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:

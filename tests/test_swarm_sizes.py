@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -129,6 +130,8 @@ def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: 
         against = size["against_equal_training"]
         assert against["mean"] == pytest.approx(difference)
         assert f"from {baseline}: " in against["text"]  # of equal differences no spread is known
+        assert size["gains_at_equal_training"].keys() == set("abcd")
+        assert fmean(size["gains_at_equal_training"].values()) == pytest.approx(difference)
     ordered = sorted([pairs, fours], key=lambda size: size["against_equal_training"]["p_value"])
     least = ordered[0]["against_equal_training"]
     assert least["p_adjusted"] == pytest.approx(min(1.0, 2 * least["p_value"]))
@@ -138,6 +141,10 @@ def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: 
     column = list(shown.table.head).index("Against equal training")
     row = next(row for row in shown.table.groups[0].rows if row[0].text == "F-TIS-2")
     assert row[column].text == "−0.100"
+    pairs_least = min(pairs["gains_at_equal_training"].values())
+    assert row[column + 2].text == f"{pairs_least:+.3f}".replace("-", "−")
+    alone_row = next(row for row in shown.table.groups[0].rows if row[0].text == "alone-part")
+    assert alone_row[column + 2].text == ""
 
 
 def test_the_time_of_a_peer_alone_that_ends_as_high_is_read_off_what_it_took(tmp_path: Path) -> None:

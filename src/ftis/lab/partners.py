@@ -9,6 +9,7 @@ rollouts, of a prompt or of the round, and p_j that of a sender j.
     FilterBySender        the filter's g, times min(1, p_j / p_k)       fewer failures of weaker senders
     CutBySender           the weights' C, times min(1, p_j / p_k)       less weight to tokens of weaker senders
     AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      in place of its group's mean
+    SEQUENCE_WEIGHTS      w = min(Π_t π_old/π_gen, C)                   one weight for a completion
 
 Foreign successes alone are :func:`ftis.lab.rivals.foreign_positives`.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from ftis.config import Recipe
 from ftis.lab.rivals import among_own
-from ftis.objectives import OBJECTIVES, Rewards, resolve
+from ftis.objectives import OBJECTIVES, Objective, Rewards, exp_ratio, resolve
 from ftis.selection import Judged, KLFilter, Selection
 
 
@@ -115,3 +116,16 @@ def against_the_learner(rewards: Rewards) -> Tensor:
 
 AGAINST_THE_LEARNER = replace(OBJECTIVES["F-TIS"], advantage=against_the_learner)
 """F-TIS with foreign advantages relative to the learner's success rate."""
+
+
+def of_the_sequence(raw_weight_NT: Tensor, objective: Objective) -> Tensor:
+    """w = min(Π_t π_old/π_gen, C), one weight for all tokens of a completion: [N, T].
+
+    A unit of several tokens counts once for each of them, so this is for peers of one tokenizer.
+    """
+    log_NT = raw_weight_NT.log()  # 0 off the mask
+    return exp_ratio(log_NT.sum(-1, keepdim=True)).clamp(max=objective.importance_sampling_clip_max).expand_as(log_NT)
+
+
+SEQUENCE_WEIGHTS = replace(OBJECTIVES["F-TIS"], weight=of_the_sequence)
+"""F-TIS with one weight for a completion, which TRL calls ``sequence_truncate``."""

@@ -203,11 +203,15 @@ def _starter_names(recipe: Recipe) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The source's git commit, where ftis runs from a checkout."""
+    """The source's git commit, where ftis runs from a checkout; ``+changes`` behind it where the source has others."""
     checkout = Path(__file__).parents[3]
     if not (checkout / ".git").exists() or not shutil.which("git"):
         return None
-    head = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return head.stdout.strip() or None
+
+    def git(*arguments: str) -> str:
+        said = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False)
+        return said.stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    changed = git("status", "--porcelain", "--", "src", "recipes", "examples")
+    return (head + "+changes" if changed else head) or None

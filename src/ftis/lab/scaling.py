@@ -90,7 +90,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
     else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
     (``label``, ``text``). ``against_equal_training`` compares a swarm like that with the ceiling that trains on as many
-    rollouts, corrected over the swarms that have one; None where there is none.
+    rollouts, corrected over the swarms that have one, and ``gains_at_equal_training`` is to it as ``gains`` to
+    ``against_alone``; None where there is none.
     """
     if not study.seeds or study.elsewhere:
         return None
@@ -152,6 +153,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     against_equal = _against(study, compared)
     for size in swarms:
         size["against_equal_training"] = against_equal.get(size["arm"])
+        ceiling = equal.get(size["trained"])
+        size["gains_at_equal_training"] = _gains(study, size["arm"], ceiling) if ceiling else None
     known: dict[str, Any] = without_nan(found)
     return known
 
@@ -194,6 +197,16 @@ def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[s
     return {arm: difference for (arm, _), difference in zip(pairs, tested, strict=True)}
 
 
+def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
+    """By peer: the mean over seeds of its final accuracy in the arm, minus that in the baseline."""
+    arms = (arm, baseline)
+    return {
+        peer: fmean(here) - fmean(there)
+        for peer in study.peer_names
+        for here, there in [(finals(study, VALIDATION, name, peer) for name in arms)]
+    }
+
+
 def _settings(arm: Arm) -> dict[str, Any]:
     """The recipe of an arm without what says how large its swarms are, and how much a peer samples."""
     of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
@@ -216,10 +229,7 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
         "trained": trained,
         "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
         "against_alone": against.get(arm.name),
-        "gains": {
-            peer: fmean(finals(study, VALIDATION, arm.name, peer)) - fmean(finals(study, VALIDATION, alone, peer))
-            for peer in study.peer_names
-        },
+        "gains": _gains(study, arm.name, alone),
         "seconds": of_a_peer(lambda run: run.own_seconds.total if run.own_seconds else nan) if timed else None,
         "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
         "bytes_received": of_a_peer(lambda run: run.bytes_received),
@@ -344,6 +354,14 @@ def _compared(against: Mapping[str, Any] | None) -> list[Cell]:
     return [with_interval(against, "+", strong=shown), Cell(p_text(against["p_adjusted"]))]
 
 
+def _least(gains: Mapping[str, float] | None) -> Cell:
+    """The least gain of a peer, with its name."""
+    if not gains:
+        return Cell()
+    peer = min(gains, key=lambda peer: gains[peer])
+    return Cell(true_minus(number(gains[peer], "+")), peer)
+
+
 def _cost(estimate: Mapping[str, Any] | None, in_words: Callable[[float], str]) -> Cell:
     if estimate is None:
         return Cell(amount(None))
@@ -361,6 +379,7 @@ def _table(found: Mapping[str, Any]) -> Table:
         "Final",
         "Gain",
         "p, Holm",
+        "Least gain",
         "Against equal training",
         "p, Holm",
         "Least gain",
@@ -373,8 +392,7 @@ def _table(found: Mapping[str, Any]) -> Table:
     ]
     rows = []
     for size in _sizes(found):
-        comparisons = [size["against_alone"], size.get("against_equal_training")]
-        least = min(size["gains"], key=lambda peer: size["gains"][peer])
+        equal = size.get("against_equal_training")
         rows.append(
             [
                 Cell(size["arm"]),
@@ -382,8 +400,10 @@ def _table(found: Mapping[str, Any]) -> Table:
                 Cell(amount(size["sampled"])),
                 Cell(amount(size["trained"])),
                 with_interval(size["final"]),
-                *(cell for against in comparisons for cell in _compared(against)),
-                Cell(true_minus(number(size["gains"][least], "+")), least),
+                *_compared(size["against_alone"]),
+                _least(size["gains"]),
+                *_compared(equal),
+                _least(size.get("gains_at_equal_training")),
                 Cell(_times(found, size)),
                 Cell("" if size.get("pays_from") is None else f"{size['pays_from']:.2g}"),
                 _cost(size["seconds"], seconds_text),
