@@ -14,6 +14,8 @@ from ftis.lab.budgets import matched
 from ftis.lab.experiments import plan
 from ftis.lab.join import choose_arm
 from ftis.lab.recipes import load, parse, set_key, with_arm
+from ftis.objectives import resolve
+from ftis.selection import selections_of
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"name": "alone-part", "collaborate": False, "budget": "generated"}
@@ -240,3 +242,15 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     assert "alone-part: 12 jobs of 1 peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
     assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
     assert lines[-1].startswith("guess ")
+
+
+@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml")))
+def test_every_arm_of_every_recipe_names_what_there_is(path: str) -> None:
+    recipe = load(ROOT / path)
+    for arm in arms_of(recipe):
+        for swarm in arm.swarms:
+            objective = resolve(swarm.objective)
+            for peer in swarm.peers:
+                assert selections_of(swarm, peer.name, objective)
+    named = {arm.name for arm in arms_of(recipe)}
+    assert not recipe.experiment or set(recipe.experiment.baselines) <= named
