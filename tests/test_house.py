@@ -41,7 +41,7 @@ WINGS = {
     "rewards": "scoring helper writing numbers latex gym answers",
     "engines": "devices optimizers models shards windows lines head microbatches rows slots linear decoder stops "
     "samplers generate builtin replicas handover vllm_server vllm",
-    "loop": "files events records checkpoint evaluate train",
+    "loop": "files events records parts checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
     "lab": "recipes starters pretrained rivals partners local accusations attacks assembly arms workers event_lines "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import threading
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,11 @@ from ftis.rewards.scoring import RewardError
 from ftis.schedule import assigned
 from recipes import write_recipe
 
-TAGS = RewardConfig()
+TAGS, WEIGHED = RewardConfig(), RewardConfig(format_weight=0.2)
+
+
+def replace_reward(**changes: Any) -> RewardConfig:
+    return RewardConfig(**{"format_weight": 0.2} | changes)
 
 
 def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
@@ -57,6 +63,8 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
 
 NONE = [[0.0] * 4] * 4
 SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
+FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
+"""Rewards of ``WEIGHED`` where all formats, or three of four, and no answers are right."""
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,25 @@ SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
         (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
         (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
         (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task.options)"]),
-        (sounding(NONE), TAGS, ["docs/recipes.md, [reward], has such recipes"]),
+        (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
+        (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
+        (sounding(FORMATS, formats=16, answers=0), WEIGHED, ["0 of 16 answers are right: give easier problems"]),
+        (sounding(MIXED, formats=12, answers=0), WEIGHED, ["learned is the format alone: give easier problems"]),
+        (sounding(MIXED, formats=12, answers=0), replace_reward(partial_credit=True), []),
+        (sounding(MIXED, formats=12, answers=0), replace_reward(format_weight=1.0), []),
+        (sounding([[0.2, 1.0, 0.2, 0.2]] * 4, formats=16, answers=4), WEIGHED, []),
+        (
+            sounding([[0.2, 1.0, 0.2, 0.2]] + [[0.2] * 4] * 4, formats=20, answers=1),
+            WEIGHED,
+            ["1 of 20 answers are right: give easier problems"],
+        ),
+        (
+            sounding([[1.0] * 4] + [[0.2] * 4] * 3, formats=16, answers=4),
+            WEIGHED,
+            ["about 0 of a round's 16 groups carry signal"],
+        ),
+        (sounding([[0.95] * 4] * 4, formats=16, answers=0), replace_reward(format_weight=0.95), ["0 of 16 answers"]),
+        (sounding([[0.8] * 4] * 4, formats=0, answers=16), WEIGHED, ["the format is right in 0 of 16 completions"]),
         (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
         (
             sounding([[1.0] * 4, [0.0] * 4]),
@@ -125,6 +151,21 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     assert "4 groups say little" in said
     assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
     assert "little" not in shown([sounding(SOME * 2)], recipe)
+
+
+@pytest.mark.parametrize("kind", ["an instruct model", "a base model"])
+def test_advice_holds_the_recipes_that_it_names(kind: str, tiny_model_dir: TinyModelDir) -> None:
+    recipe = parse(document(tiny_model_dir()), where="test")
+    said = shown([sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b")], recipe)
+    assert "docs/" not in said
+    (named,) = [line for line in said.splitlines() if line.startswith(kind)]
+    _, _, behind = said.partition(named)
+    lines = itertools.takewhile(lambda line: line.startswith("  "), behind.splitlines()[1:])
+    sections = tomllib.loads("\n".join(lines))
+    changed = {**document(tiny_model_dir()), **sections}
+    changed["sampling"] = {**document(tiny_model_dir())["sampling"], **sections.get("sampling", {})}
+    assert parse(changed, where="test").reward.extract == "last_number"
+    assert named not in shown([sounding(SOME)], recipe)
 
 
 def test_shares() -> None:
@@ -371,6 +412,34 @@ def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
     assert "in one round" in out.getvalue()
     assert "in 4 rounds" not in out.getvalue()
     assert told[0].endswith("so nothing is learned: ftis preflight says why")
+
+
+def warned(rows: list[dict[str, float]]) -> list[str]:
+    out = io.StringIO()
+    display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
+    display(ArmBegun(("a",), len(rows), place=Place(arm="F-TIS")))
+    for step, row in enumerate(rows, 1):
+        display(RoundEnded({"step": step, **row}, place))
+    return [line.removeprefix("F-TIS/a: ") for line in out.getvalue().splitlines() if "preflight" in line]
+
+
+def test_rounds_without_signal_are_told_whatever_they_earned() -> None:
+    row = {"reward": 0.2, "frac_reward_zero_std": 1.0}
+    said = [
+        f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
+        for rounds in ("one round", "2 rounds", "4 rounds")
+    ]
+    assert warned([row] * 4) == said
+    assert warned([row | {"answer_right": 0.0}] * 4) == [f"no answer is right, and {line}" for line in said]
+    assert warned([row | {"frac_reward_zero_std": 0.9}] * 4) == []
+
+
+def test_rounds_in_which_only_the_format_was_right_are_told() -> None:
+    row = {"reward": 0.15, "frac_reward_zero_std": 0.5, "answer_right": 0.0}
+    assert warned([row, row, row, row | {"answer_right": 0.1}, row]) == [
+        f"no answer was right in {rounds}: ftis preflight says what to change"
+        for rounds in ("one round", "2 rounds", "one round")
+    ]
 
 
 @pytest.mark.parametrize(

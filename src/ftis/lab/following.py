@@ -16,13 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe, RecipeError, RewardConfig
+from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow, parse_recorded
 from ftis.lab.standing import Formats, RewardMeans, Standing, standing
 from ftis.lab.tail import OPENING, Tail, last_row
+from ftis.loop.parts import right_formats
 from ftis.loop.records import read_rollouts, rollouts_path
-from ftis.rewards.answers import extract_answer
 
 SEEN_ROUNDS = 3
 """Rounds that must have passed before their pace is believed more than the rounds' own seconds."""
@@ -336,11 +336,5 @@ class ArmOfRun:
 def formats(recipe: Recipe, name: str, rows: Sequence[Mapping[str, Any]]) -> Formats | None:
     """How many of a peer's own completions have the format of the built-in reward; None under another reward."""
     own = [row for row in rows if row["source"] == name]
-    if not own or recipe.reward.function != RewardConfig().function:
-        return None
-    prompt, extract = recipe.prompt, recipe.reward.extract
-    right = [
-        extract_answer(prompt.prefill + str(row["completion"]), prompt.think_tag, prompt.answer_tag, extract)
-        for row in own
-    ]
-    return Formats(sum(answer is not None for answer in right), len(own))
+    right = right_formats(recipe, (str(row["completion"]) for row in own))
+    return Formats(sum(right), len(own)) if right else None

@@ -43,6 +43,29 @@ ENOUGH = 0.25
 LOW_FOR_LORA = 1e-5
 """A learning rate below which an adapter hardly moves: it wants ten to a hundred times the rate of full training."""
 
+BELOW = "as below"
+"""Where advice refers to :data:`EASY_FORMATS`."""
+EASY_FORMATS = """\
+an instruct model, where answers are numbers:
+  [prompt]
+  system_prompt = ""
+  template = "{question} Give only the number."
+  [reward]
+  extract = "last_number"
+a base model, which is shown how and stopped where the next problem would begin:
+  [prompt]
+  system_prompt = ""
+  chat_template = "never"
+  template = "Question: {question}\\nAnswer:"
+  [[prompt.examples]]    # two or three, in the task's own words
+  question = "3 + 4 ="
+  completion = " 7"
+  [reward]
+  extract = "last_number"
+  [sampling]
+  stop = ["\\n"]"""
+"""Parts of recipes in which small pretrained models earn a first reward."""
+
 
 @dataclass(frozen=True)
 class Sounding:
@@ -109,36 +132,8 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
     Args:
         stop: the recipe's ``sampling.stop``.
     """
-    said = []
     n = sounding.completions
-    if sounding.signal < ENOUGH:
-        if sounding.formats is not None and sounding.formats < n / 10:
-            other = "say in prompt.system_prompt what it is"
-            if reward.extract == "tags":
-                other = (
-                    'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
-                    '(prompt.system_prompt = "")'
-                )
-            said.append(
-                f"the format is right in {sounding.formats} of {n} completions: show it in prompt.examples, begin it "
-                f"in prompt.prefill, or {other}; docs/recipes.md, [reward], has a recipe for instruct models and one "
-                f"for base models"
-            )
-        elif sounding.reward > 0.9:
-            said.append("nearly all completions earn the reward already: give harder problems")
-        elif sounding.reward < 0.1:
-            earned = sum(reward > 0 for group in sounding.rewards for reward in group)
-            said.append(
-                f"{earned} of {n} completions earn a reward: give easier problems (task.options), show worked ones in "
-                f'prompt.examples, in plain text (prompt.chat_template = "never", prompt.system_prompt = ""), or raise '
-                f"sampling.num_generations; docs/recipes.md, [reward], has such recipes"
-            )
-        else:
-            filled = "raise training.resample_budget" if sounding.reserve else 'set training.resample = "fill"'
-            said.append(
-                f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the "
-                f"others all rewards are equal: raise sampling.num_generations, or {filled}"
-            )
+    said = _about_rewards(sounding, reward)
     if sounding.unfinished > n / 2:
         end = (
             "show in prompt.examples how they end"
@@ -149,6 +144,44 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
             f"{sounding.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
         )
     return said
+
+
+def _about_rewards(sounding: Sounding, reward: RewardConfig) -> list[str]:
+    """What to change where few groups carry signal, or where it is that of the format alone."""
+    n, formats, answers = sounding.completions, sounding.formats, sounding.answers
+    easier = (
+        "give easier problems (task.options), show worked ones in prompt.examples, in plain text "
+        '(prompt.chat_template = "never", prompt.system_prompt = "")'
+    )
+    low, weight = sounding.signal < ENOUGH, reward.format_weight
+    if not low:
+        of_format = answers == 0 and weight is not None and weight < 1 and not reward.partial_credit
+        learned = "so what would be learned is the format alone"
+        return [f"0 of {n} answers are right, {learned}: {easier}, {BELOW}"] if of_format else []
+    if formats is not None and formats < n / 10:
+        other = "say in prompt.system_prompt what it is"
+        if reward.extract == "tags":
+            other = (
+                'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
+                '(prompt.system_prompt = "")'
+            )
+        return [
+            f"the format is right in {formats} of {n} completions: show it in prompt.examples, begin it in "
+            f"prompt.prefill, or {other}, {BELOW}"
+        ]
+    if sounding.reward > 0.9 and (answers is None or answers > 0.9 * n):
+        return ["nearly all completions earn the reward already: give harder problems"]
+    if answers is not None and answers < n / 10:
+        more = ", or raise sampling.num_generations" if answers else ""
+        return [f"{answers} of {n} answers are right: {easier}{more}, {BELOW}"]
+    if sounding.reward < 0.1:
+        earned = sum(reward > 0 for group in sounding.rewards for reward in group)
+        return [f"{earned} of {n} completions earn a reward: {easier}, or raise sampling.num_generations, {BELOW}"]
+    filled = "raise training.resample_budget" if sounding.reserve else 'set training.resample = "fill"'
+    return [
+        f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the others "
+        f"all rewards are equal: raise sampling.num_generations, or {filled}"
+    ]
 
 
 def rate_advice(peer: PeerConfig) -> list[str]:

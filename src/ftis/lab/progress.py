@@ -56,7 +56,7 @@ class Display:
         self._notes: dict[str, dict[str, str]] = {}
         self._first: dict[str, tuple[int, float]] = {}
         self._tokens: dict[str, int] = {}
-        self._unrewarded: dict[str, int] = {}
+        self._unlearned: dict[tuple[str, str], int] = {}
         self._rewards: dict[str, deque[float]] = {}
         self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
@@ -121,7 +121,7 @@ class Display:
             case RoundEnded(metrics=metrics):
                 notes["reward"] = f"{metrics['reward']:.2f}"
                 self._line(self._round_line(name, metrics))
-                self._count_unrewarded(name, metrics)
+                self._count_unlearned(name, metrics)
                 self._compare_rewards(name, metrics["reward"])
                 self._of_sampler(name, metrics, notes)
                 self._of_honesty(name, metrics)
@@ -191,16 +191,25 @@ class Display:
             parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
         return "  ".join(parts)
 
-    def _count_unrewarded(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Say after 1, 2, 4, 8 … rounds that no completion has earned anything yet."""
-        none = metrics["reward"] == 0 and metrics.get("frac_reward_zero_std") == 1
-        rounds = self._unrewarded[name] = self._unrewarded.get(name, 0) + 1 if none else 0
-        if rounds and rounds & (rounds - 1) == 0:
-            self.console.print(
-                f"{name}: no completion earned any reward in {counted(rounds, 'round')}, so nothing is learned: ftis "
-                f"preflight says why",
-                highlight=False,
-            )
+    def _count_unlearned(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Say after 1, 2, 4, 8 … rounds in a row that nothing was learned, or that no answer was right."""
+        no_signal, no_answer = metrics.get("frac_reward_zero_std") == 1, metrics.get("answer_right") == 0
+        found = None
+        if rounds := self._in_a_row(name, "no answer", no_answer):
+            found = f"no answer was right in {rounds}: ftis preflight says what to change"
+        if rounds := self._in_a_row(name, "no signal", no_signal):
+            found = f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
+            if no_answer:
+                found = f"no answer is right, and {found}"
+        if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0):
+            found = f"no completion earned any reward in {rounds}, so nothing is learned: ftis preflight says why"
+        if found:
+            self.console.print(f"{name}: {found}", highlight=False)
+
+    def _in_a_row(self, name: str, what: str, happened: bool) -> str:
+        """How many rounds in a row something has happened, in words where that is 1, 2, 4, 8 …, else empty."""
+        rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
+        return counted(rounds, "round") if rounds and rounds & (rounds - 1) == 0 else ""
 
     def _compare_rewards(self, name: str, reward: float) -> None:
         """Say that a peer's rewards have fallen to less than half of the best so far, over three rounds each."""

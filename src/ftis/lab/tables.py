@@ -16,7 +16,7 @@ from ftis.config import Recipe
 from ftis.lab.estimate import checkpoints_kept, in_bytes
 from ftis.lab.formatting import counted, interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
-from ftis.lab.preflight import Sounding, advice, rate_advice
+from ftis.lab.preflight import BELOW, EASY_FORMATS, Sounding, advice, rate_advice
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
@@ -185,11 +185,15 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
+    advised = []
     for one in soundings:
         learns = f"{one.signal:.0%} of groups carry signal, so it has something to learn from"
         said = advice(one, recipe.reward, recipe.sampling.stop) or [learns]
         for line in [*said, *rate_advice(recipe.peer(one.peer))]:
             console.print(f"{one.peer}: {line}", highlight=False, markup=False)
+        advised += said
+    if any(line.endswith(BELOW) for line in advised):
+        console.print(EASY_FORMATS, highlight=False, markup=False)
 
 
 def shortened(text: str, most: int = 160) -> str:

@@ -11,6 +11,7 @@ from ftis.exchange import ExchangeError, Stopped
 from ftis.loop import checkpoint
 from ftis.loop.evaluate import evaluate
 from ftis.loop.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
+from ftis.loop.parts import parts_of_reward
 from ftis.loop.records import Records
 from ftis.measures import RoundRecord
 from ftis.peer import Peer, train_round
@@ -80,6 +81,7 @@ class Trainer:
 
     def finish_round(self, record: RoundRecord, last: int, say: Say) -> None:
         """Record a round, and evaluate after it where the recipe says so and after the ``last``."""
+        record.metrics.update(parts_of_reward(self.peer.recipe, self.peer.name, record.rollouts))
         self.records.round(record)
         say(RoundEnded(record.metrics))
         every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step

@@ -1,0 +1,75 @@
+"""What a round's rewards tell of format and answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftis.config import Recipe
+from ftis.lab.recipes import parse
+from ftis.loop.parts import parts_of_reward
+from ftis.rewards.answers import format_and_answer
+
+BOTH = "<think>x</think><answer>7</answer>"
+ANSWER, FORMAT, NEITHER = "<answer>7</answer>", "<think>x</think><answer>8</answer>", "7"
+
+
+def recipe(prefill: str = "", **reward: Any) -> Recipe:
+    peers = [{"name": "a", "model": "m"}, {"name": "b", "model": "m"}]
+    return parse(
+        {"name": "r", "task": {"name": "clock"}, "prompt": {"prefill": prefill}, "reward": reward, "peers": peers},
+        where="test",
+    )
+
+
+def found(of: Recipe, completions: list[str]) -> dict[str, float]:
+    """By the rewards that the built-in function gives; a completion of another peer stands among them."""
+    settings = of.reward.model_dump(include={"extract", "format_weight"})
+    texts = [of.prompt.prefill + text for text in completions]
+    ids: list[list[int]] = [[0]] * len(texts)
+    rewards = format_and_answer([""] * len(texts), texts, ids, answer=["7"] * len(texts), **settings)
+    rollouts = {
+        "source": ["b", *("a" for _ in completions)],
+        "completion": [BOTH, *completions],
+        "reward": [1.0, *rewards],
+    }
+    return parts_of_reward(of, "a", rollouts)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1, 0.2, 1 / 3, 0.5, 0.8])
+def test_a_weighed_reward_tells_both_parts(weight: float) -> None:
+    of = recipe(format_weight=weight)
+    assert found(of, [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5, "answer_right": 0.5}
+    assert found(of, [FORMAT] * 3 + [NEITHER]) == {"format_right": 0.75, "answer_right": 0.0}
+    assert found(of, [ANSWER, ANSWER]) == {"format_right": 0.0, "answer_right": 1.0}
+
+
+def test_what_the_reward_does_not_tell_is_left_out() -> None:
+    assert found(recipe(), [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5}  # ANSWER's is not rewarded
+    assert found(recipe(format_weight=1.0), [BOTH, FORMAT]) == {"format_right": 1.0}
+    assert found(recipe(function="test_parts.own"), [BOTH]) == {}
+    assert found(recipe(), []) == {}
+
+
+def test_an_answer_without_tags_is_right_only_where_the_format_is() -> None:
+    assert found(recipe(extract="last_number"), ["7", "8", "none"]) == {
+        "format_right": pytest.approx(2 / 3),
+        "answer_right": pytest.approx(1 / 3),
+    }
+
+
+def test_a_prefill_is_a_part_of_the_format() -> None:
+    assert found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH]) == {"format_right": 0.5}
+
+
+@pytest.mark.parametrize(("reward", "right"), [(0.2 + 0.8 * 0.6, 1.0), (0.2 + 0.8 * 0.4, 0.0), (0.8 * 0.6, 1.0)])
+def test_with_partial_credit_an_answer_is_right_from_the_pass_mark_on(reward: float, right: float) -> None:
+    of = recipe(format_weight=0.2, partial_credit=True, pass_mark=0.6)
+    completion = FORMAT if reward > 0.5 or not right else NEITHER
+    rollouts = {"source": ["a"], "completion": [completion], "reward": [reward]}
+    assert parts_of_reward(of, "a", rollouts)["answer_right"] == right
+
+
+def own(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    return [0.5] * len(completions)
