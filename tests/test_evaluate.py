@@ -11,12 +11,14 @@ import pytest
 from commands import ftis
 from conftest import TinyPolicy
 
+from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
 from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, Sampled, evaluate, sample
 from ftis.loop.files import read_jsonl
+from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding
 
@@ -120,6 +122,24 @@ def test_rewards_other_than_0_and_1_are_averaged() -> None:
         Decoding(7),
     )
     assert evaluation.accuracy == 0.25
+    assert evaluation.solved == 0
+    assert str(evaluation) == "greedy mean reward 0.250, and pass@1, a reward of at least 1, 0.000 (0 of 3)"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ((1.0, 0.0, 1.0), "greedy pass@1 0.667 (2 of 3)"),
+        ((0.2, 0.2, 1.0), "greedy mean reward 0.467, and pass@1, a reward of at least 1, 0.333 (1 of 3)"),
+        ((2.0, 1.0, 0.0), "greedy mean reward 1.000, and pass@1, a reward of at least 1, 0.667 (2 of 3)"),
+    ],
+)
+def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(rewards: tuple[float, ...], said: str) -> None:
+    """Both lines of ftis eval count the same problems."""
+    answered = tuple(Answered(i, "q", "a", "c", 1, reward) for i, reward in enumerate(rewards))
+    assert str(Evaluation(answered)) == said
+    once = Sampled((("c",),) * 3, tuple((reward,) for reward in rewards))
+    assert once.pass_at(1) == pytest.approx(Evaluation(answered).solved / 3)
 
 
 def test_problems_that_stand_twice_count_twice() -> None:
@@ -185,6 +205,8 @@ def test_a_task_or_a_recipe_must_be_named(capsys: pytest.CaptureFixture[str]) ->
     assert "name a task with --task, or a recipe with --recipe whose task it is" in capsys.readouterr().err
     assert ftis("eval", "starter:small", "--task", "clock", "--set", "seed=1") == 2
     assert "--set replaces keys of a recipe: name it with --recipe" in capsys.readouterr().err
+    assert ftis("eval", "starter:small", "--task", "clock", "--peer", "small") == 2
+    assert "--peer is one of a recipe: name it with --recipe" in capsys.readouterr().err
 
 
 def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +218,28 @@ def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.Captur
     assert "clock: greedy pass@1" in said
     assert "of 3 samples at temperature 0.5" in said
     assert [len(row["samples"]) for row in read_jsonl(out)] == [3] * 6
+
+
+def test_a_model_runs_as_a_peer_of_the_recipe_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = str(Path(__file__).parents[1] / "recipes" / "demo.toml")
+    loaded: list[tuple[str, str]] = []
+    load = Policy.load
+
+    def note(config: PeerConfig) -> Policy:
+        loaded.append((config.device, config.dtype))
+        return load(config)
+
+    monkeypatch.setattr(Policy, "load", note)
+    asked = ("eval", "starter:small", "--recipe", recipe, "--limit", "2")
+    weighed = ("--set", "reward.format_weight=0.25", "--set", 'peers.small.dtype="bfloat16"')
+    assert ftis(*asked, "--peer", "small", *weighed, "--set", 'peers.small.device="cpu"') == 0
+    assert ftis(*asked) == 0
+    assert loaded == [("cpu", "bfloat16"), ("auto", "auto")]
+    capsys.readouterr()
+    assert ftis(*asked, "--peer", "smal") == 1
+    assert "no peer 'smal' in the recipe" in capsys.readouterr().err
 
 
 def test_answers_that_earn_nothing_are_told_before_they_are_asked_for(

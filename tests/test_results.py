@@ -34,7 +34,7 @@ from scene import (
 from ftis.lab.reading import EvaluationRow, ReportError, final_accuracy, read_run
 from ftis.lab.results import compare, headlines
 from ftis.lab.summary import summarise
-from ftis.lab.tables import closing_table
+from ftis.lab.tables import closing_table, print_comparison
 
 
 @pytest.fixture(scope="module")
@@ -375,6 +375,24 @@ def test_peers_that_start_from_different_models_are_reported(tmp_path: Path) -> 
     assert note.startswith(
         "seed 1: large did not start from one and the same starter:large in all arms (0.100 in alone"
     )
+
+
+def test_a_mean_reward_is_not_called_pass_at_1(tmp_path: Path) -> None:
+    directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    assert compare(directory)["accuracy_is"] == "greedy pass@1"
+    for path in (directory / "experiment.json", *directory.glob("*/recipe.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        document.get("recipe", document)["reward"]["format_weight"] = 0.2
+        path.write_text(json.dumps(document), encoding="utf-8")
+    results = compare(directory)
+    assert results["accuracy_is"] == "mean reward, greedy"
+    (note,) = results["notes"]
+    assert "what figures call greedy pass@1, are the mean reward" in note
+    out = StringIO()
+    print_comparison(results, Console(file=out, width=200))
+    assert "validation: mean reward, greedy, 2 seeds" in out.getvalue()
+    Console(file=out, width=200).print(closing_table(summarise(directory / "scene-seed0")))
+    assert "seed 0: mean reward, greedy" in out.getvalue()
 
 
 def test_what_cannot_be_reported_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -107,6 +107,9 @@ def evaluate_model(
         Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")
     ] = None,
     set_: Overrides = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Run the model on this peer's device, in its dtype; needs --recipe.")
+    ] = None,
     samples: Annotated[
         int, typer.Option(min=0, help="Also sample so many completions of each problem: pass@k and mean reward.")
     ] = 0,
@@ -132,6 +135,8 @@ def evaluate_model(
         raise typer.BadParameter("name a task with --task, or a recipe with --recipe whose task it is")
     if set_ and loaded is None:
         raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
+    if peer is not None and loaded is None:
+        raise typer.BadParameter("--peer is one of a recipe: name it with --recipe")
     if task is not None:
         config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
     else:
@@ -143,7 +148,8 @@ def evaluate_model(
     if max_completion_length:
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
     with console.status("answering the task's validation problems"):
-        examinee = examine(model, config, prompt, reward, sampling)
+        run_as = loaded.peer(peer) if loaded and peer is not None else None
+        examinee = examine(model, config, prompt, reward, sampling, run_as)
         if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
             console.print(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
@@ -153,11 +159,7 @@ def evaluate_model(
             )
         require_rewardable(examinee.score, examinee.problems, f"task {config.name!r}, validation problem")
         result = examinee.greedy()
-    right = sum(p.reward for p in result.problems)
-    console.print(
-        f"{config.name}: greedy pass@1 {result.accuracy:.3f} ({right:g} of {len(result.problems)}), "
-        f"mean length {result.mean_length:.1f} tokens"
-    )
+    console.print(f"{config.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]
     if samples:
         with console.status(f"sampling {samples} completions of each"):

@@ -259,19 +259,28 @@ class Examinee:
 
 
 def examine(
-    model: str, task: TaskConfig, prompt: PromptConfig, reward: RewardConfig, sampling: SamplingConfig
+    model: str,
+    task: TaskConfig,
+    prompt: PromptConfig,
+    reward: RewardConfig,
+    sampling: SamplingConfig,
+    run_as: PeerConfig | None = None,
 ) -> Examinee:
     """A model and a task's validation problems.
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
+        run_as: a peer on whose device, and in whose precision, the model runs; by default as ``auto`` has it.
 
     Raises:
         FtisError: the model or the task cannot be loaded.
     """
     loaded = load_task(task)
     source = str(starters.make(model)) if starters.is_starter(model) else model
-    policy = Policy.load(PeerConfig(name="model", model=source))
+    config = PeerConfig(name="model", model=source)
+    if run_as is not None:
+        config = config.model_copy(update={"device": run_as.device, "dtype": run_as.dtype})
+    policy = Policy.load(config)
     policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
     check_stop(sampling.stop, policy)
     return Examinee(

@@ -17,7 +17,7 @@ from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
 from ftis.lab.recipes import with_arm
-from ftis.lab.summary import summary_of, warnings
+from ftis.lab.summary import accuracy_is, summary_of, warnings
 from ftis.loop.files import write_json
 
 SAME_START = 0.02
@@ -37,6 +37,7 @@ def compare(directory: Path) -> dict[str, Any]:
     curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values, and what
                         the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
                         and value per seed, or null
+    accuracy_is         what accuracies are: pass@1, or a mean reward
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
     comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
@@ -82,8 +83,14 @@ def compared(study: Study) -> dict[str, Any]:
             "own seconds are unknown (–) where the records have no time/wait: an older version did not tell waiting "
             "for the others apart from work"
         )
+    if (measure := accuracy_is(recipe)) != "greedy pass@1":
+        notes.append(
+            "by reward.format_weight or reward.partial_credit a reward may lie between 0 and 1: accuracies, and what "
+            "figures call greedy pass@1, are the mean reward of greedy completions"
+        )
     results: dict[str, Any] = {
         "name": recipe.name,
+        "accuracy_is": measure,
         "title": recipe.experiment.title or recipe.name,
         "question": recipe.experiment.question,
         "baselines": list(baselines),

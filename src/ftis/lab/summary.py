@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftis.config import Recipe
 from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, arm_configs, final_accuracy, read_run
 from ftis.loop.files import write_json
 from ftis.metric_keys import by_peer
@@ -35,7 +36,14 @@ def summary_of(run: Run) -> dict[str, Any]:
         started = {name: _of_peer(peer) for name, peer in peers.items() if peer.evaluations}
         if started:
             arms[arm.name] = started
-    return {"name": run.recipe.name, "seed": run.recipe.seed, "arms": arms}
+    return {"name": run.recipe.name, "seed": run.recipe.seed, "accuracy_is": accuracy_is(run.recipe), "arms": arms}
+
+
+def accuracy_is(recipe: Recipe) -> str:
+    """What a mean reward of greedy completions is called: pass@1 only where the built-in reward is 0 or 1."""
+    reward = recipe.reward
+    weighed = reward.format_weight is not None or reward.partial_credit
+    return "mean reward, greedy" if weighed else "greedy pass@1"
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:

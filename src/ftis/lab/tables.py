@@ -26,7 +26,7 @@ TABLE_WIDTH = 100
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """The comparison of arms, a row for each arm and peer."""
-    title = f"{summary['name']}, seed {summary['seed']}: greedy pass@1"
+    title = f"{summary['name']}, seed {summary['seed']}: {summary['accuracy_is']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("arm", "peer"):
         table.add_column(heading, no_wrap=True)
@@ -96,7 +96,7 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
 
 def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
     n = len(results["seeds"])
-    title = f"{results['name']}, {split}: greedy pass@1, {n} seed{'s' if n > 1 else ''}"
+    title = f"{results['name']}, {split}: {results['accuracy_is']}, {n} seed{'s' if n > 1 else ''}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     table.add_column("peer", overflow="fold", max_width=16)
     table.add_column("arm", overflow="fold", max_width=16)

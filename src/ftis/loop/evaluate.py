@@ -37,6 +37,21 @@ class Evaluation:
         return sum(p.reward for p in self.problems) / len(self.problems)
 
     @property
+    def solved(self) -> int:
+        """Problems whose reward is at least 1, as :meth:`Sampled.pass_at` counts them."""
+        return sum(p.reward >= 1 for p in self.problems)
+
+    def __str__(self) -> str:
+        """Pass@1; where rewards lie between 0 and 1 or elsewhere, the mean reward with pass@1 beside it."""
+        n = len(self.problems)
+        if all(p.reward in (0, 1) for p in self.problems):
+            return f"greedy pass@1 {self.accuracy:.3f} ({self.solved} of {n})"
+        return (
+            f"greedy mean reward {self.accuracy:.3f}, and pass@1, a reward of at least 1, {self.solved / n:.3f} "
+            f"({self.solved} of {n})"
+        )
+
+    @property
     def mean_length(self) -> float:
         return sum(p.length for p in self.problems) / len(self.problems)
 
