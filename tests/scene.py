@@ -151,7 +151,7 @@ def metrics(step: int, peer: str, sources: Sequence[str], share: int, sampled: i
         "tokens_sampled": 100 * step * sampled,
         "step_time": sum(times.values()),
         **times,
-        "sampling/sampling_logp_difference/max": 1e-6,
+        "sampling/checked_logp_difference/max": 1e-6,
     }
     for source in sources if len(sources) > 1 else ():
         ratio = "sampling/importance_sampling_ratio"

@@ -79,7 +79,7 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
         assert row["foreign_used"] == row["peer/b/kept"]
         assert row["without_foreign"] is False
         assert row["peer/b/kept"] > 0
-        assert row["sampling/sampling_logp_difference/max"] < 1e-4
+        assert row["sampling/checked_logp_difference/max"] < 1e-4
         assert row["optimizer_steps"] == 2
         assert row["grad_norm"] > 0
         assert 0 <= row["peer/b/clip_ratio/low_mean"] + row["peer/b/clip_ratio/high_mean"] <= 1

@@ -262,7 +262,7 @@ def test_a_run_samples_from_copies_and_every_round_has_all_rollouts(place: Path,
     rows = read_jsonl(run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(row["foreign_used"] > 0 and not row["without_foreign"] for row in rows)
-    assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows)
+    assert all(row["sampling/checked_logp_difference/max"] < 1e-4 for row in rows)
 
 
 @pytest.mark.parametrize(

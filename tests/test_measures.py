@@ -80,8 +80,8 @@ def test_own_metrics_by_hand() -> None:
         "clip_ratio/region_mean": 0.0,
         "sampling/logp_recomputed": False,
         "sampling/logp_in_step": False,
-        "sampling/sampling_logp_difference/mean": pytest.approx(1e-4),
-        "sampling/sampling_logp_difference/max": pytest.approx(2e-4),
+        "sampling/checked_logp_difference/mean": pytest.approx(1e-4),
+        "sampling/checked_logp_difference/max": pytest.approx(2e-4),
     }
 
 

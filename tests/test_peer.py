@@ -220,7 +220,7 @@ def test_a_round_says_whether_they_were_computed_again(
     for round in range(2):
         metrics = train_round(peer, round).metrics
         assert metrics["sampling/logp_recomputed"] is ("computed again" in said)
-        assert ("sampling/sampling_logp_difference/max" in metrics) == ("top_k" not in settings)
+        assert ("sampling/checked_logp_difference/max" in metrics) == ("top_k" not in settings)
         say(RoundEnded(metrics))
     told = [line for line in out.getvalue().splitlines() if "own rollouts" in line]
     assert len(told) == bool(said)  # once, not every round

@@ -143,7 +143,7 @@ def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(
         assert min(row["reward"] for row in rounds) > 0.1
         assert all(row["foreign_used"] > 0 for row in rounds)
         assert max(row["completions/clipped_ratio"] for row in rounds) < 0.5  # they stop
-        assert max(row["sampling/sampling_logp_difference/max"] for row in rounds) < 1e-3
+        assert max(row["sampling/checked_logp_difference/max"] for row in rounds) < 1e-3
 
 
 def test_a_base_and_an_instruct_peer_learn_from_each_other_though_they_end_differently(

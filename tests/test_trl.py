@@ -345,7 +345,7 @@ def test_log_probabilities_that_a_sampler_reports_are_those_that_are_offered(mod
             assert rollout.completion_ids.tolist() == reported["completion_ids"][n]
             assert rollout.gen_logp == pytest.approx(reported["logprobs"][n], abs=1e-6)
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
-    assert row["sampling/sampling_logp_difference/mean"] > 1  # what is made up is not the model's
+    assert row["sampling/checked_logp_difference/mean"] > 1  # what is made up is not the model's
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     assert len(rows) == 3
     for row in rows:  # the engine has the learner's weights, and its log-probabilities are those that are weighed
         assert row["sampling/logp_recomputed"] is True
-        assert 0 < row["sampling/sampling_logp_difference/max"] < 1e-4
+        assert 0 < row["sampling/checked_logp_difference/max"] < 1e-4
 
 
 @needs_trl

@@ -270,7 +270,7 @@ def test_two_peers_learn_together(run: Callable[..., Path]) -> None:
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
         assert all(row["foreign_used"] > 0 for row in rows)
-        assert all(row["sampling/sampling_logp_difference/max"] < 1e-3 for row in rows)
+        assert all(row["sampling/checked_logp_difference/max"] < 1e-3 for row in rows)
 
 
 FAULTS = {"deaf": "has not taken the new weights", "warm": "fit a temperature of 1.1"}

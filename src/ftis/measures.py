@@ -113,8 +113,8 @@ def own_metrics(
         "sampling/logp_in_step": judged.own_old == OwnOld.IN_STEP,
     }
     if len(judged.gap):  # sampler and learner must see one policy
-        metrics["sampling/sampling_logp_difference/mean"] = float(judged.gap.mean())
-        metrics["sampling/sampling_logp_difference/max"] = float(judged.gap.max())
+        metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
+        metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())
     return metrics
 
 

@@ -36,7 +36,7 @@ LEARNED = {
 }
 """Measures of a source's rollouts: their titles in the table, and digits."""
 
-GAP = "sampling/sampling_logp_difference/max"
+GAP = "sampling/checked_logp_difference/max"
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Display:
         if "log-probs" in notes or not (recomputed or in_step):
             return
         notes["log-probs"] = "computed again" if recomputed else "from the step"
-        gap = metrics.get("sampling/sampling_logp_difference/max")
+        gap = metrics.get("sampling/checked_logp_difference/max")
         why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
         done = "log-probabilities of own rollouts are computed again"
         if in_step:
