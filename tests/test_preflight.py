@@ -26,7 +26,7 @@ from ftis.lab.preflight import Sounding, advice, extrapolated, rate_advice, soun
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import print_soundings, shortened
-from ftis.loop.events import ArmBegun, Event, Place, RoundEnded, Sounded
+from ftis.loop.events import ArmBegun, Event, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
@@ -378,6 +378,53 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
         "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  8.34 s and 4 s waiting  50 tokens/s  30 s left",
         "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s  38 tokens/s",
     ]
+
+
+def on_a_terminal(events: list[Event]) -> tuple[str, str]:
+    """What is printed above the bars, and the bars after the last event."""
+    out = io.StringIO()
+    console = Console(file=out, width=200, force_terminal=True, color_system=None)
+    display = Display(console, Clock())
+    for event in events:
+        display(event)
+    printed = out.getvalue()
+    console.print(display._bars.get_renderable())
+    return printed, out.getvalue().removeprefix(printed)
+
+
+def rounds_of_a_peer(place: Place) -> list[Event]:
+    row = {"reward": 0.25, "frac_reward_zero_std": 0.5, "format_right": 0.75, "answer_right": 0.125, "step_time": 9.0}
+    return [
+        RoundEnded({**row, "step": step, "tokens_sampled": 300 * step, "time/sample": 2.0 * step}, place)
+        for step in (1, 2)
+    ]
+
+
+def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
+    place = Place(arm="F-TIS", peer="a")
+    printed, bars = on_a_terminal([ArmBegun(("a",), 4, place=Place(arm="F-TIS")), *rounds_of_a_peer(place)])
+    assert printed.splitlines() == [
+        "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of groups with signal  9 s  "
+        "150 tokens/s  about 27 s left"
+    ]
+    assert "2/4" in bars
+    assert "reward 0.25  signal 50%  tokens/s 75" in bars
+
+
+def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
+    begun, a, b = JobsKnown(3, 0), Place("F-TIS", "a", "seed 0 F-TIS"), Place("alone", "b", "seed 0 alone b")
+    arms = [ArmBegun(("a",), 4, place=replace(of, peer="")) for of in (a, b)]
+    events = [begun, *arms, *rounds_of_a_peer(a), *rounds_of_a_peer(b)[:1]]
+    printed, bars = on_a_terminal(events)
+    assert printed == ""
+    of_jobs, of_a, of_b = bars.splitlines()[:3]
+    assert "0/3" in of_jobs
+    assert of_a.startswith("seed 0 F-TIS")
+    assert "2/4" in of_a
+    assert "a: reward 0.25  signal 50%  tokens/s 75" in of_a
+    assert "b: reward 0.25  signal 50%  tokens/s 150" in of_b
+    _, bars = on_a_terminal([*events, JobEnded(place=Place(job=a.job))])
+    assert [line.split("━")[0].strip() for line in bars.splitlines()[:2]] == ["jobs", "seed 0 alone b"]
 
 
 def test_a_reward_that_falls_is_told_once() -> None:

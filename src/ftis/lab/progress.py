@@ -95,7 +95,7 @@ class Display:
             case Stopping():
                 self.console.print("stopping after what is under way, such as a round; once more to stop at once")
             case _ if event.place.job:
-                return  # the peers of an experiment's jobs: their bars would drown the one that counts
+                self._of_job(event)
             case ArmBegun():
                 for peer in event.peers:
                     self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
@@ -109,8 +109,20 @@ class Display:
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
         self._jobs = (done, jobs)
+        if label in self._tasks:
+            self._bars.remove_task(self._tasks.pop(label))
         self._line(f"{label} finished: {done} of {jobs} jobs" + (f", {self._left}" if self._left else ""))
         self._advance("jobs", done, jobs, f"{self._left}  {label}")
+
+    def _of_job(self, event: Event) -> None:
+        """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round."""
+        job, peer = event.place.job, event.place.peer
+        match event:
+            case ArmBegun():
+                self._rounds[job] = event.rounds
+            case RoundEnded(metrics=metrics) if job in self._rounds:
+                noted = self._noted(f"{job} {peer}", metrics)
+                self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(noted)}")
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
@@ -119,8 +131,12 @@ class Display:
             case PeerStarted(step=step) if step:
                 self._line(f"{name}: goes on after round {step}")
             case RoundEnded(metrics=metrics):
-                notes["reward"] = f"{metrics['reward']:.2f}"
-                self._line(self._round_line(name, metrics))
+                notes |= self._noted(name, metrics)
+                line = self._round_line(name, metrics, notes.get("tokens/s"))
+                if event.step == 1:  # on a terminal too: what a round is like, beside what preflight expected
+                    self.console.print(line, highlight=False, markup=False)
+                else:
+                    self._line(line)
                 self._count_unlearned(name, metrics)
                 self._compare_rewards(name, metrics["reward"])
                 self._of_sampler(name, metrics, notes)
@@ -132,7 +148,7 @@ class Display:
                 notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
                 accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
                 self._line(f"{name}: round {event.step}  {accuracies}")
-        self._advance(name, event.step, self._rounds[name], "  ".join(f"{k} {v}" for k, v in notes.items()))
+        self._advance(name, event.step, self._rounds[name], _in_line(notes))
 
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
         """Say once that log-probabilities are not the learner's, and what is done about it."""
@@ -166,12 +182,26 @@ class Display:
                 markup=False,
             )
 
-    def _round_line(self, name: str, metrics: Mapping[str, Any]) -> str:
+    def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """A round's reward, and its groups with signal and tokens a second where they are known, by what they are."""
+        notes = {"reward": f"{metrics['reward']:.2f}"}
+        if "frac_reward_zero_std" in metrics:
+            notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
+        before = self._tokens.get(name, 0 if metrics["step"] == 1 else None)
+        self._tokens[name] = metrics.get("tokens_sampled", 0)
+        if before is not None and metrics.get("time/sample"):
+            notes["tokens/s"] = f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f}"
+        return notes
+
+    def _round_line(self, name: str, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
         """A round in a line, with the time left by the rounds since the first that was seen, or by that one."""
         step, now = int(metrics["step"]), self._clock()
         first, began = self._first.setdefault(name, (step, now))
         total = self._rounds.get(name, step)
         parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
+        for right in ("format_right", "answer_right"):
+            if step == 1 and right in metrics:
+                parts.append(f"{right.replace('_', ' ')} in {metrics[right]:.0%}")
         if "frac_reward_zero_std" in metrics:
             parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of groups with signal")
         if metrics.get("resample/replaced"):
@@ -181,10 +211,8 @@ class Display:
             parts.append(
                 f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited >= 0.01 else "")
             )
-        before = self._tokens.get(name, 0 if step == 1 else None)
-        self._tokens[name] = metrics.get("tokens_sampled", 0)
-        if before is not None and metrics.get("time/sample"):
-            parts.append(f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f} tokens/s")
+        if tokens_per_second:
+            parts.append(f"{tokens_per_second} tokens/s")
         if first == step < total and "step_time" in metrics:
             parts.append(f"about {in_time(metrics['step_time'] * (total - step))} left")
         elif first < step < total:
@@ -237,6 +265,10 @@ class Display:
     def _line(self, text: str) -> None:
         if not self.console.is_terminal:
             self.console.print(text, highlight=False)
+
+
+def _in_line(notes: Mapping[str, str]) -> str:
+    return "  ".join(f"{what} {value}" for what, value in notes.items())
 
 
 def _why(own: str, metrics: Mapping[str, Any]) -> str:
