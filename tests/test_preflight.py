@@ -26,7 +26,7 @@ from ftis.lab.preflight import Sounding, advice, extrapolated, rate_advice, soun
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import print_soundings, shortened
-from ftis.loop.events import ArmBegun, Event, JobEnded, JobsKnown, Place, RoundEnded, Sounded
+from ftis.loop.events import ArmBegun, Evaluated, Event, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
@@ -380,10 +380,10 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     ]
 
 
-def on_a_terminal(events: list[Event]) -> tuple[str, str]:
+def on_a_terminal(events: list[Event], width: int = 200) -> tuple[str, str]:
     """What is printed above the bars, and the bars after the last event."""
     out = io.StringIO()
-    console = Console(file=out, width=200, force_terminal=True, color_system=None)
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
     display = Display(console, Clock())
     for event in events:
         display(event)
@@ -409,6 +409,21 @@ def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
     ]
     assert "2/4" in bars
     assert "reward 0.25  signal 50%  tokens/s 75" in bars
+
+
+def test_a_narrow_terminal_shows_what_a_round_is_like_in_place_of_a_bar() -> None:
+    place = Place(arm="F-TIS", peer="large-b")
+    evaluated = Evaluated(0, {"validation": 0.7, "ood-clock": 0.635}, place)
+    begun = ArmBegun(("large-b",), 40, place=Place(arm="F-TIS"))
+    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)], width=80)
+    (line,) = bars.splitlines()
+    assert line.startswith("F-TIS/large-b  2/40 ")
+    assert " reward 0.25  val 0.700  signal 50%  tokens/s 75  oo" in line
+    assert line.endswith("…")
+    assert "━" not in line
+    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)])
+    assert "reward 0.25  val 0.700  signal 50%  tokens/s 75  ood-clock 0.635" in bars
+    assert "━" in bars
 
 
 def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:

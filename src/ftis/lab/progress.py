@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ftis.lab.formatting import counted
 from ftis.lab.outlook import in_time
@@ -37,6 +37,11 @@ from ftis.metric_keys import by_peer
 FALLEN_OVER, WORTH_FALLING = 3, 0.1
 """Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
 
+WIDTH_OF_BARS = 110
+"""Columns of a terminal from which on there is room for a bar beside what a round is like."""
+NOTES = ("reward", "val", "signal", "tokens/s")
+"""What stands first beside a bar, so that it is not cut off where a terminal is narrow."""
+
 
 class Display:
     """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
@@ -45,11 +50,13 @@ class Display:
         self.console, self._clock = console, clock
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *((BarColumn(bar_width=24),) if console.width >= WIDTH_OF_BARS else ()),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            # It takes what the others leave, or rich would cut the rounds and the time left first.
+            TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
+            expand=True,
         )
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
@@ -268,7 +275,8 @@ class Display:
 
 
 def _in_line(notes: Mapping[str, str]) -> str:
-    return "  ".join(f"{what} {value}" for what, value in notes.items())
+    first = [what for what in NOTES if what in notes]
+    return "  ".join(f"{what} {notes[what]}" for what in [*first, *(what for what in notes if what not in first)])
 
 
 def _why(own: str, metrics: Mapping[str, Any]) -> str:
