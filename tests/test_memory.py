@@ -45,6 +45,27 @@ def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
     assert Memory(**parts, update=500, microbatches=1).peak == 21_111
 
 
+def test_a_likely_peak_has_a_smaller_update_and_all_else_as_it_is() -> None:
+    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000, "update": 50_000}
+    one = Memory(**parts, microbatches=1, activations=40_000, share=0.4)
+    assert one.peak - one.likely().peak == 0.6 * 40_000
+    two = Memory(**parts, microbatches=2, activations=40_000, share=0.4)  # 0.8 of one is left, and no gradients beside
+    assert two.peak - two.likely().peak == pytest.approx(0.2 * 40_000 + 1000, abs=1)
+    many = Memory(**parts, microbatches=5, activations=40_000, share=0.4)  # the largest is as large as before
+    assert many.likely().peak == many.peak
+    assert many.likely().microbatches == 2
+    assert one.likely().likely() == one.likely()
+
+
+def test_what_is_likely_of_a_round(tiny_model_dir: TinyModelDir) -> None:
+    """Of prompts of 4 tokens on the mean and completions of 8, half of the groups and of the completions' length."""
+    model = tiny_model_dir()
+    found = peak_memory(recipe_of(model), recipe_of(model).peers[0], shape_of(model), [2, 6], 0)
+    assert found.share == 0.5 * (4 + 0.5 * 8) / (4 + 8)
+    assert 0 < found.activations < found.update
+    assert found.likely().update == found.update - int(found.activations * (1 - found.share))
+
+
 def test_in_parts_a_process_has_its_share_and_for_a_while_all_weights(tiny_model_dir: TinyModelDir) -> None:
     model = tiny_model_dir()
     found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +133,30 @@ def test_in_one_process_a_shared_base_counts_once() -> None:
         assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
 
 
-@pytest.mark.parametrize("left", [0, 10**6, 10**12], ids=["unknown", "too little", "enough"])
-def test_more_memory_than_there_is_is_told(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (0, ""),
+        (10**6, " (both are more than the 1 MB"),
+        (1500, " (the most is more than the 1.5 kB"),
+        (10**12, ""),
+    ],
+    ids=["unknown", "too little", "enough for what is likely", "enough"],
+)
+def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "available_bytes", lambda: left)
+    if left == 1500:
+        of = Memory(program=0, weights=0, moments=0, gradients=0, update=900, sampling=0, microbatches=1)
+        of = replace(of, activations=800, share=0.25)
+        monkeypatch.setattr(estimate, "peak_memory", lambda *_: of)
+        monkeypatch.setattr(estimate, "in_one_process", lambda found: sum(memory.peak for _, memory in found))
     recipe = load(ROOT / "recipes" / "demo_pair.toml", ["peers.*.device=cpu"])
     (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
-    assert ("more than the 1 MB that this machine has left" in line) == (left == 10**6)
+    assert ("that this machine has left)" in line) == bool(said)
+    assert said in line
+    if left == 1500:
+        assert line.startswith("together: at most 1.8 kB of memory ")
+        assert ", likely 600 B (" in line
 
 
 def together(out: str) -> tuple[float, str]:
@@ -156,15 +175,15 @@ def test_a_dry_run_counts_a_shared_base_once(
     assert ftis("train", path, "--dry-run") == 0
     size, rest = together(capsys.readouterr().out)
     assert size == pytest.approx(1_053_000_000 - 1_000_000, rel=0.01)
-    assert rest.startswith("as the peers take turns in one process and share a frozen base, and ")
+    assert rest.startswith("as the peers take turns in one process and share a frozen base, likely 1.05 GB, and ")
     assert ftis("train", path, "--dry-run", "--set", "processes=parallel") == 0
     size, rest = together(capsys.readouterr().out)
     assert size == pytest.approx(2 * memory.peak, rel=0.01)
-    assert rest.startswith("where all peers work at once, and ")
+    assert rest.startswith("where all peers work at once, likely 2.1 GB, and ")
     assert ftis("train", path, "--dry-run", "--set", "processes=inline", "--set", "peers.b.train=full") == 0
     size, rest = together(capsys.readouterr().out)
     assert size == pytest.approx(2_051_000_000, rel=0.01)
-    assert rest.startswith("as the peers take turns in one process, and ")
+    assert rest.startswith("as the peers take turns in one process, likely 2.05 GB, and ")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,16 @@ from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.lab.formatting import counted
-from ftis.lab.memory import Memory, Shape, available_bytes, checkpoint_bytes, peak_memory, resident_bytes
+from ftis.lab.memory import (
+    LIKELY_LENGTH,
+    LIKELY_SIGNAL,
+    Memory,
+    Shape,
+    available_bytes,
+    checkpoint_bytes,
+    peak_memory,
+    resident_bytes,
+)
 from ftis.lab.prepare import tokenizers_here, with_exchange
 from ftis.lab.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
 from ftis.policy import resolve_device
@@ -46,7 +55,8 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
     Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
-    signal, in the arm that takes most. Bytes are an upper bound too.
+    signal, in the arm that takes most. What is likely stands beside it, by assumptions that the line names. Bytes are
+    an upper bound too.
 
     Args:
         only: the arms that are to be run; by default all.
@@ -91,28 +101,34 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
         f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
         f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
         f"{in_bytes(memory.peak)}{each}, as if every group had signal and every completion the greatest length "
-        f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())})"
+        f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
+        f"{in_bytes(memory.likely().peak)}, if {LIKELY_SIGNAL:.0%} of the groups have signal and completions take "
+        f"{LIKELY_LENGTH:.0%} of that length on the mean"
     )
 
 
 def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
     """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
     memories = [(peer, memory) for peer, _, memory in examined.values()]
+    likely = [(peer, memory.likely()) for peer, memory in memories]
     if any(runs_in_parallel(arm.recipe) for arm in arms):
-        size = sum(memory.peak * peer.data_parallel_size for peer, memory in memories)
+        most, size = (sum(m.peak * peer.data_parallel_size for peer, m in of) for of in (memories, likely))
         how = "where all peers work at once"
     else:
         bases = [base for peer, _ in memories if (base := frozen_base(peer))]
-        size = in_one_process(memories)
+        most, size = in_one_process(memories), in_one_process(likely)
         how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
         how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
     free = available_bytes()
-    if free and size > free and all(resolve_device(peer.device).type == "cpu" for peer, _ in memories):
-        how += f", more than the {in_bytes(free)} that this machine has left"
+    above = ""
+    if free and most > free and all(resolve_device(peer.device).type == "cpu" for peer, _ in memories):
+        which = "the most is" if size <= free else "both are"
+        above = f" ({which} more than the {in_bytes(free)} that this machine has left)"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
     return (
-        f"together: at most {in_bytes(size)} of memory {how}, and {in_bytes(checkpoint * sum(kept))} of disk for "
+        f"together: at most {in_bytes(most)} of memory {how}, likely {in_bytes(size)}{above}, and "
+        f"{in_bytes(checkpoint * sum(kept))} of disk for "
         f"{counted(max(kept), 'checkpoint')} of each" + (f" in {len(arms)} arms" if len(arms) > 1 else "")
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ MEASURED = 5e10
 """The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
 rows are run."""
 
+LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
+"""What a round is likely to have: groups with signal, and of the greatest length a completion's mean. Assumptions."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -47,6 +52,8 @@ class Memory:
         sampling: what a round's completions, or an evaluation's, add while they are sampled; with ``fsdp`` all
             weights, too, or what is gathered for a checkpoint in main memory.
         microbatches: of an optimiser step.
+        activations: the part of ``update`` that is in proportion to its tokens, nearly.
+        share: tokens that a step is likely to have, of those it has at most.
     """
 
     program: int
@@ -56,6 +63,16 @@ class Memory:
     update: int
     sampling: int
     microbatches: int
+    activations: int = 0
+    share: float = 1.0
+
+    def likely(self) -> Memory:
+        """This with an update of ``share`` of the tokens. Sampling keeps its slots, which are there from the start."""
+        microbatches = self.microbatches * self.share
+        spared = int(self.activations * (1 - min(1.0, microbatches)))
+        return replace(
+            self, update=self.update - spared, microbatches=math.ceil(microbatches), activations=0, share=1.0
+        )
 
     @property
     def peak(self) -> int:
@@ -109,6 +126,8 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         gathered = FLOAT * (ends + 2 * layer + (ends + layer if peer.train != "lora" else 0))
         whole = weights + (moments if device.type == "cpu" else 0)
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+    kept = one + (layers - 1) * (two - one)
+    prompt, completion = fmean(prompt_lengths), swarm.sampling.max_completion_length
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
@@ -116,9 +135,11 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         weights=weights // parts,
         moments=moments // parts,
         gradients=shape.trained * FLOAT // parts,
-        update=one + (layers - 1) * (two - one) + head + head_gradient + gathered,
+        update=kept + head + head_gradient + gathered,
         sampling=at_once * a_row + copied + whole,
         microbatches=microbatches,
+        activations=kept,
+        share=LIKELY_SIGNAL * (prompt + LIKELY_LENGTH * completion) / (prompt + completion),
     )
 
 
