@@ -51,7 +51,8 @@ class ArmExchange:
         evidence: the honesty test's highest evidence on each source; None where there was no test.
         use: what the objective does with the importance weights, in words.
         filter: what its filter does, in words.
-        sampler_gap: by how many nats sampler and learner disagree on own tokens, at most; "" if it was not measured.
+        sampler_gap: by how many nats sampler and learner disagree on the own tokens that were checked, at most; "" if
+            it was not measured.
     """
 
     name: str
