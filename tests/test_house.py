@@ -38,7 +38,7 @@ WINGS = {
     "alignment": "token_bytes text units messages selection",
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
-    "rewards": "scoring helper writing numbers latex gym answers",
+    "rewards": "scoring helper words writing equations numbers latex gym answers",
     "engines": "devices optimizers models shards windows lines head microbatches rows slots linear decoder stops "
     "samplers generate builtin replicas handover vllm_server vllm",
     "loop": "files events records parts checkpoint evaluate train",

@@ -10,11 +10,19 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from ftis.rewards import writing
+from ftis.rewards import equations, words, writing
 from ftis.rewards.helper import Helper, Judge, serve
 
+DIGITS = 6
+"""Behind the point: to so many a decimal must equal an exact value, as ``0.333333`` a third. math-verify's default."""
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("{", "}"))
+_WRAPPERS = (
+    *(("**", "**"), ("*", "*"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
+    *((f"\\{command}{{", "}") for command in ("boxed", "boldsymbol", "bm", "mathbf")),
+    ("{", "}"),
+)
+_CAPITALS = re.compile("[A-Z]{2,}")
+"""The letters of points, whose order counts, though a product of so many factors would be another's."""
 _SEVERAL_FORMULAS = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|[\r\n]")
 
 
@@ -29,13 +37,21 @@ def formulas_equal(given: str, expected: str) -> bool:
     """
     if writing.too_nested(given, writing.MOST_WRITTEN):
         return False
-    one, other = _tidy(given), _tidy(expected) or expected
-    if one is None or writing.too_nested(one) or writing.says_more(one, other):
+    given, expected = writing.in_latex(given), writing.in_latex(expected)
+    one, other = _tidy(given), words.as_text(_tidy(expected) or expected)
+    if one is None or writing.too_nested(one) or words.units_differ(_bare(given), _bare(expected)):
         return False
-    if writing.powers_differ(_bare(given), _bare(expected)):
+    one = words.as_text(one, other)
+    if words.says_more(one, other) or equations.goes_on(one, other):
         return False
-    sides = [one, *writing.numbers_named(one, other)]
+    one, other = words.without_nouns(one).strip(), words.without_nouns(other).strip()
+    if one != other and _CAPITALS.fullmatch(one) and _CAPITALS.fullmatch(other):
+        return False
+    sides = [one, *equations.sides_to_check(one, other)]
     if any(writing.bases_differ(side, other) for side in sides):
+        return False
+    decimal = equations.rounded(one, other)
+    if decimal is not None and not _equal(decimal[0], other, decimal[1]):
         return False
     return all(_equal(*writing.as_intervals(side, other)) for side in sides)
 
@@ -59,7 +75,7 @@ def _bare(text: str) -> str:
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
-        if wrapped and not inner.endswith("\\") and _balanced(inner):
+        if wrapped and not inner.endswith("\\") and _balanced(inner) and not ("*" in opening and opening in inner):
             text = inner.strip().removesuffix(".")
     return text
 
@@ -74,8 +90,8 @@ def _balanced(text: str) -> bool:
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
-def _equal(given: str, expected: str) -> bool:
-    return bool(_helper.ask({"given": given, "expected": expected}))
+def _equal(given: str, expected: str, digits: int = DIGITS) -> bool:
+    return bool(_helper.ask({"given": given, "expected": expected, "digits": digits}))
 
 
 _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
@@ -95,8 +111,8 @@ def _load_math_verify() -> Judge:
     def read(text: str) -> Any:
         return parse(f"${text}$", latex_only, parsing_timeout=None)
 
-    def compare(given: str, expected: str) -> bool:
-        return bool(verify(read(expected), read(given), timeout_seconds=None))
+    def compare(given: str, expected: str, digits: int = DIGITS) -> bool:
+        return bool(verify(read(expected), read(given), float_rounding=digits, timeout_seconds=None))
 
     # These comparisons, one of numbers and one of symbols, load what later ones need.
     if not (compare("\\frac{1}{2}", "0.5") and compare("(x-1)(x+1)", "x^2-1")):
@@ -113,7 +129,7 @@ def _load_math_verify() -> Judge:
         return evaluate(code, *scopes)
 
     parser.eval_expr = evaluate_plain
-    return lambda request: compare(request["given"], request["expected"])
+    return lambda request: compare(request["given"], request["expected"], request["digits"])
 
 
 if __name__ == "__main__":

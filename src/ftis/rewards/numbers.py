@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ftis.rewards.writing import UNITS
+from ftis.rewards.words import UNITS
 
 MAX_ANSWER_LENGTH = 512
 """Characters; a longer answer is right only where it is the expected one letter by letter."""
