@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
-from ftis.rewards.words import UNITS
+from ftis.rewards.words import COUNTS, MOST_WORDS, NUMBER_WORDS, RATE, UNIT, as_text, without_nouns
 
 MAX_ANSWER_LENGTH = 512
 """Characters; a longer answer is right only where it is the expected one letter by letter."""
@@ -16,31 +19,55 @@ _DECIMAL = re.compile(
 )
 _SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
 _AROUND = re.compile(
-    r"\*\*(?P<bold>.*)\*\*|\\boxed\{(?P<box>.*)\}|\$(?P<maths>[^$]*)\$|[A-Za-z]\s*=\s*(?P<named>[^=]*)"
+    r"\*\*(?P<bold>.*)\*\*|\*(?P<italic>[^*]*)\*|\\boxed\{(?P<box>.*)\}|\$(?P<maths>[^$]*)\$|#+\s*(?P<line>.*)"
 )
-"""What people put around a number without meaning another: bold type, a box, dollar signs, the name of what it is."""
-_BEHIND = re.compile(rf"(?<=[0-9.])\s*(?:\s(?:{UNITS})|\\text\{{\s*(?:{UNITS})\s*\}}|[€£¥])$")
+"""What people put around a number without meaning another: bold type, a box, dollar signs, GSM8K's own mark."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
+_CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
-
+_MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 
 _GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
+_SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
+_THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
+_DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")
 _IN_TEXT = re.compile(
-    rf"(?<![\w.])(?<!,[0-9]{{3}},)[-\N{{MINUS SIGN}}]?\\?\$?"
-    rf"(?:{_WHOLE}\s*/\s*{_WHOLE}|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
+    rf"(?<![\w.])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])[-\N{{MINUS SIGN}}\N{{EN DASH}}]?\\?\$?"
+    rf"(?:(?P<mixed>{_MIXED.pattern})|{_WHOLE}\s*/\s*{_WHOLE}"
+    rf"|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
 )
+_TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
+_OVER = re.compile(r"÷|\\div(?![A-Za-z])")
+_MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_SUM = re.compile(r"(?!.*(?:\*\*|//))[0-9.+\-*/() ]+")
 
 
 def last_number(text: str) -> str | None:
     """The last number in a text, with its sign. A hyphen behind a number or a letter is no sign, an ordinal no number.
 
-    A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it.
+    A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a unit
+    is none, as in ``18 cm^2``. ``70 000`` is one number, and ``3 1/2`` another.
     """
-    numbers = _IN_TEXT.findall(_GAP.sub("", text))
-    return numbers[-1] if numbers else None
+    numbers = list(_IN_TEXT.finditer(_joined(text)))
+    if not numbers:
+        return None
+    last = numbers[-1]
+    if last["mixed"] and int(last["over"]) >= int(last["under"]):
+        return f"{last['over']}/{last['under']}"
+    return last[0]
+
+
+def _joined(text: str) -> str:
+    """A text whose numbers have no gaps between their thousands."""
+    return _THOUSANDS.sub(lambda found: re.sub(rf"[{_SPACES}]", "", found[0]), _GAP.sub("", text))
 
 
 def read_number(text: str) -> Fraction | None:
-    """The rational number that a text denotes, without currency and percent signs, thousands separators, final period.
+    """The rational number that a text denotes: without currency and percent signs, thousands separators, final period,
+    and without the units or things that it counts, as in ``18 apples per day``.
+
+    In an equation the last side is it. The first may be its name, as in ``Total = 18``, and any other must be worth the
+    same, as in ``2 * 9 = 18``.
 
     Returns:
         ``None`` where the text is no number, is longer than :data:`MAX_ANSWER_LENGTH`, or has an exponent of more than
@@ -48,10 +75,65 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = _GAP.sub("", text.strip().replace("\N{MINUS SIGN}", "-")).replace("{,}", ",")
+    first, *others = _unwrapped(_joined(text.strip().translate(_DASHES)).replace("{,}", ",")).split("=")
+    if not others:
+        return _amount(first)
+    value = _amount(others.pop())
+    if value is None or any(_computed(side) != value for side in others):
+        return None
+    return value if not first.strip() or _is_name(first.strip()) or _computed(first) == value else None
+
+
+def _unwrapped(text: str) -> str:
+    text = text.strip()
     while found := _AROUND.fullmatch(text.removesuffix(".").rstrip()):
         text = next(part for part in found.groups() if part is not None).strip()
-    text = _BEHIND.sub("", text.removesuffix(".").rstrip()).rstrip()
+    return text
+
+
+def _is_name(side: str) -> bool:
+    """Whether a side only names what the other is worth, in a few words of which none is a number."""
+    found = _NAME.fullmatch(side)
+    words = (found["text"] or side).split() if found else []
+    return 0 < len(words) <= MOST_WORDS and not COUNTS.search(side) and not any(map(NUMBER_WORDS.fullmatch, words))
+
+
+def _computed(side: str) -> Fraction | None:
+    """What a sum of plain numbers is worth, as ``2 * 9``; None where it is another expression."""
+    side = _MONEY.sub("", _OVER.sub("/", _TIMES.sub("*", side))).strip()
+    if not _SUM.fullmatch(side):
+        return None
+    try:
+        return _worth(ast.parse(side, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _worth(node: ast.expr) -> Fraction | None:
+    if isinstance(node, ast.Constant):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp):
+        inner = _worth(node.operand)
+        return None if inner is None else -inner if isinstance(node.op, ast.USub) else inner
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = _worth(node.left), _worth(node.right)
+    return None if left is None or right is None else _OPERATORS[type(node.op)](left, right)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def _amount(text: str) -> Fraction | None:
+    """What one side says, without units and the like behind it."""
+    text = _unwrapped(text.replace("²", "^2").replace("³", "^3")).removesuffix(".").rstrip()
+    text = without_nouns(as_text(RATE.sub("", UNIT.sub("", text)))).rstrip()
+    text = _CURRENCY_BEHIND.sub("", text)
     text = text.removesuffix("%").removesuffix("\\").rstrip()
     signs = _SIGN.match(text)
     assert signs is not None  # every part of the pattern is optional
@@ -62,6 +144,11 @@ def read_number(text: str) -> Fraction | None:
     if found := _DECIMAL.fullmatch(text):
         whole, part = (found["whole"] or "").replace(",", ""), found["part"] or found["only"] or ""
         value = Fraction(int(whole + part), 10 ** len(part)) * Fraction(10) ** int(found["exp"] or 0)
+    elif found := _MIXED.fullmatch(text):
+        over, under = int(found["over"]), int(found["under"])
+        if over >= under:
+            return None
+        value = int(found["whole"]) + Fraction(over, under)
     elif found := _RATIO.fullmatch(text):
         under = int(found["under"].replace(",", ""))
         if under == 0:

@@ -65,7 +65,7 @@ _SAID = re.compile(r"(?:[^\W\d_]|[\s.,:;()])*")
 _MEASURE = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{UNITS}|[hslLCFNJWV]|rad|deg|yd|mi)(?:\s+(?:squared|cubed))?"
 _CARDINALS = (
     r"zeroe?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|(?:twen|thir|for|fif|six|seven|eigh|"
-    r"nine)t(?:y|ie)|hundred|thousand|million|billion|trillion|dozen"
+    r"nine)t(?:y|ie)|hundred|thousand|lakh|million|crore|billion|trillion|dozen"
 )
 NUMBER_WORDS = re.compile(rf"(?i:(?:(?:{_CARDINALS})(?:[\s-]+|$))+)")
 _NUMBERS = (
@@ -78,6 +78,8 @@ _NOUNS = (
     rf"(?!(?i:{_NUMBERS})s\b)[A-Za-z]{{2,}}[^\W\d_siu]s)"
 )
 _OF = rf"(?:(?:\s*/\s*|\s+(?:per|an?|of|in)\s+)(?:{_MEASURE}|(?!(?i:{_NUMBERS}|cent)s?\b)[A-Za-z]{{3,}}))?"
+RATE = re.compile(rf"(?<=[0-9])(?:\s*/\s*|\s+(?:per|an?)\s+)(?:{_MEASURE}|(?!(?i:{_NUMBERS}|cent)s?\b)[A-Za-z]{{3,}})$")
+"""What an amount is for, as in ``$18 per day`` and ``$18/day``."""
 _ALL = "in total|total|altogether|in all|each|left|remaining|tall|long|wide|high|deep|old|ago|away|apart|later|earlier"
 _HARMLESS = re.compile(rf"(?:{_MEASURE}|{_NOUNS}){_OF}(?:\s+(?:{_ALL}|Celsius|Fahrenheit))?|{_ALL}|[ap]\.?m\.?")
 _PLAIN_WORDS = re.compile(r"(?<=[0-9})])\s+([A-Za-z]{3,}(?:(?:\s+|/)[A-Za-z]+)*)\s*$")
@@ -134,8 +136,8 @@ def without_nouns(formula: str) -> str:
 
 def _without_noun(found: re.Match[str]) -> str:
     before, after = found.string[: found.start()].rstrip("}) ")[-1:], found.string[found.end() :].lstrip()[:1]
-    drop = before.isdigit() and after != "^" and found[2] == "}" and harmless(found[1].strip())
-    return " " if drop else found[0]
+    alone = before.isdigit() and after != "^" and not after.isdigit()
+    return " " if alone and found[2] == "}" and harmless(found[1].strip()) else found[0]
 
 
 def says_more(given: str, expected: str) -> bool:
