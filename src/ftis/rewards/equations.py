@@ -19,7 +19,9 @@ _VARIABLE = rf"{_LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\)
 _VARIABLES = re.compile(_VARIABLE)
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
 _NAME = re.compile(rf"(?:{_FUNCTION})?\s*[({{\[|]?\s*{_VARIABLE}\s*[)}}\]|]?")
-_APPROXIMATES = re.compile(r".*(?:\\approx(?![A-Za-z])|≈)\s*([+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9])))\s*", re.DOTALL)
+_INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:[lg](?:eq?|t)|neq?)(?![a-z])")
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
+_DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
 _GOES_ON = re.compile(r"(?<=[0-9})])\s*(?:'+|[+,]?\s*(?:\.\.\.|…|\\[lc]?dots))\s*$|\\[pb]?mod(?![A-Za-z])")
 
 
@@ -28,12 +30,25 @@ def goes_on(given: str, expected: str) -> bool:
     return _GOES_ON.search(RELATION.split(given)[-1]) is not None and not _GOES_ON.search(expected)
 
 
-def rounded(given: str, expected: str) -> tuple[str, int] | None:
-    """The number behind the last ``\\approx`` of ``given``, and how many digits it has behind the point."""
-    found = _APPROXIMATES.fullmatch(given)
-    if found is None or RELATION.search(expected):
+def is_more_infinite(given: str, expected: str) -> bool:
+    """Whether ``given`` has more infinities than ``expected``: sympy takes ``\\pi\\infty^2`` for equal to any number.
+
+    An expected inequality may be an interval that ends there.
+    """
+    return not _INEQUALITY.search(expected) and RELATION.split(given)[-1].count("\\infty") > expected.count("\\infty")
+
+
+def rounded(given: str, expected: str) -> tuple[str, int | None] | None:
+    """What stands behind the last ``\\approx`` of ``given``, and a decimal's digits behind the point, which are as many
+    as are to be right."""
+    *before, last = _ABOUT.split(given)
+    if not before or RELATION.search(expected):
         return None
-    return (found[1], len(found[2])) if found[2] else (f"{found[1]}.0", 0)
+    last = RELATION.split(last)[-1].strip()
+    found = _DECIMAL.fullmatch(last)
+    if found is None:
+        return last, None
+    return (last, len(found[1])) if found[1] else (f"{last}.0", 0)
 
 
 def sides_to_check(given: str, expected: str) -> list[str]:

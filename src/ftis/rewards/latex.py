@@ -50,10 +50,14 @@ def formulas_equal(given: str, expected: str) -> bool:
     sides = [one, *equations.sides_to_check(one, other)]
     if any(writing.bases_differ(side, other) for side in sides):
         return False
-    decimal = equations.rounded(one, other)
-    if decimal is not None and not _equal(decimal[0], other, decimal[1]):
+    last = equations.rounded(one, other)
+    if last is not None and not _equal(last[0], other, DIGITS if last[1] is None else last[1]):
         return False
-    return all(_equal(*writing.as_intervals(side, other)) for side in sides)
+    return all(_alike(*writing.as_intervals(side, other)) for side in sides)
+
+
+def _alike(given: str, expected: str) -> bool:
+    return not equations.is_more_infinite(given, expected) and _equal(given, expected)
 
 
 def _tidy(text: str) -> str | None:
