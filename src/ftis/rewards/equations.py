@@ -18,7 +18,7 @@ _LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0
 _VARIABLE = rf"{_LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\))?"
 _VARIABLES = re.compile(_VARIABLE)
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
-_NAME = re.compile(rf"(?:{_FUNCTION})?\s*[({{\[|]?\s*{_VARIABLE}\s*[)}}\]|]?")
+_NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
 _INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:[lg](?:eq?|t)|neq?)(?![a-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
 _DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
@@ -101,5 +101,11 @@ def _is_name(side: str) -> bool:
     side = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]", "", side)
     if NUMBER_WORDS.fullmatch(side):
         return False
+    side = re.sub(r"\([^()]*\)", _argument, side)
     variables = set(_VARIABLES.findall(_OPERATIONS.sub(" ", side))) - _CONSTANTS
     return _NAME.fullmatch(side) is not None or len(variables) > 1
+
+
+def _argument(found: re.Match[str]) -> str:
+    """A bracket; where it holds a number, without commands, whose letters are no variables: ``f(\\frac{1}{2})``."""
+    return found[0] if _has_letters(found[0]) else _OPERATIONS.sub("", found[0])
