@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import TinyModelDir
+from transformers import AutoModelForCausalLM
 
 from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.budgets import matched
+from ftis.lab.estimate import disk_of, in_bytes
 from ftis.lab.experiments import plan
 from ftis.lab.join import choose_arm
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
 from ftis.selection import selections_of
+from recipes import recipe_of, write_recipe
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"name": "alone-part", "collaborate": False, "budget": "generated"}
@@ -242,6 +247,30 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     assert "alone-part: 12 jobs of 1 peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
     assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
     assert lines[-1].startswith("guess ")
+
+
+def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_model_dir())
+    peers: dict[str, dict[str, Any]] = {"a": {"model": path}, "b": {"model": path, "train": "lora", "lora_r": 2}}
+    arms: list[dict[str, Any]] = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}]
+    recipe = load(
+        write_recipe(tmp_path, peers, arms=arms, training={"rounds": 4, "save_every": 2, "prompts_per_round": 8})
+    )
+    model = AutoModelForCausalLM.from_pretrained(path)
+    targets = recipe.peers[1].lora_target_modules
+    adapted = [m for name, m in model.named_modules() if name.rpartition(".")[2] in targets]
+    trained = [sum(p.numel() for p in model.parameters()), sum(2 * (m.in_features + m.out_features) for m in adapted)]
+    total = 12 * sum(trained) * 2 * 2 * 3  # float32 and AdamW's two moments; two checkpoints, two arms, three seeds
+    assert disk_of([s for arm in arms_of(recipe) for s in arm.swarms] * 3) == (total, [])
+    assert disk_of([recipe_of("a", "b")]) == (0, ["none"])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total))
+    assert plan(recipe, range(3), 1)[-2] == f"disk: {in_bytes(total)} in all for checkpoints of jobs not yet finished"
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total - 1))
+    assert plan(recipe, range(3), 1)[-2].endswith(
+        f"(more than the {in_bytes(total - 1)} free: free some, or name another output_dir)"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml")))

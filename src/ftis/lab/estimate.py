@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from operator import ge
 from pathlib import Path
@@ -49,6 +50,9 @@ UNKNOWN_PROBLEMS = 300
 
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
+
+CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+"""What loading a configuration or a tokenizer raises where a model is not here or is broken."""
 
 
 def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
@@ -126,11 +130,46 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         above = f" ({which} more than the {in_bytes(free)} that this machine has left)"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
+    on_disk = checkpoint * sum(kept)
     return (
         f"together: at most {in_bytes(most)} of memory {how}, likely {in_bytes(size)}{above}, and "
-        f"{in_bytes(checkpoint * sum(kept))} of disk for "
-        f"{counted(max(kept), 'checkpoint')} of each" + (f" in {len(arms)} arms" if len(arms) > 1 else "")
+        f"{in_bytes(on_disk)} of disk for "
+        f"{counted(max(kept), 'checkpoint')} of each"
+        + (f" in {len(arms)} arms" if len(arms) > 1 else "")
+        + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
+
+
+def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
+    """Bytes of the checkpoints that lie on the disk when these swarms are trained, and the models not examined."""
+    sizes: dict[str, int] = {}
+    unknown: set[str] = set()
+    total = 0
+    for swarm in swarms:
+        for peer in swarm.peers:
+            key = peer.model_dump_json(exclude={"name"})
+            if key not in sizes:
+                sizes[key] = _checkpoint_of(peer)
+            if not sizes[key]:
+                unknown.add(peer.model)
+            total += sizes[key] * checkpoints_kept(swarm.training)
+    return total, sorted(unknown)
+
+
+def _checkpoint_of(peer: PeerConfig) -> int:
+    """Bytes of a checkpoint; 0 where the model is not here."""
+    try:
+        shape = _shape(str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model, peer)
+    except CANNOT_EXAMINE:
+        return 0
+    return checkpoint_bytes(peer, shape.parameters, shape.trained)
+
+
+def too_much_for(directory: str, needed: int) -> str:
+    """What to say in brackets where fewer bytes than needed are free below ``directory``; else nothing."""
+    place = Path(directory).absolute()
+    free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
+    return f" (more than the {in_bytes(free)} free: free some, or name another output_dir)" if needed > free else ""
 
 
 def checkpoints_kept(training: TrainingConfig) -> int:
@@ -220,7 +259,7 @@ def _examine(
             if key not in lengths:
                 lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
             yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)
-        except (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except CANNOT_EXAMINE as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
 

@@ -20,7 +20,14 @@ from statistics import fmean
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
-from ftis.lab.estimate import guess_seconds, known_parameters, validation_problems
+from ftis.lab.estimate import (
+    disk_of,
+    guess_seconds,
+    in_bytes,
+    known_parameters,
+    too_much_for,
+    validation_problems,
+)
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim, provenance
@@ -129,6 +136,12 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
             f"{arm.name}: {len(own)} jobs of {peers} peer{'s' * (peers > 1)}; in a round a peer samples {sampled} "
             f"rollouts{more} and trains on {trained}; guess {in_time(each)} a job"
         )
+    on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
+    without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""
+    lines.append(
+        f"disk: {in_bytes(on_disk)} in all for checkpoints of jobs not yet finished{without}"
+        f"{too_much_for(recipe.output_dir, on_disk)}"
+    )
     seconds = [job.rounds_left * job.guess for job in found]
     total = max(max(seconds), sum(seconds) / jobs)
     lines.append(
