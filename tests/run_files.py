@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-TIMES = ("step_time", "time/", "seconds")
-"""How the keys begin whose values depend on the clock."""
+TIMES = ("step_time", "time/", "seconds", "peak_memory")
+"""How the keys begin whose values depend on the clock or on what else the process did."""
 
 
 def without_times(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.budgets import matched
-from ftis.lab.estimate import disk_of, in_bytes
+from ftis.lab.estimate import disk_of
 from ftis.lab.experiments import plan
+from ftis.lab.formatting import in_bytes
 from ftis.lab.join import choose_arm
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve

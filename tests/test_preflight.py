@@ -380,6 +380,24 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     ]
 
 
+def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:
+    out, clock = io.StringIO(), Clock()
+    display = Display(Console(file=out, width=200), clock)
+    place = Place(arm="alone", peer="a", job="seed 1 alone a")
+    display(ArmBegun(("a",), 5, place=place))
+    for step in range(1, 6):
+        clock.now += 25
+        display(
+            RoundEnded(
+                {"step": step, "reward": 0.5, "step_time": 20.0, "tokens_sampled": 80 * step, "time/sample": 4.0}, place
+            )
+        )
+    assert out.getvalue().splitlines() == [
+        "seed 1 alone a/a: round 1 of 5  reward 0.50  20 s  20 tokens/s  about 80 s left",
+        "seed 1 alone a/a: round 4 of 5  reward 0.50  20 s  20 tokens/s  25 s left",
+    ]
+
+
 def on_a_terminal(events: list[Event], width: int = 200) -> tuple[str, str]:
     """What is printed above the bars, and the bars after the last event."""
     out = io.StringIO()
@@ -394,6 +412,7 @@ def on_a_terminal(events: list[Event], width: int = 200) -> tuple[str, str]:
 
 def rounds_of_a_peer(place: Place) -> list[Event]:
     row = {"reward": 0.25, "frac_reward_zero_std": 0.5, "format_right": 0.75, "answer_right": 0.125, "step_time": 9.0}
+    row |= {f"peer/{place.peer}/bytes": 12345, "peer/other/bytes": 9, "peak_memory": 3_210_000_000}
     return [
         RoundEnded({**row, "step": step, "tokens_sampled": 300 * step, "time/sample": 2.0 * step}, place)
         for step in (1, 2)
@@ -405,7 +424,7 @@ def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
     printed, bars = on_a_terminal([ArmBegun(("a",), 4, place=Place(arm="F-TIS")), *rounds_of_a_peer(place)])
     assert printed.splitlines() == [
         "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of groups with signal  9 s  "
-        "150 tokens/s  about 27 s left"
+        "150 tokens/s  12.3 kB sent  peak memory 3.21 GB  about 27 s left"
     ]
     assert "2/4" in bars
     assert "reward 0.25  signal 50%  tokens/s 75" in bars

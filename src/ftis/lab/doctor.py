@@ -15,7 +15,7 @@ import torch
 from ftis.config import FtisError, Recipe
 from ftis.lab import starters
 from ftis.lab.arms import arms_of
-from ftis.lab.estimate import in_bytes
+from ftis.lab.formatting import in_bytes
 from ftis.lab.prepare import exchanges, tokenizers_here
 from ftis.lab.pretrained import MODELS
 from ftis.lab.workers import cores

@@ -19,7 +19,7 @@ from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.engines.models import load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.lab.formatting import counted
+from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.memory import (
     LIKELY_LENGTH,
     LIKELY_SIGNAL,
@@ -326,12 +326,3 @@ def _trained_parameters(model: Any, peer: PeerConfig) -> int:
         return sum(peer.lora_r * (m.in_features + m.out_features) for m in targets)
     patterns = peer.trainable_parameters if peer.train == "subset" else ("",)
     return sum(p.numel() for n, p in model.named_parameters() if any(re.search(x, n) for x in patterns))
-
-
-def in_bytes(count: float) -> str:
-    """A number of bytes as a text such as ``1.2 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

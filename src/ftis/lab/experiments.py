@@ -20,14 +20,8 @@ from statistics import fmean
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
-from ftis.lab.estimate import (
-    disk_of,
-    guess_seconds,
-    in_bytes,
-    known_parameters,
-    too_much_for,
-    validation_problems,
-)
+from ftis.lab.estimate import disk_of, guess_seconds, known_parameters, too_much_for, validation_problems
+from ftis.lab.formatting import in_bytes
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim, provenance

@@ -34,6 +34,15 @@ def seconds_text(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
+def in_bytes(count: float) -> str:
+    """A number of bytes as a text such as ``1.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 def counted(n: int, noun: str) -> str:
     """``one seed``, ``3 seeds``."""
     return f"one {noun}" if n == 1 else f"{n} {noun}s"

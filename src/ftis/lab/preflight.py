@@ -20,6 +20,7 @@ import torch
 
 from ftis.codec import Message, encode
 from ftis.config import PeerConfig, Recipe, RewardConfig
+from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
@@ -31,7 +32,7 @@ from ftis.loop.events import Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.rewards import graded, helper
+from ftis.rewards import graded
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
@@ -365,14 +366,3 @@ def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[in
         if (problem := peer.task.train[group.group.item])
     ]
     return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has used: on its GPU, else its resident size; 0 if unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return helper.peak_bytes(resource)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from ftis.lab.formatting import counted
+from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import in_time
 from ftis.lab.summary import unused
 from ftis.loop.events import (
@@ -36,6 +37,9 @@ from ftis.metric_keys import by_peer
 
 FALLEN_OVER, WORTH_FALLING = 3, 0.1
 """Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
+
+SECONDS_BETWEEN_LINES = 60.0
+"""Between two lines about rounds of an experiment's jobs, off a terminal."""
 
 WIDTH_OF_BARS = 110
 """Columns of a terminal from which on there is room for a bar beside what a round is like."""
@@ -67,6 +71,7 @@ class Display:
         self._rewards: dict[str, deque[float]] = {}
         self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
+        self._said = -math.inf
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -122,14 +127,22 @@ class Display:
         self._advance("jobs", done, jobs, f"{self._left}  {label}")
 
     def _of_job(self, event: Event) -> None:
-        """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round."""
+        """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round.
+
+        Off a terminal a line tells of it, one every :data:`SECONDS_BETWEEN_LINES`: an experiment has thousands.
+        """
         job, peer = event.place.job, event.place.peer
         match event:
             case ArmBegun():
                 self._rounds[job] = event.rounds
             case RoundEnded(metrics=metrics) if job in self._rounds:
-                noted = self._noted(f"{job} {peer}", metrics)
+                name = f"{job}/{peer}"
+                noted = self._noted(name, metrics)
                 self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(noted)}")
+                line = self._round_line(name, self._rounds[job], metrics, noted.get("tokens/s"))
+                if self._clock() - self._said >= SECONDS_BETWEEN_LINES:
+                    self._said = self._clock()
+                    self._line(line)
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
@@ -139,7 +152,7 @@ class Display:
                 self._line(f"{name}: goes on after round {step}")
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
-                line = self._round_line(name, metrics, notes.get("tokens/s"))
+                line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))
                 if event.step == 1:  # on a terminal too: what a round is like, beside what preflight expected
                     self.console.print(line, highlight=False, markup=False)
                 else:
@@ -200,11 +213,10 @@ class Display:
             notes["tokens/s"] = f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f}"
         return notes
 
-    def _round_line(self, name: str, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
+    def _round_line(self, name: str, total: int, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
         """A round in a line, with the time left by the rounds since the first that was seen, or by that one."""
         step, now = int(metrics["step"]), self._clock()
         first, began = self._first.setdefault(name, (step, now))
-        total = self._rounds.get(name, step)
         parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
         for right in ("format_right", "answer_right"):
             if step == 1 and right in metrics:
@@ -220,6 +232,10 @@ class Display:
             )
         if tokens_per_second:
             parts.append(f"{tokens_per_second} tokens/s")
+        if step == 1:
+            own = by_peer(metrics).get(name.rpartition("/")[2], {})
+            parts += [f"{in_bytes(own['bytes'])} sent"] if own.get("bytes") else []
+            parts += [f"peak memory {in_bytes(metrics['peak_memory'])}"] if "peak_memory" in metrics else []
         if first == step < total and "step_time" in metrics:
             parts.append(f"about {in_time(metrics['step_time'] * (total - step))} left")
         elif first < step < total:

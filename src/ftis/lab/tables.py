@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis.config import Recipe
-from ftis.lab.estimate import checkpoints_kept, in_bytes
-from ftis.lab.formatting import counted, interval_text, number, p_text, seconds_text, visible
+from ftis.lab.estimate import checkpoints_kept
+from ftis.lab.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
 from ftis.lab.preflight import BELOW, EASY_FORMATS, Sounding, advice, rate_advice
 from ftis.lab.processes import runs_in_parallel

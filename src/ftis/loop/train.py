@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftis.admission import Score
+from ftis.engines.devices import peak_bytes
 from ftis.exchange import ExchangeError, Stopped
 from ftis.loop import checkpoint
 from ftis.loop.evaluate import evaluate
@@ -82,6 +83,8 @@ class Trainer:
     def finish_round(self, record: RoundRecord, last: int, say: Say) -> None:
         """Record a round, and evaluate after it where the recipe says so and after the ``last``."""
         record.metrics.update(parts_of_reward(self.peer.recipe, self.peer.name, record.rollouts))
+        if memory := peak_bytes(self.peer.policy.device):
+            record.metrics["peak_memory"] = memory
         self.records.round(record)
         say(RoundEnded(record.metrics))
         every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
