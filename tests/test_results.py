@@ -31,6 +31,7 @@ from scene import (
     without_waiting,
 )
 
+from ftis.lab.page import write_page
 from ftis.lab.reading import EvaluationRow, ReportError, final_accuracy, read_run
 from ftis.lab.results import compare, headlines
 from ftis.lab.summary import summarise
@@ -387,7 +388,11 @@ def test_a_mean_reward_is_not_called_pass_at_1(tmp_path: Path) -> None:
     results = compare(directory)
     assert results["accuracy_is"] == "mean reward, greedy"
     (note,) = results["notes"]
-    assert "what figures call greedy pass@1, are the mean reward" in note
+    assert note.endswith("accuracies are the mean reward of greedy completions")
+    page = write_page(directory).read_text(encoding="utf-8")
+    assert "validation, mean reward, greedy" in page
+    assert "Mean reward, greedy, on held-out problems" in page
+    assert "pass@1" not in page.lower()
     out = StringIO()
     print_comparison(results, Console(file=out, width=200))
     assert "validation: mean reward, greedy, 2 seeds" in out.getvalue()

@@ -15,6 +15,7 @@ from ftis.lab.drawing import Style, arm_styles, short
 from ftis.lab.paper import write_sheet
 from ftis.lab.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
 from ftis.lab.reading import VALIDATION, PeerRun, read_run
+from ftis.lab.summary import accuracy_is
 
 MIN_SEEDS_OF_BAND = 3
 """The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole chart that says nothing."""
@@ -46,7 +47,8 @@ def learning(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     styles: Mapping[str, Style],
     limits: tuple[float, float],
-    over: Over = ROUNDS,
+    over: Over,
+    measure: str,
 ) -> Panel:
     """Accuracy of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line.
 
@@ -57,9 +59,9 @@ def learning(
     # The untrained model alone is no curve, but where nothing else was measured it is all there is.
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
-    alt = f"{peer}, {split}: greedy pass@1 over {over.key or 'rounds'}; at the end {arms}"
+    alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
     name = f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")
-    subtitle = f"{split}, greedy pass@1"
+    subtitle = f"{split}, {measure}"
     if not drawn:
         return Panel(name, empty(short(peer), alt, over.unknown or "nothing was measured", subtitle))
     ends = [over.mean(p) for points in drawn.values() for p in points]
@@ -76,7 +78,8 @@ def of_split(
     by_arm, arms, peers = results["curves"][split], results["arms"], results["peers"]
     limits = accuracy_limits(by_arm[arm][peer] for arm in arms for peer in peers)
     of_peers = [(peer, {arm: by_arm[arm][peer] for arm in arms}) for peer in peers]
-    return [learning(split, peer, curves, styles, limits, over) for peer, curves in of_peers for over in overs]
+    measure = results["accuracy_is"]
+    return [learning(split, peer, curves, styles, limits, over, measure) for peer, curves in of_peers for over in overs]
 
 
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
@@ -143,12 +146,12 @@ def plot_learning_curves(directory: Path) -> Path:
     started = {key: peer for key, peer in run.peers.items() if peer.evaluations}
     arms, peers = (list(dict.fromkeys(key[i] for key in started)) for i in (0, 1))
     found = dict.fromkeys(split for peer in started.values() for split in peer.splits)
-    styles = arm_styles(arms, [])
+    styles, measure = arm_styles(arms, []), accuracy_is(run.recipe)
     rows = []
     for split in [VALIDATION, *(split for split in found if split != VALIDATION)]:
         rows.append(
             [
-                _of_run(split, name, {a: started[a, name] for a in arms if (a, name) in started}, styles)
+                _of_run(split, name, {a: started[a, name] for a in arms if (a, name) in started}, styles, measure)
                 for name in peers
             ]
         )
@@ -168,12 +171,12 @@ def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
     return path
 
 
-def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style]) -> Chart:
+def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style], measure: str) -> Chart:
     curves = {arm: [(float(p.step), p.accuracy) for p in run.on(split)] for arm, run in runs.items()}
     steps = [step for points in curves.values() for step, _ in points]
     if not steps:
-        return empty(short(peer), "", "nothing was measured", f"{split}, greedy pass@1")
+        return empty(short(peer), "", "nothing was measured", f"{split}, {measure}")
     plot = Plot((min(steps), max(steps)), (0.0, 1.0), ROUND)
     for arm, points in curves.items():
         plot.line(points, styles[arm].ink, arm, dashes=styles[arm].dashes, marker=styles[arm].marker)
-    return plot.chart(short(peer), "", f"{split}, greedy pass@1")
+    return plot.chart(short(peer), "", f"{split}, {measure}")

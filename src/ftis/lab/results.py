@@ -17,7 +17,7 @@ from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
 from ftis.lab.recipes import with_arm
-from ftis.lab.summary import accuracy_is, summary_of, warnings
+from ftis.lab.summary import PASS_AT_1, accuracy_is, summary_of, warnings
 from ftis.loop.files import write_json
 
 SAME_START = 0.02
@@ -83,10 +83,10 @@ def compared(study: Study) -> dict[str, Any]:
             "own seconds are unknown (–) where the records have no time/wait: an older version did not tell waiting "
             "for the others apart from work"
         )
-    if (measure := accuracy_is(recipe)) != "greedy pass@1":
+    if (measure := accuracy_is(recipe)) != PASS_AT_1:
         notes.append(
-            "by reward.format_weight or reward.partial_credit a reward may lie between 0 and 1: accuracies, and what "
-            "figures call greedy pass@1, are the mean reward of greedy completions"
+            "by reward.format_weight or reward.partial_credit a reward may lie between 0 and 1: accuracies are "
+            "the mean reward of greedy completions"
         )
     results: dict[str, Any] = {
         "name": recipe.name,

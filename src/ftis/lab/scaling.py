@@ -20,6 +20,7 @@ from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, t
 from ftis.lab.plots import Panel, Plot, Tick, logarithmic
 from ftis.lab.reading import VALIDATION, PeerRun, Study
 from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
+from ftis.lab.summary import accuracy_is
 from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 from ftis.loop.files import write_json
 
@@ -121,6 +122,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
     others = [*(arm for s in series for arm in s), *ceilings]
     against = _against(study, [(arm.name, ones[0].name) for arm in others])
     found: dict[str, Any] = {
+        "accuracy_is": accuracy_is(ones[0].recipe),
         "own_rollouts": own,
         "peers": len(study.peer_names),
         "seeds": list(study.seeds),
@@ -254,7 +256,7 @@ def _accuracy_panel(found: Mapping[str, Any]) -> Panel:
     _draw_alone(plot, found, "final")
     told = _told(found, lambda size: f"{size['final']['mean']:.3f}")
     alt = f"Final accuracy against peers in a swarm. Start {found['start']['mean']:.3f}; {told}"
-    return Panel("scaling-accuracy", plot.chart("Accuracy", alt, "validation, greedy pass@1, at the end"))
+    return Panel("scaling-accuracy", plot.chart("Accuracy", alt, f"validation, {found['accuracy_is']}, at the end"))
 
 
 def _cost_panel(found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:

@@ -39,11 +39,14 @@ def summary_of(run: Run) -> dict[str, Any]:
     return {"name": run.recipe.name, "seed": run.recipe.seed, "accuracy_is": accuracy_is(run.recipe), "arms": arms}
 
 
+PASS_AT_1 = "greedy pass@1"
+
+
 def accuracy_is(recipe: Recipe) -> str:
     """What a mean reward of greedy completions is called: pass@1 only where the built-in reward is 0 or 1."""
     reward = recipe.reward
     weighed = reward.format_weight is not None or reward.partial_credit
-    return "mean reward, greedy" if weighed else "greedy pass@1"
+    return "mean reward, greedy" if weighed else PASS_AT_1
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:

@@ -190,8 +190,9 @@ def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
 
 def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Curves:
     n = len(study.seeds_shown)
-    intro = "Greedy pass@1 on held-out problems; on validation over rounds, over the tokens that the peer sampled "
-    intro += "itself, and over the seconds that it worked itself, waiting for the others left out. "
+    measure = results["accuracy_is"]
+    intro = f"{measure[0].upper()}{measure[1:]}, on held-out problems; on validation over rounds, over the tokens that "
+    intro += "the peer sampled itself, and over the seconds that it worked itself, waiting for the others left out. "
     if n == 1:
         intro += "One seed, so no band."
     elif n < figures.MIN_SEEDS_OF_BAND:
