@@ -17,12 +17,12 @@ side samples half of the prompts, and decodes, admits, scores and judges the oth
 learns from as many rollouts as TRL. Both write the records that a recipe has by default.
 
 Sides take turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
-first: of the clock, and for a whole round of the processor too, from which the ratio is taken, as the machine may be
-busy with other things. "adapter" is what FTISTrainer spends itself: all but TRL's own code, sampling, reward functions,
-the model's passes and the optimiser. `parts` splits it; of TRL alone it has the loss, around the model's pass. What a
-swarm does with the others' rollouts before the first step counts as "update" too. Memory is the process's largest
-resident size; the final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on 300 held-out
-problems: ours by ftis.loop.evaluate, TRL's by generate, since its trainer has none of its own.
+first: of the processor, as the machine may be busy with other things, and for a whole round of the clock too.
+"adapter" is what FTISTrainer spends itself: all but TRL's own code, sampling, reward functions, the model's passes and
+the optimiser. `parts` splits it; of TRL alone it has the loss, around the model's pass. What a swarm does with the
+others' rollouts before the first step counts as "update" too. Memory is the process's largest resident size; the
+final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by
+ftis.loop.evaluate, TRL's by generate, since its trainer has none of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from round_medians import SWARMS, compared, row_of
 from round_swarm import Recorded, Recording, Spent
@@ -128,29 +130,31 @@ def recipe_of(name: str, rounds: int, seed: int, models: Mapping[str, Path], obj
 def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
     import torch
 
+    from ftis import peer
     from ftis.lab.assembly import assemble
     from ftis.lab.local import AloneExchange
-    from ftis.peer import train_round
 
     torch.set_num_threads(1)
     of_model, recipe = MODELS[name], recipe_of(name, rounds, seed, {OWN: model}, "NoIS")
-    with tempfile.TemporaryDirectory() as directory:
+    stages_clock = mock.patch("ftis.peer.time", SimpleNamespace(monotonic=time.process_time))
+    with tempfile.TemporaryDirectory() as directory, stages_clock:
         trainer = assemble(recipe, OWN, Path(directory), AloneExchange())
-        metrics, processor = [], []
+        metrics, processor, clock = [], [], []
         for round in range(rounds):
-            began = time.process_time()
-            metrics.append(train_round(trainer.peer, round).metrics)
+            began, began_by_clock = time.process_time(), time.perf_counter()
+            metrics.append(peer.train_round(trainer.peer, round).metrics)
             processor.append(time.process_time() - began)
-        began = time.perf_counter()
+            clock.append(time.perf_counter() - began_by_clock)
+        began = time.process_time()
         accuracy = trainer.evaluate().accuracies["validation"]
     tokens = [row["completions/mean_length"] * of_model["groups"] * of_model["group"] for row in metrics]
     return {
-        "round": [row["step_time"] for row in metrics],
+        "round": clock,
         "round_processor": processor,
         "sampling": [row["time/sample"] for row in metrics],
         "log-probs": [row["time/logp"] for row in metrics],
         "update": [row["time/update"] for row in metrics],
-        "evaluation": [time.perf_counter() - began],
+        "evaluation": [time.process_time() - began],
         "tokens": tokens,
         "reward": [row["reward"] for row in metrics],
         "accuracy": accuracy,
@@ -192,9 +196,9 @@ def theirs(
         inner = getattr(trainer, method)
 
         def outer(*arguments: Any) -> Any:
-            began = time.perf_counter()
+            began = time.process_time()
             out = inner(*arguments)
-            times[method].append(time.perf_counter() - began)
+            times[method].append(time.process_time() - began)
             if method != "_generate":
                 tokens.append(int(out["completion_mask"].sum()))
             return out
@@ -265,7 +269,7 @@ def theirs(
         of_rounds = read_jsonl(Path(directory) / "ftis" / "metrics.jsonl") if recipe else []
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     scored, generated = times["_generate_and_score_completions"], times["_generate"]
-    began, right = time.perf_counter(), 0
+    began, right = time.process_time(), 0
     for start in range(0, len(data["validation"]), 256):
         rows = data["validation"][start : start + 256]
         inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True, padding_side="left")
@@ -280,8 +284,8 @@ def theirs(
         "round_processor": times["round_processor"],
         "sampling": generated,
         "log-probs": [a - b for a, b in zip(scored, generated, strict=True)],
-        "update": [a - b for a, b in zip(times["round"], scored, strict=True)],
-        "evaluation": [time.perf_counter() - began],
+        "update": [a - b for a, b in zip(times["round_processor"], scored, strict=True)],
+        "evaluation": [time.process_time() - began],
         "tokens": tokens,
         "reward": rewards,
         "accuracy": right / len(data["validation"]),

@@ -16,7 +16,7 @@ STAGES = ("round", "round_processor", "sampling", "log-probs", "update", "evalua
 def row_of(results: Sequence[Mapping[str, Any]], in_swarm: bool) -> dict[str, Any]:
     """A side's medians over all rounds but the first of each run."""
     rest = {stage: [s for r in results for s in (r[stage][1:] or r[stage])] for stage in STAGES}
-    rates = [t / s for r in results for t, s in zip(r["tokens"][1:], r["round"][1:], strict=True)]
+    rates = [t / s for r in results for t, s in zip(r["tokens"][1:], r["round_processor"][1:], strict=True)]
     row: dict[str, Any] = {
         **{stage: round(statistics.median(seconds), 4) for stage, seconds in rest.items()},
         "tokens_per_second": round(statistics.median(rates)),
