@@ -225,3 +225,42 @@ def test_the_estimate_is_within_15_percent_of_a_real_models_peak(name: str, tmp_
     estimated, measured = json.loads(run.stdout.splitlines()[-1])
     print(name, estimated, measured)
     assert estimated == pytest.approx(measured, rel=0.15)
+
+
+TRAIN = """
+import resource, sys
+from pathlib import Path
+import ftis
+from ftis.lab.recipes import load
+from ftis.rewards.helper import peak_bytes
+
+count, place, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+keys = {
+    "peers.*.train": '"lora"', "peers.*.lora_r": 16, "peers.*.learning_rate": 3e-4, "training.rounds": 1,
+    "training.prompts_per_round": 2 * count, "sampling.num_generations": 2, "training.eval_every": 0,
+    "task.validation_size": 4, "threads": 1,
+}
+recipe = load(root / "recipes" / "smollm2_words.toml", [f"{key}={value}" for key, value in keys.items()])
+model = str(root / "models" / "smollm2-135m")
+peers = tuple(peer.model_copy(update={"model": model}) for peer in recipe.peers[:count])
+recipe = recipe.model_copy(update={"peers": peers, "output_dir": place, "arms": ()})
+assert ftis.run(recipe)
+print(peak_bytes(resource))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "config.json").exists(), reason="models/smollm2-135m is absent: make models")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sizes are those of Linux")
+def test_a_second_lora_peer_of_a_real_model_takes_less_than_a_quarter_of_the_first(tmp_path: Path) -> None:
+    peaks = []
+    for count in (1, 2):
+        place, root = str(tmp_path / str(count)), str(Path(__file__).parents[1])
+        run = subprocess.run(
+            [sys.executable, "-c", TRAIN, str(count), place, root], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        peaks.append(int(run.stdout.splitlines()[-1]))
+    one, two = peaks
+    print(one, two)
+    assert 0 < two - one < 0.25 * one
