@@ -247,7 +247,7 @@ def test_without_a_baseline_accuracies_are_shown_and_nothing_is_compared(tmp_pat
 def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: list[str]) -> None:
     written = page.write_page(both_budgets(tmp_path)).read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", check(written).text)
-    assert "Of 2 comparisons with alone-part on validation (equal in rollouts a peer samples itself)" in text
+    assert "The mean over peers against alone-part on validation (equal in rollouts a peer samples itself)" in text
     mean = text.index("The mean over peers 2 peers")
     cards = text.index("small starter:small, trained in full")
     assert mean < text.index("than alone by +0.050") < text.index("than alone-part by +0.360") < cards

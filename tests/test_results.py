@@ -234,10 +234,10 @@ def test_an_arm_is_compared_with_every_baseline(two: dict[str, Any]) -> None:
         ("alone-part", ["F-TIS"], "equal in rollouts a peer samples itself"),
     ]
     assert headlines(two) == [
-        "Of 2 comparisons with alone on validation (equal in rollouts trained on), over 5 seeds: 1 better, 0 worse, "
-        "1 with no difference shown.",
-        "Of 2 comparisons with alone-part on validation (equal in rollouts a peer samples itself), over 5 seeds: "
-        "2 better, 0 worse, 0 with no difference shown.",
+        "The mean over peers against alone on validation (equal in rollouts trained on), over 5 seeds: 1 better, 0 "
+        "worse, 0 with no difference shown. Peer by peer: 1 better, 0 worse, 1 with no difference shown.",
+        "The mean over peers against alone-part on validation (equal in rollouts a peer samples itself), over 5 seeds: "
+        "1 better, 0 worse, 0 with no difference shown. Peer by peer: 2 better, 0 worse, 0 with no difference shown.",
     ]
     text = printed(two)
     assert "against alone-part, equal in rollouts a peer samples itself F-TIS, validation: better than" in text
@@ -422,7 +422,9 @@ def test_the_terminal_tables_fit_100_columns(results: dict[str, Any], tmp_path: 
     assert max(map(len, raw(results, 120).splitlines())) <= 100
     text = printed(results)
     assert "F-TIS, validation: better than alone by +0.100" in text
-    assert "Of 2 comparisons with alone on validation (equal in rollouts trained on), over 5 seeds: 1 better" in text
+    assert (
+        "The mean over peers against alone on validation (equal in rollouts trained on), over 5 seeds: 1 better" in text
+    )
     assert "F-TIS and alone are equal in rollouts trained on per update (12)" in text
 
     name = "n" * 64

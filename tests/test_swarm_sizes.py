@@ -138,13 +138,32 @@ def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: 
     shown = section(result)
     assert shown is not None
     assert any(line.startswith("F-TIS-2: ") and "from alone-x2: −0.100" in line for line in shown.verdicts)
-    column = list(shown.table.head).index("Against equal training")
-    row = next(row for row in shown.table.groups[0].rows if row[0].text == "F-TIS-2")
+    column = list(shown.accuracies.head).index("Against equal training")
+    row = next(row for row in shown.accuracies.groups[0].rows if row[0].text == "F-TIS-2")
     assert row[column].text == "−0.100"
     pairs_least = min(pairs["gains_at_equal_training"].values())
     assert row[column + 2].text == f"{pairs_least:+.3f}".replace("-", "−")
-    alone_row = next(row for row in shown.table.groups[0].rows if row[0].text == "alone-part")
+    alone_row = next(row for row in shown.accuracies.groups[0].rows if row[0].text == "alone-part")
     assert alone_row[column + 2].text == ""
+
+
+def test_each_seed_says_how_much_sampling_a_swarm_is_worth(tmp_path: Path) -> None:
+    """Pairs lie .050 above a part, of the .150 to twice as much, with seed 0; at twice with 1, at the part with 2."""
+    directory = scene(tmp_path, ALONE, *SIZES, CEILING, TWICE).write()
+    for seed, more in ((1, 0.1), (2, -0.06)):
+        for path in directory.glob(f"*-seed{seed}/F-TIS-2/*/evaluations.jsonl"):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            rows = [{**row, "accuracy": row["accuracy"] + more * (row["step"] > 0)} for row in rows]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = scaling(read_study(directory))
+    assert result is not None
+    pairs, fours = result["series"][0]["sizes"][1:]
+    assert pairs["times_per_seed"] == {"0": pytest.approx(2 ** (1 / 3)), "1": pytest.approx(2.0), "2": 1.0}
+    assert fours["times_per_seed"]["1"] == pytest.approx(fours["times"])
+    shown = section(result)
+    assert shown is not None
+    row = next(row for row in shown.costs.groups[0].rows if row[0].text == "F-TIS-2")
+    assert row[2].interval == "[1 to 2]"
 
 
 def test_the_time_of_a_peer_alone_that_ends_as_high_is_read_off_what_it_took(tmp_path: Path) -> None:
@@ -162,8 +181,8 @@ def test_the_time_of_a_peer_alone_that_ends_as_high_is_read_off_what_it_took(tmp
     assert fours["seconds_alone"] == pytest.approx(ROUNDS * 1.5 * 4 ** (0.100 / 0.150))
     shown = section(result)
     assert shown is not None
-    rows = {row[0].text: row for row in shown.table.groups[0].rows}
-    column = list(shown.table.head).index("Alone, seconds")
+    rows = {row[0].text: row for row in shown.costs.groups[0].rows}
+    column = list(shown.costs.head).index("Alone, seconds")
     assert rows["F-TIS-4"][column].text == seconds_text(fours["seconds_alone"])
     assert rows["alone"][column].text == ""
 
@@ -184,8 +203,8 @@ def test_what_a_swarm_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
     assert (pairs["low"], pairs["high"]) == pytest.approx((of_seeds[1] - half, of_seeds[1] + half))
     shown = section(result)
     assert shown is not None
-    row = next(row for row in shown.table.groups[0].rows if row[0].text == "F-TIS-2")
-    cell = row[list(shown.table.head).index("Own seconds")]
+    row = next(row for row in shown.costs.groups[0].rows if row[0].text == "F-TIS-2")
+    cell = row[list(shown.costs.head).index("Own seconds")]
     assert cell.text == seconds_text(of_seeds[1])
     assert cell.interval == f"[{seconds_text(pairs['low'])}, {seconds_text(pairs['high'])}]"
 

@@ -143,12 +143,21 @@ def by_budget(
 def _headline(results: Mapping[str, Any], baseline: str) -> str:
     compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
     labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
-    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
+    equally = f" ({equal.pop()})" if len(equal) == 1 else ""
+    seeds = f"over {counted(len(results['seeds']), 'seed')}"
+    means = [c["label"] for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    if not means:
+        comparisons = counted(len(labels), "comparison")
+        return f"Of {comparisons} with {baseline} on validation{equally}, {seeds}: {_by_label(labels)}."
     return (
-        f"Of {counted(len(labels), 'comparison')} with {baseline} on validation"
-        f"{f' ({equal.pop()})' if len(equal) == 1 else ''}, over {counted(len(results['seeds']), 'seed')}: "
-        f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown."
+        f"The mean over peers against {baseline} on validation{equally}, {seeds}: {_by_label(means)}. "
+        f"Peer by peer: {_by_label(labels)}."
     )
+
+
+def _by_label(labels: Sequence[str]) -> str:
+    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
+    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
 
 
 def _unequal_starts(study: Study, seed: int) -> list[str]:

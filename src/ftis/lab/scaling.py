@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log2, nan
+from math import inf, log2, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,7 +35,8 @@ class Scaling:
     intro: str
     verdicts: Sequence[str]
     panels: PanelRow
-    table: Table
+    accuracies: Table
+    costs: Table
 
 
 def write_scaling(directory: Path, found: Mapping[str, Any] | None) -> None:
@@ -60,7 +61,7 @@ def section(found: Mapping[str, Any] | None) -> Scaling | None:
         if (against := size.get(key)) is not None
     ]
     verdicts = [true_minus(f"{arm}: {against['text']}.") for arm, against in compared]
-    return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _table(found))
+    return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _accuracies(found), _costs(found))
 
 
 def scaling(study: Study) -> dict[str, Any] | None:
@@ -82,7 +83,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     over peers: over seeds, with its interval and each seed's.
 
     ``times`` says how many times as much a peer alone would have to sample to end as high, by a straight line over
-    log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``pays_from`` is the least s / t,
+    log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``times_per_seed`` has the same of
+    each seed's means. ``pays_from`` is the least s / t,
     seconds to sample a rollout over seconds to train on one, at which the swarm takes a peer less time than that:
     s + m·t < times · (s + t). It is 0 where the swarm pays whatever the ratio, None where ``times`` is unknown or 1.
     ``seconds_alone`` are what a peer alone took here for so many times the sampling, by a straight line over log₂ for
@@ -142,13 +144,18 @@ def scaling(study: Study) -> dict[str, Any] | None:
             (_size(study, arm, ones[0].name, against) for arm in ceilings), key=lambda size: size["sampled"]
         ),
     }
-    alone_line = [(1.0, found["alone"]["final"]["mean"])]
-    alone_line += [(c["sampled"] / own, c["final"]["mean"]) for c in found["ceilings"]]
+    alone_sizes = [found["alone"], *found["ceilings"]]
+    line_of_seed = {
+        seed: [(size["sampled"] / own, size["final"]["per_seed"][seed]) for size in alone_sizes] for seed in starts
+    }
+    line = [(size["sampled"] / own, size["final"]["mean"]) for size in alone_sizes]
     for size in (size for s in found["series"] for size in s["sizes"]):
-        size["times"] = times = _reached_at(alone_line, size["final"]["mean"])
+        size["times"] = times = _reached_at(line, size["final"]["mean"])
+        final_of_seed = size["final"]["per_seed"]
+        size["times_per_seed"] = {seed: _reached_at(line_of_seed[seed], final_of_seed[seed]) for seed in starts}
         m = size["trained"] / own
         size["pays_from"] = None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1))
-        size["seconds_alone"] = None if times is None else _seconds_at(times, own, [found["alone"], *found["ceilings"]])
+        size["seconds_alone"] = None if times is None else _seconds_at(times, own, alone_sizes)
     equal = {c["trained"]: c["arm"] for c in found["ceilings"]}
     swarms = [size for s in found["series"] for size in s["sizes"] if size["size"] > 1]
     compared = [(size["arm"], equal[size["trained"]]) for size in swarms if size["trained"] in equal]
@@ -340,12 +347,18 @@ def _sizes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list({size["arm"]: size for size in sizes}.values())
 
 
-def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
-    """How many times as much sampling alone a swarm is worth; "" for peers alone."""
+def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> Cell:
+    """How many times as much sampling alone a swarm is worth, and the least and the most of a seed."""
     if size["size"] == 1 or not found["ceilings"]:
-        return ""
+        return Cell()
     most = found["ceilings"][-1]["sampled"] / found["own_rollouts"]
-    return f"{size['times']:.2g}" if size["times"] is not None else f"over {most:g}"
+
+    def in_words(times: float | None) -> str:
+        return f"{times:.2g}" if times is not None else f"over {most:g}"
+
+    of_seeds = sorted(size["times_per_seed"].values(), key=lambda times: inf if times is None else times)
+    ends = f"[{in_words(of_seeds[0])} to {in_words(of_seeds[-1])}]" if len(of_seeds) > 1 else ""
+    return Cell(in_words(size["times"]), ends)
 
 
 def _compared(against: Mapping[str, Any] | None) -> list[Cell]:
@@ -372,7 +385,7 @@ def _cost(estimate: Mapping[str, Any] | None, in_words: Callable[[float], str]) 
     return Cell(in_words(estimate["mean"]), ends)
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def _accuracies(found: Mapping[str, Any]) -> Table:
     head = [
         "Arm",
         "Peers",
@@ -385,12 +398,6 @@ def _table(found: Mapping[str, Any]) -> Table:
         "Against equal training",
         "p, Holm",
         "Least gain",
-        "As alone, ×",
-        "Pays from s/t",
-        "Own seconds",
-        "Alone, seconds",
-        "kB sent",
-        "MB received",
     ]
     rows = []
     for size in _sizes(found):
@@ -406,7 +413,20 @@ def _table(found: Mapping[str, Any]) -> Table:
                 _least(size["gains"]),
                 *_compared(equal),
                 _least(size.get("gains_at_equal_training")),
-                Cell(_times(found, size)),
+            ]
+        )
+    return Table("Rollouts of a peer and round; accuracy on validation", head, [RowGroup(None, rows)])
+
+
+def _costs(found: Mapping[str, Any]) -> Table:
+    head = ["Arm", "Peers", "As alone, ×", "Pays from s/t", "Own seconds", "Alone, seconds", "kB sent", "MB received"]
+    rows = []
+    for size in _sizes(found):
+        rows.append(
+            [
+                Cell(size["arm"]),
+                Cell(str(size["size"])),
+                _times(found, size),
                 Cell("" if size.get("pays_from") is None else f"{size['pays_from']:.2g}"),
                 _cost(size["seconds"], seconds_text),
                 Cell("" if size.get("seconds_alone") is None else seconds_text(size["seconds_alone"])),
@@ -414,5 +434,5 @@ def _table(found: Mapping[str, Any]) -> Table:
                 _cost(size["bytes_received"], lambda count: f"{count / 1e6:.2f}"),
             ]
         )
-    caption = "Rollouts of a peer and round; accuracy on validation; the rest of a peer over all rounds"
+    caption = "What joining is worth in sampling, and what a peer spends over all rounds"
     return Table(caption, head, [RowGroup(None, rows)])
