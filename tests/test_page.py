@@ -278,6 +278,11 @@ def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, 
     many, few = shown("abcdef"), shown("abc")
     assert many.index("<summary>Each of the 6 peers</summary>") < many.index("<h3>a ")
     assert "Each of the" not in few
+    curves = many[many.index('id="curves"') :]
+    mean = curves.index("mean over peers")
+    assert mean < curves.index("<summary>Each of the 6 peers</summary>") < curves.index("a, validation: greedy pass@1")
+    drawn = [name for name in no_drawing if name.startswith("learning-validation-mean")]
+    assert drawn == [f"learning-validation-mean~over~peers{over}" for over in ("", "-over-tokens", "-over-seconds")]
     assert few.index("<h3>a ") > 0
 
 

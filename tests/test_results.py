@@ -179,6 +179,27 @@ def test_the_own_seconds_of_older_records_are_unknown(tmp_path: Path) -> None:
     assert "5.5" in table(summary)
 
 
+def test_the_curve_of_the_mean_is_the_mean_over_peers_seed_by_seed(two: dict[str, Any]) -> None:
+    of_peers = two["curves"]["validation"]["F-TIS"]
+    mean = two["curves_of_mean"]["validation"]["F-TIS"]
+    assert [point["step"] for point in mean] == [0, 1, 2, 3, 4]
+    for point, small, large in zip(mean, of_peers["small"], of_peers["large"], strict=True):
+        for seed, value in point["per_seed"].items():
+            assert value == pytest.approx((small["per_seed"][seed] + large["per_seed"][seed]) / 2)
+        assert point["mean"] == pytest.approx((small["mean"] + large["mean"]) / 2)
+        assert point["tokens"]["mean"] == pytest.approx((small["tokens"]["mean"] + large["tokens"]["mean"]) / 2)
+
+
+def test_a_step_that_a_peer_was_not_evaluated_after_is_not_of_the_mean(tmp_path: Path) -> None:
+    directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    path = directory / "scene-seed1" / "F-TIS" / "large" / "evaluations.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] != 2))
+    mean = {point["step"]: point for point in compare(directory)["curves_of_mean"]["validation"]["F-TIS"]}
+    assert list(mean[1]["per_seed"]) == ["0", "1"]
+    assert list(mean[2]["per_seed"]) == ["0"]
+
+
 def test_curves_tell_what_the_peer_had_spent_itself(two: dict[str, Any]) -> None:
     curves = {arm: by_peer["large"] for arm, by_peer in two["curves"]["validation"].items()}
     assert [point["step"] for point in curves["F-TIS"]] == [0, 1, 2, 3, 4]

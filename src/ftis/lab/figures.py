@@ -7,7 +7,7 @@ phone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from ftis.lab.paper import write_sheet
 from ftis.lab.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
 from ftis.lab.reading import VALIDATION, PeerRun, read_run
 from ftis.lab.summary import accuracy_is
+
+MOST_SIDE_BY_SIDE = 8
+"""Panels in a line of ``learning_curves.png``."""
+
+MEAN = "mean over peers"
+"""No peer can be called so: a name has no blanks."""
 
 MIN_SEEDS_OF_BAND = 3
 """The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole chart that says nothing."""
@@ -82,6 +88,16 @@ def of_split(
     return [learning(split, peer, curves, styles, limits, over, measure) for peer, curves in of_peers for over in overs]
 
 
+def of_mean(
+    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[Over] = (ROUNDS,)
+) -> list[Panel]:
+    """Learning curves of the mean over peers on one split, over all of ``overs``."""
+    curves, measure = results["curves_of_mean"][split], results["accuracy_is"]
+    limits = accuracy_limits(curves.values())
+    panels = [learning(split, MEAN, curves, styles, limits, over, measure) for over in overs]
+    return [replace(panel, name=panel.name.replace(" ", "~")) for panel in panels]
+
+
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
     seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
     if len(seeds) >= MIN_SEEDS_OF_BAND:
@@ -141,15 +157,18 @@ def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Map
 
 
 def plot_learning_curves(directory: Path) -> Path:
-    """Draw a run's accuracy over rounds as ``learning_curves.png``: a column per peer, validation above, OOD below."""
+    """Draw a run's accuracy over rounds as ``learning_curves.png``: a column per peer, validation above, OOD below.
+
+    Of more than :data:`MOST_SIDE_BY_SIDE` peers the others stand on further lines.
+    """
     run = read_run(directory)
     started = {key: peer for key, peer in run.peers.items() if peer.evaluations}
     arms, peers = (list(dict.fromkeys(key[i] for key in started)) for i in (0, 1))
     found = dict.fromkeys(split for peer in started.values() for split in peer.splits)
     styles, measure = arm_styles(arms, []), accuracy_is(run.recipe)
-    rows = []
+    rows: list[Sequence[Chart]] = []
     for split in [VALIDATION, *(split for split in found if split != VALIDATION)]:
-        rows.append(
+        rows += _in_lines(
             [
                 _of_run(split, name, {a: started[a, name] for a in arms if (a, name) in started}, styles, measure)
                 for name in peers
@@ -163,12 +182,16 @@ def plot_learning_curves(directory: Path) -> Path:
 def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
     """Draw an experiment's accuracy over rounds as ``learning_curves.png``, laid out as a run's, with bands."""
     styles = arm_styles(results["arms"], results["baselines"])
-    rows = []
+    rows: list[Sequence[Chart]] = []
     for split in results["splits"]:
-        rows.append([panel.chart for panel in of_split(results, split, styles)])
+        rows += _in_lines([panel.chart for panel in of_split(results, split, styles)])
     path = directory / "learning_curves.png"
     write_sheet(path, rows)
     return path
+
+
+def _in_lines(charts: Sequence[Chart]) -> list[Sequence[Chart]]:
+    return [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
 
 
 def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style], measure: str) -> Chart:

@@ -37,6 +37,7 @@ def compare(directory: Path) -> dict[str, Any]:
     curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values, and what
                         the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
                         and value per seed, or null
+    curves_of_mean      the same by split and arm, of the mean over peers
     accuracy_is         what accuracies are: pass@1, or a mean reward
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
@@ -101,7 +102,11 @@ def compared(study: Study) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "left_out": {str(seed): why for seed, why in study.left_out.items()},
         "not_run": list(study.not_run),
-        "curves": _by_split_arm_peer(study, _curve),
+        "curves": (of_peers := _by_split_arm_peer(study, _curve)),
+        "curves_of_mean": {
+            split: {arm: _mean_curve(list(by_peer.values())) for arm, by_peer in by_arm.items()}
+            for split, by_arm in of_peers.items()
+        },
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
         "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
         "together": [c for split in study.splits for c in _together(study, split, equal)],
@@ -201,6 +206,27 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
         }
         for step, values in sorted(at_step.items())
     ]
+
+
+def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The mean over peers, after the steps and of the seeds in which all were evaluated."""
+
+    def mean(values: Sequence[Mapping[str, Any] | None], seed: str) -> float | None:
+        known = [value["per_seed"][seed] for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) else None
+
+    points = []
+    for step in sorted(set.intersection(*({point["step"] for point in curve} for curve in curves))):
+        at_step = [next(point for point in curve if point["step"] == step) for curve in curves]
+        seeds = [seed for seed in at_step[0]["per_seed"] if all(seed in point["per_seed"] for point in at_step)]
+        if seeds:
+            spent = {
+                key: _mean_of({seed: mean([point[key] for point in at_step], seed) for seed in seeds})
+                for key in ("tokens", "seconds")
+            }
+            accuracies = {seed: fmean(point["per_seed"][seed] for point in at_step) for seed in seeds}
+            points.append({"step": step, **over_seeds(accuracies), **spent})
+    return points
 
 
 def _mean_of(per_seed: Mapping[str, float | None]) -> dict[str, Any] | None:

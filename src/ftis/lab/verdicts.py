@@ -18,9 +18,6 @@ from ftis.lab.views import ArmLabel, PanelRow, split_heading
 MOST_CARDS = 4
 """So many peers have their verdicts shown at once."""
 
-MEAN = "mean over peers"
-"""No peer can be called so: a name has no blanks."""
-
 SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 
 
@@ -85,8 +82,16 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class SplitCurves:
+    """The curves of one split.
+
+    Attributes:
+        mean: of the mean over peers, where there are many; else None, and those of the peers are not folded.
+    """
+
     heading: str
+    mean: PanelRow | None
     panels: PanelRow
+    peers: int
 
 
 @dataclass(frozen=True)
@@ -117,11 +122,11 @@ def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Ma
 def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     n = len(study.peer_names)
     about = f"{n} peers; Holm over the comparisons of means alone, which are fewer, so the same seeds can show more"
-    return Card("The mean over peers", about, _groups(MEAN, results["together"], styles), [])
+    return Card("The mean over peers", about, _groups(figures.MEAN, results["together"], styles), [])
 
 
 def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
-    """Comparisons by baseline and budget; ``name`` is the peer's, or :data:`MEAN`."""
+    """Comparisons by baseline and budget; ``name`` is the peer's, or that of the mean."""
     return [
         VerdictGroup(
             baseline=ArmLabel(baseline, styles[baseline].ink),
@@ -206,7 +211,12 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
 
 
 def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
-    """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds."""
+    """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds.
+
+    Of many peers the mean comes first.
+    """
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
-    columns = len(overs) if len(overs) > 1 else len(results["peers"])
-    return SplitCurves(split_heading(split), PanelRow.of(figures.of_split(results, split, styles, overs), columns))
+    peers = len(results["peers"])
+    mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs)) if peers > MOST_CARDS else None
+    panels = PanelRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
+    return SplitCurves(split_heading(split), mean, panels, peers)
