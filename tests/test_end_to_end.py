@@ -565,18 +565,22 @@ def test_peers_with_different_tokenizers_that_are_to_exchange_ids_are_refused(
         assert "tokenizers differ" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["tokenizer", "generation defaults"])
 def test_peers_that_end_completions_by_different_tokens(
-    workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    where: str, workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a base and an instruct model do. They are refused, unless both ends end every completion."""
-    tokenizer = AutoTokenizer.from_pretrained(models["b"])
-    tokenizer.eos_token = "7"
-    AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "base")
+    tokenizer, model = AutoTokenizer.from_pretrained(models["b"]), AutoModelForCausalLM.from_pretrained(models["b"])
+    if where == "tokenizer":  # the other end stays in the model's configuration
+        tokenizer.eos_token = "7"
+    else:
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("7")]
+    model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     command = ["train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'base'}", "--set", "processes=inline"]
     assert ftis(*command) == 1
     said = capsys.readouterr().err
-    assert "end completions by different tokens (a: <eos>, b: 7)" in said
+    assert "end completions by different tokens (a: <eos>, b: 7 and <eos>)" in said
     assert 'set sampling.end_tokens = ["7", "<eos>"]' in said
     assert ftis(*command, "--set", 'sampling.end_tokens=["7","<eos>"]') == 0
     seven = tokenizer.convert_tokens_to_ids("7")

@@ -270,10 +270,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collec
     Equal exactly where equal ids mean the same text, special tokens apart, and the same ends.
 
     Args:
-        end_tokens: of the recipe, beside the tokenizer's own.
+        end_tokens: of the model's generation defaults and of the recipe, beside the tokenizer's own.
     """
     facts = [sorted(tokenizer.get_vocab().items()), sorted({str(tokenizer.eos_token), *end_tokens})]
     return hashlib.sha256(json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[str]:
+    """The tokens of these ids, as a recipe writes them; an id that the tokenizer lacks is left out."""
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    return [tokens[token_id] for token_id in sorted(ids) if token_id in tokens]
 
 
 def first_line(error: Exception) -> str:

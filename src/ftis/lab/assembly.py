@@ -19,7 +19,7 @@ from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig, TaskConfig
-from ftis.engines.models import tokenizer_fingerprint
+from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.replicas import Plan, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.engines.stops import cut_at
@@ -121,7 +121,7 @@ def assemble(
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy)
     sampling = recipe.sampling
-    header, terms = agreed(recipe, name, task, policy.tokenizer, end_tokens, policy.vocab_size)
+    header, terms = agreed(recipe, name, task, policy.tokenizer, policy.end_ids, policy.vocab_size)
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
     peer = Peer(
         config=config,
@@ -175,24 +175,23 @@ def agreed(
     name: str,
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
-    end_tokens: Sequence[str],
+    end_ids: frozenset[int],
     vocab_size: int,
 ) -> tuple[Header, Terms]:
     """What a peer says of itself in each message, and what the peers of a recipe agreed on.
 
     Args:
-        end_tokens: of the recipe, those that the tokenizer has.
+        end_ids: all ids by which the peer ends completions: its model's own and those of the recipe.
         vocab_size: ids that the peer's model can embed.
     """
     run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling, vocabulary = recipe.sampling, tokenizer.get_vocab()
-    fingerprint = tokenizer_fingerprint(tokenizer, end_tokens)
+    sampling, fingerprint = recipe.sampling, tokenizer_fingerprint(tokenizer, tokens_of(tokenizer, end_ids))
     terms = Terms(
         run=run,
         tokenizer=fingerprint,
         temperature=sampling.temperature,
         vocab_size=vocab_size,
-        end_ids=frozenset(vocabulary[token] for token in (str(tokenizer.eos_token), *end_tokens)),
+        end_ids=end_ids,
         group_size=recipe.rollouts_per_group,
         max_completion_length=sampling.max_completion_length,
         stop=sampling.stop,
@@ -223,17 +222,14 @@ def exchange_text(peer: Peer, own_ends: Collection[int]) -> None:
     vocabulary = policy.tokenizer.get_vocab()
     named = [vocabulary[token] for token in end_tokens_of(peer.recipe, policy.tokenizer)]
     end_id = end_of_text(f"peer {peer.name!r}", known, own_ends, named)
-    # An end with bytes is sent as text. Those that all peers of a tokenizer have come first: they number them alike.
-    shared, others = (
-        [end for end in sorted(ends) if not known.sizes(np.array([end]))[0]]
-        for ends in (own.terms.end_ids, policy.end_ids - own.terms.end_ids)
-    )
-    reader = TextReader(own.terms.tokenizer, known, end_id, shared, most_tokens)
+    # An end with bytes is sent as text. Peers of one fingerprint have the same ends, so they number them alike.
+    ends = [end for end in sorted(own.terms.end_ids) if not known.sizes(np.array([end]))[0]]
+    reader = TextReader(own.terms.tokenizer, known, end_id, ends, most_tokens)
     peer.admitter = Admitter(
         terms_of_text(own.terms), own.score, own.detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader
     )
     most_bytes = MOST_BYTES * sampling.max_completion_length
-    peer.write = partial(write_groups, known=known, end_ids=[*shared, *others], most_bytes=most_bytes)
+    peer.write = partial(write_groups, known=known, end_ids=ends, most_bytes=most_bytes)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ftis.alignment.messages import end_of_text
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.config import Recipe, RewardConfig
-from ftis.engines.models import generation_defaults, load_tokenizer, require_precision
+from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, tokens_of
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
@@ -201,10 +201,10 @@ def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
             f'take models of one family, or set exchange = "text"'
         )
     if len({of.ends for of in known.values()}) > 1:
-        by_peer = ", ".join(f"{name}: {of.end}" for name, of in known.items())
+        by_peer = ", ".join(f"{name}: {' and '.join(sorted(of.own_ends))}" for name, of in known.items())
         every = ", ".join(f'"{token}"' for token in sorted(frozenset().union(*(of.ends for of in known.values()))))
         raise RunError(
-            f"arm {arm!r}: the peers' tokenizers end completions by different tokens ({by_peer}): set "
+            f"arm {arm!r}: the peers' models end completions by different tokens ({by_peer}): set "
             f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
         )
     return swarm if len(known) < len(swarm.peers) else swarm.model_copy(update={"exchange": "ids"})
@@ -216,12 +216,12 @@ class Vocabulary:
 
     Attributes:
         ids: a digest of its map token → id. Where it is equal, equal ids mean the same text.
-        end: its own end token.
-        ends: that and those of ``sampling.end_tokens`` that it has.
+        own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
+        ends: those and those of ``sampling.end_tokens`` that it has.
     """
 
     ids: str
-    end: str
+    own_ends: frozenset[str]
     ends: frozenset[str]
 
 
@@ -243,9 +243,10 @@ def vocabulary(place: str, end_tokens: Sequence[str]) -> Vocabulary:
 @lru_cache(maxsize=64)
 def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabulary:
     tokenizer = load_tokenizer(place)
-    tokens, end = tokenizer.get_vocab(), str(tokenizer.eos_token)
+    tokens = tokenizer.get_vocab()
     ids = hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()
-    return Vocabulary(ids, end, frozenset({end, *(token for token in end_tokens if token in tokens)}))
+    own = frozenset(tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))))
+    return Vocabulary(ids, own, own | {token for token in end_tokens if token in tokens})
 
 
 @lru_cache(maxsize=64)
@@ -262,6 +263,6 @@ def _token_bytes(place: str, written: int) -> TokenBytes:
 
 
 def _written(place: str) -> int:
-    """When the tokenizer there was written; 0 where it is not on this machine yet."""
-    file = Path(place) / "tokenizer.json"
-    return file.stat().st_mtime_ns if file.exists() else 0
+    """When the tokenizer there, or what the model ends by, was written; 0 where it is not on this machine yet."""
+    files = [Path(place) / name for name in ("tokenizer.json", "config.json", "generation_config.json")]
+    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

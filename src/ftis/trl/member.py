@@ -122,7 +122,7 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
             f"peer {name!r}: completions must end at {unknown[0]!r} (sampling.end_tokens), and TRL ends them at "
             f"{sorted(policy.end_ids)}: put its id into model.generation_config.eos_token_id"
         )
-    header, terms = agreed(recipe, name, task, policy.tokenizer, end_tokens, policy.vocab_size)
+    header, terms = agreed(recipe, name, task, policy.tokenizer, policy.end_ids, policy.vocab_size)
     peer: Peer = Peer(
         config=recipe.peer(name),
         recipe=recipe,
