@@ -16,7 +16,7 @@ from commands import ftis
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.config import PeerConfig, Recipe, RewardConfig
+from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
 from ftis.lab import prepare
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
@@ -47,6 +47,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "formats": None,
         "answers": None,
         "unfinished": 0,
+        "parameters": 2 * 10**9,
         "groups_a_round": 16,
         "reserve": 0.0,
         "tokens_per_second": 100.0,
@@ -108,15 +109,59 @@ FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
     ],
 )
 def test_advice(looked: Sounding, reward: RewardConfig, said: list[str]) -> None:
-    found = advice(looked, reward, ())
+    found = advice(looked, reward, (), PromptConfig())
     assert len(found) == len(said)
     assert all(part in line for part, line in zip(said, found, strict=True))
 
 
 def test_what_does_not_end_although_it_could() -> None:
-    (said,) = advice(sounding(SOME, unfinished=9), TAGS, ("\n",))
+    (said,) = advice(sounding(SOME, unfinished=9), TAGS, ("\n",), PromptConfig())
     assert "9 of 16 completions do not end: show in prompt.examples how they end" in said
     assert "sampling.stop" not in said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (
+            {},
+            "give easier problems (task.options), show worked ones in prompt.examples, in plain text "
+            '(prompt.chat_template = "never", prompt.system_prompt = ""), as below',
+        ),
+        (
+            {"examples": [{"question": "1 + 1", "completion": "2"}]},
+            "give easier problems (task.options), show the worked ones in plain text "
+            '(prompt.chat_template = "never", prompt.system_prompt = ""), as below',
+        ),
+        (
+            {"chat_template": "never"},
+            "give easier problems (task.options), show worked ones in prompt.examples, as below",
+        ),
+        (
+            {"chat_template": "never", "examples": [{"question": "1 + 1", "completion": "2"}]},
+            "give easier problems (task.options)",
+        ),
+    ],
+)
+def test_advice_leaves_out_what_the_recipe_has(prompt: dict[str, Any], said: str) -> None:
+    looked = sounding(FORMATS, formats=16, answers=0)
+    assert advice(looked, WEIGHED, (), PromptConfig(**prompt)) == [f"0 of 16 answers are right: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keys", "said"),
+    [
+        (134_515_008, {}, "the learning rate is 1e-06, and models of 135 million parameters want more: SmolLM2-135M"),
+        (134_515_008, {"learning_rate": 2e-6}, ""),
+        (134_515_008, {"learning_rate": 1e-5}, ""),
+        (1_543_714_304, {}, ""),
+        (134_515_008, {"train": "subset", "trainable_parameters": ["norm"]}, ""),
+    ],
+)
+def test_a_rate_that_is_too_low_for_a_small_model(parameters: int, keys: dict[str, Any], said: str) -> None:
+    found = rate_advice(PeerConfig(name="a", model="m", **keys), parameters)
+    assert len(found) == bool(said)
+    assert all(said in line for line in found)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +174,7 @@ def test_what_does_not_end_although_it_could() -> None:
     ],
 )
 def test_a_rate_that_is_too_low_for_an_adapter(keys: dict[str, Any], said: str) -> None:
-    found = rate_advice(PeerConfig(name="a", model="m", **keys))
+    found = rate_advice(PeerConfig(name="a", model="m", **keys), 2 * 10**9)
     assert len(found) == bool(said)
     assert all(said in line for line in found)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ftis.codec import Message, encode
-from ftis.config import PeerConfig, Recipe, RewardConfig
+from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
 from ftis.lab.arms import arms_of, rollouts_per_round
@@ -43,6 +43,8 @@ ENOUGH = 0.25
 """The share of groups with signal from which on nothing is said about it."""
 LOW_FOR_LORA = 1e-5
 """A learning rate below which an adapter hardly moves: it wants ten to a hundred times the rate of full training."""
+LOW_FOR_SMALL, SMALL = 2e-6, 1e9
+"""A learning rate below which the full training of a model with fewer parameters than that is slow."""
 
 BELOW = "as below"
 """Where advice refers to :data:`EASY_FORMATS`."""
@@ -76,6 +78,7 @@ class Sounding:
         rewards: by group.
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
+        parameters: of the model.
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
         reserve: prompts in reserve for each of a round's, see ``training.resample``.
         tokens_per_second: sampled, one group after the other counted together.
@@ -92,6 +95,7 @@ class Sounding:
     formats: int | None
     answers: int | None
     unfinished: int
+    parameters: int
     groups_a_round: int
     reserve: float
     tokens_per_second: float
@@ -127,14 +131,14 @@ class Sounding:
         return min(1.0, self.signal * (1 + self.reserve)) * self.groups_a_round
 
 
-def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> list[str]:
-    """What to change where a peer would hardly learn; empty where it would.
+def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...], prompt: PromptConfig) -> list[str]:
+    """What to change where a peer would hardly learn; empty where it would. What the recipe has already is left out.
 
     Args:
         stop: the recipe's ``sampling.stop``.
     """
     n = sounding.completions
-    said = _about_rewards(sounding, reward)
+    said = _about_rewards(sounding, reward, prompt)
     if sounding.unfinished > n / 2:
         end = (
             "show in prompt.examples how they end"
@@ -147,18 +151,29 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...]) -> l
     return said
 
 
-def _about_rewards(sounding: Sounding, reward: RewardConfig) -> list[str]:
+def _easier(prompt: PromptConfig) -> tuple[str, str]:
+    """How answers come to be right more often, and where it is shown."""
+    ways = ["give easier problems (task.options)"]
+    plain = prompt.chat_template == "never"
+    if not prompt.examples:
+        ways.append("show worked ones in prompt.examples")
+    elif not plain:
+        ways.append("show the worked ones")
+    if not plain:
+        ways[-1] += ", in plain text" if not prompt.examples else " in plain text"
+        ways[-1] += ' (prompt.chat_template = "never", prompt.system_prompt = "")'
+    return ", ".join(ways), f", {BELOW}" if len(ways) > 1 else ""
+
+
+def _about_rewards(sounding: Sounding, reward: RewardConfig, prompt: PromptConfig) -> list[str]:
     """What to change where few groups carry signal, or where it is that of the format alone."""
     n, formats, answers = sounding.completions, sounding.formats, sounding.answers
-    easier = (
-        "give easier problems (task.options), show worked ones in prompt.examples, in plain text "
-        '(prompt.chat_template = "never", prompt.system_prompt = "")'
-    )
+    easier, below = _easier(prompt)
     low, weight = sounding.signal < ENOUGH, reward.format_weight
     if not low:
         of_format = answers == 0 and weight is not None and weight < 1 and not reward.partial_credit
         learned = "so what would be learned is the format alone"
-        return [f"0 of {n} answers are right, {learned}: {easier}, {BELOW}"] if of_format else []
+        return [f"0 of {n} answers are right, {learned}: {easier}{below}"] if of_format else []
     if formats is not None and formats < n / 10:
         other = "say in prompt.system_prompt what it is"
         if reward.extract == "tags":
@@ -174,10 +189,10 @@ def _about_rewards(sounding: Sounding, reward: RewardConfig) -> list[str]:
         return ["nearly all completions earn the reward already: give harder problems"]
     if answers is not None and answers < n / 10:
         more = ", or raise sampling.num_generations" if answers else ""
-        return [f"{answers} of {n} answers are right: {easier}{more}, {BELOW}"]
+        return [f"{answers} of {n} answers are right: {easier}{more}{below}"]
     if sounding.reward < 0.1:
         earned = sum(reward > 0 for group in sounding.rewards for reward in group)
-        return [f"{earned} of {n} completions earn a reward: {easier}, or raise sampling.num_generations, {BELOW}"]
+        return [f"{earned} of {n} completions earn a reward: {easier}, or raise sampling.num_generations{below}"]
     filled = "raise training.resample_budget" if sounding.reserve else 'set training.resample = "fill"'
     return [
         f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the others "
@@ -185,14 +200,17 @@ def _about_rewards(sounding: Sounding, reward: RewardConfig) -> list[str]:
     ]
 
 
-def rate_advice(peer: PeerConfig) -> list[str]:
+def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
     """What to change where a peer's learning rate is too low for the way it trains; empty where none is known."""
-    if peer.train != "lora" or peer.learning_rate >= LOW_FOR_LORA:
-        return []
-    return [
-        f"the learning rate is {peer.learning_rate:g}, and LoRA wants about 1e-4 to 3e-4: set peers.{peer.name}."
-        f"learning_rate"
-    ]
+    rate = f"the learning rate is {peer.learning_rate:g}, and"
+    if peer.train == "lora" and peer.learning_rate < LOW_FOR_LORA:
+        return [f"{rate} LoRA wants about 1e-4 to 3e-4: set peers.{peer.name}.learning_rate"]
+    if peer.train == "full" and peer.learning_rate < LOW_FOR_SMALL and parameters < SMALL:
+        return [
+            f"{rate} models of {parameters / 1e6:,.3g} million parameters want more: SmolLM2-135M learned at 1e-5, "
+            f"Gemma 3 270M at 2e-6, and models of 200,000 parameters at 1e-3: set peers.{peer.name}.learning_rate"
+        ]
+    return []
 
 
 def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
@@ -295,6 +313,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         formats=formats,
         answers=answers,
         unfinished=ended.count(False),
+        parameters=peer.policy.n_parameters,
         groups_a_round=trained // swarm.sampling.num_generations,
         reserve=reserve,
         tokens_per_second=sum(map(len, rollouts)) / many.seconds,

@@ -159,8 +159,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             in_bytes(one.peak_bytes) if one.peak_bytes else "–",
         )
     table.caption = (
-        "peak memory is that of these groups; a round needs more where sampling.batch_size lets it sample more at a "
-        "time. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
+        "peak memory is that of these groups; a round samples and learns from more: ftis train RECIPE --dry-run says "
+        "what that takes. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
     )
     if soundings and len(soundings[0].rewards) < FEW:
         groups = len(soundings[0].rewards)
@@ -188,8 +188,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     advised = []
     for one in soundings:
         learns = f"{one.signal:.0%} of groups carry signal, so it has something to learn from"
-        said = advice(one, recipe.reward, recipe.sampling.stop) or [learns]
-        for line in [*said, *rate_advice(recipe.peer(one.peer))]:
+        said = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt) or [learns]
+        for line in [*said, *rate_advice(recipe.peer(one.peer), one.parameters)]:
             console.print(f"{one.peer}: {line}", highlight=False, markup=False)
         advised += said
     if any(line.endswith(BELOW) for line in advised):
