@@ -62,6 +62,23 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     assert read_provenance(begun) == now
 
 
+def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read_provenance(begun)
+    monkeypatch.setattr("ftis.lab.provenance._commit", lambda: "another")
+    claim(begun, True, recipe(ALONE, TOGETHER), trains=False)
+    assert read_provenance(begun) == first
+    for _ in range(2):
+        claim(begun, True, recipe(ALONE, TOGETHER))
+    now = read_provenance(begun)
+    (continued,) = now.pop("continued")
+    assert now == first
+    assert set(continued) == {"started", "commit", "modules", "versions", "machine"}
+    assert continued["commit"] == "another"
+    monkeypatch.setattr("ftis.lab.provenance._commit", lambda: first["commit"])
+    claim(begun, True, recipe(ALONE, TOGETHER))  # it was known before
+    assert len(read_provenance(begun)["continued"]) == 1
+
+
 def test_what_is_recorded_of_earlier_arms_stays(begun: Path) -> None:
     """Though a number that they learned with is another one in the version that adds an arm."""
     recorded = read_provenance(begun)

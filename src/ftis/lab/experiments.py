@@ -79,7 +79,7 @@ def run_experiment(
     check(arms)
     runs = _runs(recipe, seeds)
     for seeded in runs:
-        claim(run_directory(seeded), True, seeded)
+        claim(run_directory(seeded), True, seeded, trains=False)
     _write_experiment(directory, recipe, seeds)
     try:
         prepare(arms, say, stop)

@@ -32,6 +32,8 @@ from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
 
 LOCK_SECONDS = 30.0
+OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
+"""What may be another thing of an arm that was added later, or of rounds after a resume."""
 PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
@@ -108,13 +110,16 @@ def read_provenance(run: Path) -> dict[str, Any]:
     return document
 
 
-def claim(directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl") -> None:
+def claim(
+    directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl", *, trains: bool = True
+) -> None:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
+        trains: whether rounds follow. Where it is with other code or on another machine that they do, that is noted.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
@@ -136,18 +141,31 @@ def claim(directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/eva
             )
         if added:
             now = provenance(recipe)
-            later = {key: now[key] for key in ("started", "commit", "modules", "versions", "machine")}
+            later = {key: now[key] for key in OF_ITS_TIME}
             with locked(directory / ".lock", LOCK_SECONDS):
                 before = read_provenance(directory)
                 before["objectives"] = {**now["objectives"], **before["objectives"]}
                 before["added"] = {**before.get("added", {}), **dict.fromkeys(added, later)}
                 write_json(directory / PROVENANCE, before)
                 write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+        elif trains:
+            _note_continuation(directory, recipe)
         return
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
         write_json(directory / PROVENANCE, provenance(recipe))
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+
+
+def _note_continuation(directory: Path, recipe: Recipe) -> None:
+    """Add to the run's ``continued`` when it goes on, if that is with other code or on another machine."""
+    now = provenance(recipe)
+    with locked(directory / ".lock", LOCK_SECONDS):
+        known = read_provenance(directory)
+        before = [known, *known.get("added", {}).values(), *known.get("continued", ())]
+        if not any(all(of[key] == now[key] for key in OF_ITS_TIME if key != "started") for of in before):
+            known["continued"] = [*known.get("continued", ()), {key: now[key] for key in OF_ITS_TIME}]
+            write_json(directory / PROVENANCE, known)
 
 
 def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
