@@ -49,6 +49,17 @@ UNIT = re.compile(
     rf"(?<=[0-9}})$])\s*(?:\\[,; ]\s*)*(?:\s(?P<plain>{UNITS})|\\(?:text|mathrm|mbox)\{{\s*(?P<text>{UNITS})\s*\}}"
     r"|(?P<close>mm|cm|km|ft|in)(?=\s*\^))(?:\s*\^\s*(?:(?P<power>[23])|\{\s*(?P<braced>[23])\s*\}))?\s*$"
 )
+_CLOSE = re.compile(r"(?<=[0-9])(?P<close>mm|cm|km|mg|kg|ml|ft|lbs?|oz|mph)\s*$")
+_MARKS = {
+    "degree": re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\s*\}?|°|\\degree|(?<=[0-9])\^(?:o|\{o\}))\s*$"),
+    "percent": re.compile(r"%\s*$"),
+    "dollar": re.compile(r"^\s*-?\s*\\?\$\s*-?[0-9.]"),
+    "euro": re.compile(r"€"),
+    "yen": re.compile(r"¥"),
+    "am": re.compile(r"(?<=[0-9])\s*(?:\\(?:text|mathrm|mbox)\{)?\s*[aA]\.?[mM]\.?\s*\}?\s*$"),
+    "pm": re.compile(r"(?<=[0-9])\s*(?:\\(?:text|mathrm|mbox)\{)?\s*[pP]\.?[mM]\.?\s*\}?\s*$"),
+}
+"""How units are written that are no words."""
 WORDS = re.compile(
     r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{([^{}]*)(.)", re.DOTALL
 )
@@ -97,15 +108,16 @@ def units_differ(given: str, expected: str) -> bool:
 
 
 def _unit(text: str) -> tuple[str, int] | None:
-    """The name and the power of the unit behind a number: ``("cm", 2)`` for ``15\\text{ cm}^2``."""
-    found = UNIT.search(text)
+    """The name and the power of a number's unit: ``("cm", 2)`` for ``15\\text{ cm}^2``, ``("dollar", 1)`` for ``\\$9``."""
+    found = UNIT.search(text) or _CLOSE.search(text)
     if found is None:
-        return None
-    words = (found["plain"] or found["text"] or found["close"]).split()
+        return next(((name, 1) for name, mark in _MARKS.items() if mark.search(text)), None)
+    known = found.groupdict()
+    words = (known.get("plain") or known.get("text") or known["close"]).split()
     of_kind = {"square": 2, "cubic": 3}.get(words[0])
     written = " ".join(words[1:] if of_kind else words)
     name = next(name for name, spelling in _SPELLINGS.items() if re.fullmatch(spelling, written))
-    return name, of_kind or int(found["power"] or found["braced"] or 1)
+    return name, of_kind or int(known.get("power") or known.get("braced") or 1)
 
 
 def as_text(formula: str, expected: str = "") -> str:
