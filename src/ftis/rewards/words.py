@@ -108,7 +108,7 @@ def units_differ(given: str, expected: str) -> bool:
 
 
 def _unit(text: str) -> tuple[str, int] | None:
-    """The name and the power of a number's unit: ``("cm", 2)`` for ``15\\text{ cm}^2``, ``("dollar", 1)`` for ``\\$9``."""
+    """The name and the power of a number's unit: ``("cm", 2)`` of ``15\\text{ cm}^2``, ``("dollar", 1)`` of ``$9``."""
     found = UNIT.search(text) or _CLOSE.search(text)
     if found is None:
         return next(((name, 1) for name, mark in _MARKS.items() if mark.search(text)), None)
