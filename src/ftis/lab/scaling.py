@@ -35,8 +35,7 @@ class Scaling:
     intro: str
     verdicts: Sequence[str]
     panels: PanelRow
-    accuracies: Table
-    costs: Table
+    tables: Sequence[Table]
 
 
 def write_scaling(directory: Path, found: Mapping[str, Any] | None) -> None:
@@ -61,7 +60,8 @@ def section(found: Mapping[str, Any] | None) -> Scaling | None:
         if (against := size.get(key)) is not None
     ]
     verdicts = [true_minus(f"{arm}: {against['text']}.") for arm, against in compared]
-    return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), _accuracies(found), _costs(found))
+    tables = [_accuracies(found), *_at_equal_training(found), _costs(found)]
+    return Scaling(intro, verdicts, PanelRow.of(panels, len(panels)), tables)
 
 
 def scaling(study: Study) -> dict[str, Any] | None:
@@ -395,13 +395,9 @@ def _accuracies(found: Mapping[str, Any]) -> Table:
         "Gain",
         "p, Holm",
         "Least gain",
-        "Against equal training",
-        "p, Holm",
-        "Least gain",
     ]
     rows = []
     for size in _sizes(found):
-        equal = size.get("against_equal_training")
         rows.append(
             [
                 Cell(size["arm"]),
@@ -411,11 +407,26 @@ def _accuracies(found: Mapping[str, Any]) -> Table:
                 with_interval(size["final"]),
                 *_compared(size["against_alone"]),
                 _least(size["gains"]),
-                *_compared(equal),
-                _least(size.get("gains_at_equal_training")),
             ]
         )
     return Table("Rollouts of a peer and round; accuracy on validation", head, [RowGroup(None, rows)])
+
+
+def _at_equal_training(found: Mapping[str, Any]) -> list[Table]:
+    """A table of the swarms that have an arm which trains alone on as many rollouts; none where no swarm has one."""
+    head = ["Arm", "Peers", "Trained on", "Against equal training", "p, Holm", "Least gain"]
+    rows = [
+        [
+            Cell(size["arm"]),
+            Cell(str(size["size"])),
+            Cell(amount(size["trained"])),
+            *_compared(against),
+            _least(size["gains_at_equal_training"]),
+        ]
+        for size in _sizes(found)
+        if (against := size.get("against_equal_training")) is not None
+    ]
+    return [Table("Against peers that train alone on as many rollouts", head, [RowGroup(None, rows)])] if rows else []
 
 
 def _costs(found: Mapping[str, Any]) -> Table:
