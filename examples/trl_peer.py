@@ -22,7 +22,7 @@ import torch
 from trl import GRPOConfig
 
 import ftis
-from ftis.trl import FTISTrainer, Swarm  # one
+from ftis.trl import FTISTrainer, Swarm, end_processes  # one
 
 
 def right_answer(prompts: Any, completions: Any, answer: Any, **columns: Any) -> list[float]:
@@ -70,7 +70,7 @@ def main() -> None:
     )
     trainer = FTISTrainer(given.model or f"starter:{given.peer}", right_answer, args, swarm=swarm)  # three
     trainer.train(resume_from_checkpoint=given.resume)
-    trainer.accelerator.end_training()
+    end_processes(trainer)
 
 
 if __name__ == "__main__":

@@ -790,7 +790,9 @@ def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -
     for name, start in (("one", []), ("two", launched)):
         (tmp_path / name).mkdir()
         command = [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py"), str(model), str(tmp_path / name)]
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=False
+        )
         assert ended.returncode == 0, ended.stderr[-3000:]
     told = {name: json.loads((tmp_path / name / "processes.json").read_text()) for name in ("one", "two")}
     assert told == {"one": [1, "NO"], "two": [2, "MULTI_CPU"]}

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,6 +185,8 @@ def main(model: Path, out: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from ftis.trl import end_processes
+
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -199,7 +202,9 @@ def main(model: Path, out: Path) -> None:
         kind = trainer.accelerator.distributed_type.value
         (out / "processes.json").write_text(json.dumps([trainer.accelerator.num_processes, kind]))
         (out / "published.bin").write_bytes(b"".join(data for _, data in exchange.published))
-    trainer.accelerator.end_training()  # or the threads of gloo may abort a process that ends
+    wrapper = weakref.ref(trainer.model_wrapped) if processes > 1 else None
+    end_processes(trainer)
+    assert wrapper is None or wrapper() is None  # it goes before the group of processes
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftis.trl.member import Swarm as Swarm
+    from ftis.trl.ranks import end_processes as end_processes
     from ftis.trl.trainer import FTISTrainer as FTISTrainer
 
-_HOME = {"FTISTrainer": "trainer", "Swarm": "member"}
+_HOME = {"FTISTrainer": "trainer", "Swarm": "member", "end_processes": "ranks"}
 
 __all__ = sorted(_HOME)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -12,6 +13,18 @@ from ftis.config import FtisError
 from ftis.exchange import Stopped
 
 Value = TypeVar("Value")
+
+
+def end_processes(trainer: Any) -> None:
+    """Leave the group of a trainer's processes: the last call of a script that runs in several.
+
+    torch's wrapper for several processes is freed first. It holds the group, too. Where it is freed with Python itself,
+    it waits for gloo's threads with Python's lock held, which they may be waiting for: the process would never end.
+    """
+    trainer.model_wrapped = trainer.model
+    trainer.accelerator.free_memory()
+    gc.collect()
+    trainer.accelerator.end_training()
 
 
 @dataclass(frozen=True)
