@@ -7,7 +7,7 @@ phone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def learning(
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
-    name = f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")
+    name = (f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")).replace(" ", "~")
     subtitle = f"{split}, {measure}"
     if not drawn:
         return Panel(name, empty(short(peer), alt, over.unknown or "nothing was measured", subtitle))
@@ -94,8 +94,7 @@ def of_mean(
     """Learning curves of the mean over peers on one split, over all of ``overs``."""
     curves, measure = results["curves_of_mean"][split], results["accuracy_is"]
     limits = accuracy_limits(curves.values())
-    panels = [learning(split, MEAN, curves, styles, limits, over, measure) for over in overs]
-    return [replace(panel, name=panel.name.replace(" ", "~")) for panel in panels]
+    return [learning(split, MEAN, curves, styles, limits, over, measure) for over in overs]
 
 
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:

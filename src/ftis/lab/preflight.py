@@ -153,16 +153,14 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...], prom
 
 def _easier(prompt: PromptConfig) -> tuple[str, str]:
     """How answers come to be right more often, and where it is shown."""
-    ways = ["give easier problems (task.options)"]
-    plain = prompt.chat_template == "never"
-    if not prompt.examples:
-        ways.append("show worked ones in prompt.examples")
-    elif not plain:
-        ways.append("show the worked ones")
+    easier, plain = "give easier problems (task.options)", prompt.chat_template == "never"
+    if prompt.examples and plain:
+        return easier, ""
+    shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"
     if not plain:
-        ways[-1] += ", in plain text" if not prompt.examples else " in plain text"
-        ways[-1] += ' (prompt.chat_template = "never", prompt.system_prompt = "")'
-    return ", ".join(ways), f", {BELOW}" if len(ways) > 1 else ""
+        comma = "" if prompt.examples else ","
+        shown += f'{comma} in plain text (prompt.chat_template = "never", prompt.system_prompt = "")'
+    return f"{easier}, {shown}", f", {BELOW}"
 
 
 def _about_rewards(sounding: Sounding, reward: RewardConfig, prompt: PromptConfig) -> list[str]:

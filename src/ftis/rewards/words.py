@@ -50,14 +50,23 @@ UNIT = re.compile(
     r"|(?P<close>mm|cm|km|ft|in)(?=\s*\^))(?:\s*\^\s*(?:(?P<power>[23])|\{\s*(?P<braced>[23])\s*\}))?\s*$"
 )
 _CLOSE = re.compile(r"(?<=[0-9])(?P<close>mm|cm|km|mg|kg|ml|ft|lbs?|oz|mph)\s*$")
+DEGREE = (
+    r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|°)"
+    r"|(?<=[0-9])\^(?:o(?![A-Za-z])|\{o\}))"
+)
+"""How degrees are written behind a number."""
 _MARKS = {
-    "degree": re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\s*\}?|°|\\degree|(?<=[0-9])\^(?:o|\{o\}))\s*$"),
+    "degree": re.compile(rf"(?:{DEGREE}|\^\s*\{{\s*\\degree\s*\}})\s*$"),
     "percent": re.compile(r"%\s*$"),
     "dollar": re.compile(r"^\s*-?\s*\\?\$\s*-?[0-9.]"),
     "euro": re.compile(r"€"),
     "yen": re.compile(r"¥"),
-    "am": re.compile(r"(?<=[0-9])\s*(?:\\(?:text|mathrm|mbox)\{)?\s*[aA]\.?[mM]\.?\s*\}?\s*$"),
-    "pm": re.compile(r"(?<=[0-9])\s*(?:\\(?:text|mathrm|mbox)\{)?\s*[pP]\.?[mM]\.?\s*\}?\s*$"),
+    **{
+        f"{half}m": re.compile(
+            rf"(?<=[0-9])\s*(?:\\(?:text|mathrm|mbox)\{{)?\s*[{half}{half.upper()}]\.?[mM]\.?\s*\}}?\s*$"
+        )
+        for half in "ap"
+    },
 }
 """How units are written that are no words."""
 WORDS = re.compile(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.words import RELATION, UNIT
+from ftis.rewards.words import DEGREE, RELATION, UNIT
 
 MOST_WRITTEN = 30
 """Brackets inside brackets, those counted that change nothing, as in ``{{{5}}}``."""
@@ -20,14 +20,10 @@ MOST_POWERS = 3
 _SIGNS = {"²": "^2", "³": "^3", "∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-"}
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
-_DEGREE = (
-    r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|°)"
-    r"|(?<=[0-9])\^(?:o(?![A-Za-z])|\{o\}))"
-)
-_DEGREES = re.compile(_DEGREE)
+_DEGREES = re.compile(DEGREE)
 _OF_DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*(?:[0-9]|\{\s*[0-9]\s*\})\s*)?(?:\\left)?[({]?\s*)"
-    rf"([0-9]+(?:\.[0-9]+)?){_DEGREE}"
+    rf"([0-9]+(?:\.[0-9]+)?){DEGREE}"
 )
 _SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*")
 _LINE_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
