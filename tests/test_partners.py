@@ -20,7 +20,7 @@ from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, Rewards, resolve
 from ftis.selection import Judged, selections_of
-from recipes import recipe_of
+from recipes import pair_of, recipe_of
 
 
 def judged(
@@ -174,22 +174,18 @@ def test_each_trains_otherwise_than_f_tis(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     way = f"ftis.lab.partners.{name}"
-    document = {
-        "name": "tiny",
-        "output_dir": str(tmp_path / "runs"),
-        "processes": "inline",
-        "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
-        "prompt": {"system_prompt": "", "template": "{question}"},
-        "reward": {"function": "test_partners.third"},
-        "objective": {"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.05},
-        "sampling": {"num_generations": 8, "max_completion_length": 8},
-        "training": {"rounds": 3, "prompts_per_round": 8, "eval_every": 0, "mode": mode},
-        "peers": [{"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-2} for n in ("a", "b")],
-        "arms": [
+    document = pair_of(
+        models,
+        tmp_path / "runs",
+        "test_partners.third",
+        1e-2,
+        objective={"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.05},
+        training={"rounds": 3, "prompts_per_round": 8, "eval_every": 0, "mode": mode},
+        arms=[
             {"name": "F-TIS"},
             {"name": "way", "set": {"objective.name": way} if name.isupper() else {"training.selections": [way]}},
         ],
-    }
+    )
     assert ftis.run(parse(document))
     norms = {}
     for arm in ("F-TIS", "way"):

@@ -22,7 +22,7 @@ from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, Rewards, advantages, policy_loss, resolve
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
-from recipes import recipe_of
+from recipes import pair_of, recipe_of
 
 Row = list[float]
 OfRow = Callable[[Row, Row, Row, float, bool], tuple[float, Row]]
@@ -273,23 +273,19 @@ def test_a_name_that_is_close_to_a_rival_is_told() -> None:
 @pytest.mark.parametrize("name", RIVALS)
 def test_each_trains(name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    document = {
-        "name": "tiny",
-        "output_dir": str(tmp_path / "runs"),
-        "processes": "inline",
-        "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
-        "prompt": {"system_prompt": "", "template": "{question}"},
-        "reward": {"function": "test_rivals.solved_where_even"},
-        "objective": {"name": name},
-        "sampling": {"num_generations": 8, "max_completion_length": 8},
-        "training": {
+    document = pair_of(
+        models,
+        tmp_path / "runs",
+        "test_rivals.solved_where_even",
+        1e-3,
+        objective={"name": name},
+        training={
             "rounds": 4,
             "prompts_per_round": 8,
             "eval_every": 0,
             "mode": "horizontal" if name in ("HACPO", "SGT", "SGT-shaped") else "vertical",
         },
-        "peers": [{"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-3} for n in ("a", "b")],
-    }
+    )
     assert ftis.run(parse(document))
     for own, other in ("ab", "ba"):
         rounds = read_jsonl(tmp_path / "runs" / "tiny-seed0" / name / own / "metrics.jsonl")
