@@ -6,6 +6,7 @@ train on the data set, each sampling a quarter, and are compared with training a
 
     python examples/gym_starters.py spell_backward --out runs/gym               # two CPU cores, a quarter of an hour
     python examples/gym_starters.py --headroom --out runs/gym                   # what each data set leaves to learn
+    python examples/gym_starters.py --rates --out runs/gym                      # which rate serves training alone
     python examples/gym_starters.py gsm_symbolic --scale gpu --out runs/gym     # 51M and 148M parameters, a GPU
     python examples/gym_starters.py chain_sum --scale tiny --out runs/tiny      # does it run at all?
 """
@@ -31,7 +32,7 @@ import ftis
 from ftis import PeerConfig, Policy, Recipe, supervised_step
 from ftis.engines.samplers import open_sampler
 from ftis.loop.evaluate import evaluate, sample
-from ftis.prompts import Task
+from ftis.prompts import Prompt, Task
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.sampling import Decoding
@@ -44,6 +45,12 @@ TARGET = 0.55
 """Warm-up stops once this fraction of sampled completions with reasoning and tags is right."""
 CHECK_EVERY, CHECK_PROBLEMS = 100, 128
 HEADROOM_PROBLEMS, HEADROOM_SAMPLES = 100, 12
+SHIFTS = 10
+"""Of how many other problems the samples are tried, to see what guessing solves."""
+DIVISORS = (1, 2, 4, 8)
+"""What ``--rates`` divides a size's learning rate by."""
+OTHER_PROBLEMS = 1
+"""The task's seed for ``--rates``: its problems are not those that the comparison reports."""
 FAR = 20_000_000
 """Added to the seed of warm-up problems, so that they are none of the task's."""
 
@@ -94,11 +101,14 @@ class Problems:
 
     Attributes:
         options: the data set's settings.
+        rate_over: divides a size's learning rate: the one of :data:`DIVISORS` that served training alone best, by
+            ``--rates``.
         tokens: the longest completion.
     """
 
     solve: Solve
     options: Mapping[str, Any]
+    rate_over: int = 1
     tokens: int = 64
 
 
@@ -179,19 +189,54 @@ SEEDS = {"": 0, "-b": 1}
 """What a model's name ends in, and the seed of its warm-up."""
 
 
-def recipe_of(dataset: str, scale: Scale, out: Path) -> Recipe:
-    """The comparison, as a file in ``out`` that ``ftis experiment`` reads too."""
+COMPARISON = """
+[[arms]]
+name = "alone-part"
+collaborate = false
+budget = "generated"
+
+[[arms]]
+name = "F-TIS"
+
+[[arms]]
+name = "alone"                  # four times the sampling
+collaborate = false
+"""
+
+
+def rate_arms(scale: Scale) -> str:
+    """Training alone on one's part, with the learning rate over each of :data:`DIVISORS`."""
+    text = ""
+    for divisor in DIVISORS:
+        rates = {
+            f"{name}{suffix}": size.learning_rate / divisor for name, size in scale.sizes.items() for suffix in SEEDS
+        }
+        given = (f"peers.{peer}.learning_rate = {rate}" for peer, rate in rates.items())
+        text += f"""
+[[arms]]
+name = "over-{divisor}"
+collaborate = false
+budget = "generated"
+set = {{ {", ".join(given)} }}
+"""
+    return text
+
+
+def recipe_of(dataset: str, scale: Scale, out: Path, rates: bool = False) -> Recipe:
+    """The comparison, or that of learning rates, as a file in ``out`` that ``ftis experiment`` reads too."""
+    name, seed = (f"{dataset}-rates", OTHER_PROBLEMS) if rates else (dataset, 0)
     text = f"""# reasoning-gym's {dataset}: four models that examples/gym_starters.py has warmed up.
-name = "{dataset}"
+name = "{name}"
 output_dir = "{out}"
 
 [experiment]
 title = "What joining is worth on {dataset}"
 question = "What does each of four models gain from the others' completions at the sampling it does anyway?"
-baselines = ["alone-part", "alone"]
+baselines = {'["over-1"]' if rates else '["alone-part", "alone"]'}
 
 [task]
 name = "reasoning_gym:{dataset}"
+seed = {seed}
 options = {{ {", ".join(f"{key} = {value}" for key, value in DATASETS[dataset].options.items())} }}
 train_size = {scale.train_size}
 validation_size = {scale.validation_size}
@@ -217,30 +262,18 @@ eval_every = {scale.eval_every}
 name = "F-TIS"
 kl_estimator = "k3"
 kl_threshold = 0.5
-
-[[arms]]
-name = "alone-part"
-collaborate = false
-budget = "generated"
-
-[[arms]]
-name = "F-TIS"
-
-[[arms]]
-name = "alone"                  # four times the sampling
-collaborate = false
-"""
+{rate_arms(scale) if rates else COMPARISON}"""
     for name, size in scale.sizes.items():
         for suffix in SEEDS:
             text += f"""
 [[peers]]
 name = "{name}{suffix}"
 model = "{model_directory(out, dataset, name, suffix)}"
-learning_rate = {size.learning_rate}
+learning_rate = {size.learning_rate / DATASETS[dataset].rate_over}
 lr_scheduler_type = "linear"
 adam_beta2 = 0.95
 """
-    path = out / f"{dataset}.toml"
+    path = out / f"{dataset}{'-rates' if rates else ''}.toml"
     path.write_text(text, encoding="utf-8")
     return ftis.load(path)
 
@@ -360,21 +393,41 @@ def warm_up_all(dataset: str, scale: Scale, out: Path, console: Console) -> None
 def print_headroom(dataset: str, scale: Scale, out: Path, console: Console) -> None:
     """What each model can be taught: greedy and sampled accuracy, and problems solved in one of 12 samples.
 
-    Reinforcement learning teaches what a model samples now and then, so the distance from the mean to the best of 12 is
-    what there is to learn. Measured on training problems, before any arm has run.
+    Reinforcement learning teaches what a model samples now and then, so what there is to learn is the distance from
+    the mean to the best of 12. Where answers are few, guessing solves one of 12 too. The samples for another problem
+    show how often, and what they solve does not count. Measured on training problems, before any arm has run.
     """
     recipe = recipe_of(dataset, scale, out)
     task: Task = load_task(recipe.task)
     problems = task.train[:HEADROOM_PROBLEMS]
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     decoding = Decoding(max_completion_length=recipe.sampling.max_completion_length)
+    left_of_each = []
     for peer in recipe.peers:
         policy = Policy.load(peer)
         prompts = [render_prompt(p, recipe.prompt, policy.tokenizer) for p in problems]
         asked = (policy, open_sampler("auto", policy), problems, prompts, score, decoding)
         greedy, drawn = evaluate(*asked).accuracy, sample(*asked, HEADROOM_SAMPLES)
         mean, best = drawn.mean_reward, drawn.pass_at(HEADROOM_SAMPLES)
-        console.print(f"{dataset}, {peer.name}: greedy {greedy:.2f}, sampled {mean:.2f}, best of 12 {best:.2f}")
+        guessed = solved_by_guessing(problems, drawn.completions, score)
+        left_of_each.append(best - max(mean, guessed))
+        console.print(
+            f"{dataset}, {peer.name}: greedy {greedy:.2f}, sampled {mean:.2f}, best of 12 {best:.2f}, "
+            f"by guessing {guessed:.2f}, left to learn {left_of_each[-1]:.2f}"
+        )
+    console.print(f"{dataset}: left to learn {sum(left_of_each) / len(left_of_each):.3f} on the mean")
+
+
+def solved_by_guessing(
+    problems: Sequence[Prompt], completions: Sequence[Sequence[str]], score: Callable[..., Sequence[float]]
+) -> float:
+    """The fraction of problems that one of another problem's samples solves, on the mean over :data:`SHIFTS` others."""
+    solved = [
+        max(score(problem, completions[other], [[]] * len(completions[other]))) >= 1
+        for i, problem in enumerate(problems)
+        for other in ((i + shift) % len(problems) for shift in range(1, SHIFTS + 1))
+    ]
+    return sum(solved) / len(solved)
 
 
 def main() -> None:
@@ -383,6 +436,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where models, recipes, runs and reports go")
     parser.add_argument("--scale", choices=list(SCALES), default="cpu")
     parser.add_argument("--headroom", action="store_true", help="only warm up, and measure what is left to learn")
+    parser.add_argument("--rates", action="store_true", help="only compare learning rates, alone, on other problems")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="arms trained at a time")
     arguments = parser.parse_args()
@@ -395,7 +449,7 @@ def main() -> None:
         if arguments.headroom:
             print_headroom(dataset, scale, out, console)
             continue
-        recipe, display = recipe_of(dataset, scale, out), ftis.Display(console)
+        recipe, display = recipe_of(dataset, scale, out, arguments.rates), ftis.Display(console)
         with display.live():
             finished = ftis.run_experiment(recipe, range(arguments.seeds), arguments.jobs, display)
         if not finished:

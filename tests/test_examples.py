@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from commands import ftis as ftis_command
 from conftest import TinyModelDir
 
 import ftis
+from ftis.lab.arms import arms_of
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
 
@@ -40,6 +41,7 @@ def test_starters_for_a_data_set_are_made_and_compared(tmp_path: Path) -> None:
     looked = subprocess.run([*command, "--headroom"], capture_output=True, text=True, env=environment)
     assert looked.returncode == 0, looked.stderr
     assert looked.stdout.count("best of 12") == 4
+    assert "chain_sum: left to learn" in looked.stdout
     made = sorted(path.parent.name for path in (tmp_path / "models" / "chain_sum").glob("*/model.safetensors"))
     assert made == ["large", "large-b", "small", "small-b"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -50,6 +52,29 @@ def test_starters_for_a_data_set_are_made_and_compared(tmp_path: Path) -> None:
             rows = (tmp_path / "chain_sum" / "chain_sum-seed0" / arm / peer / "metrics.jsonl").read_text()
             assert rows.count("\n") == 1
     assert (tmp_path / "chain_sum" / "report.html").exists()
+    rates = subprocess.run([*command, "--rates"], capture_output=True, text=True, env=environment)
+    assert rates.returncode == 0, rates.stderr
+    tried = ftis.load(tmp_path / "chain_sum-rates.toml")
+    assert tried.task.seed != ftis.load(tmp_path / "chain_sum.toml").task.seed  # on other problems
+    for name, rate in (("over-1", 1e-3), ("over-8", 1.25e-4)):
+        (at_rate,) = arms_of(tried, (name,))
+        assert {peer.learning_rate for peer in at_rate.recipe.peers} == {rate}
+        assert (tmp_path / "chain_sum-rates" / "chain_sum-rates-seed0" / name / "small" / "metrics.jsonl").exists()
+
+
+def test_what_guessing_solves_is_not_left_to_learn() -> None:
+    """Samples of the next problems are tried: of answers 1, 1, 1, 1, 2 each sees four others."""
+    example = load_example("gym_starters")
+    answers = ("1", "1", "1", "1", "2")
+    problems = [Prompt(i, f"question {i}", answer) for i, answer in enumerate(answers)]
+
+    def right(problem: Prompt, texts: Sequence[str], ids: object) -> list[float]:
+        return [float(text == problem.answer) for text in texts]
+
+    alike = [("3", answer) for answer in answers]
+    solved = [3 / 4, 3 / 4, 3 / 4, 3 / 4, 0]
+    example.SHIFTS = 4
+    assert example.solved_by_guessing(problems, alike, right) == pytest.approx(sum(solved) / 5)
 
 
 ANSWER_IN: dict[str, Callable[[str, str], bool]] = {
