@@ -35,7 +35,7 @@ MONEY = re.compile(r"\$|\b(?:dollars?|cents?|costs?|pays?|paid|price|prices|buys
 KEPT = 2 / 3
 """Of the layers, in the pruned model."""
 LOOKED_AT = 32
-"""Problems on which the layers are compared."""
+"""Problems on which the layers are compared, and as many that no model copies, on which the loss is told."""
 NOTE = re.compile(r"<<[^<>]*>>")
 """GSM8K's calculator notes: ``48/2=<<48/2=24>>24``."""
 
@@ -75,6 +75,14 @@ def prune(policy: Policy, problems: Sequence[Prompt]) -> list[int]:
     return kept
 
 
+def loss_of(policy: Policy, problems: Sequence[Prompt]) -> float:
+    """The mean of −log π over the tokens of worked solutions, in nats."""
+    encode, texts = policy.tokenizer, list(map(worked, problems))
+    prompts = [np.array(encode(question)["input_ids"], np.int32) for question, _ in texts]
+    solutions = [np.array(encode(text, add_special_tokens=False)["input_ids"], np.int32) for _, text in texts]
+    return -float(np.concatenate(policy.logps(prompts, solutions, 1.0)).mean())
+
+
 def warm_up(policy: Policy, problems: Sequence[Prompt], settings: argparse.Namespace, console: Console) -> None:
     """Copy worked solutions for some epochs, or for so many steps, at a rate that falls linearly."""
     rng, began = np.random.default_rng(0), time.monotonic()
@@ -101,19 +109,27 @@ def main() -> None:
     settings, console = parser.parse_args(), Console(soft_wrap=True)
     whole = {"path": settings.path, "validation_size": None}
     task = load_task(ftis.load(RECIPE).task.model_copy(update=whole))
-    for name, problems in parts_of(task.train).items():
+    held_back, copied = task.train[:LOOKED_AT], task.train[LOOKED_AT:]
+
+    def tell_loss(policy: Policy, what: str) -> None:
+        loss = f"{loss_of(policy, held_back):.2f} nats a token on {len(held_back)} problems held back"
+        console.print(f"{policy.config.name}, {what}: {loss}", highlight=False)
+
+    for name, problems in parts_of(copied).items():
         target = settings.out / name
         if (target / "config.json").exists():
             console.print(f"{target} is there already")
             continue
         peer = PeerConfig(name=name, model=str(settings.model), learning_rate=settings.learning_rate, adam_beta2=0.95)
         policy = Policy.load(peer)
+        tell_loss(policy, "as it came")
         if name == "pruned":
             kept = prune(policy, problems)
             policy.save_pretrained(settings.out / "cut")  # loaded again, so that layers count from 0
             policy = Policy.load(peer, str(settings.out / "cut"))
-            console.print(f"pruned: {len(kept)} layers kept, {kept}", highlight=False)
+            tell_loss(policy, f"{len(kept)} layers kept, {kept}")
         warm_up(policy, problems, settings, console)
+        tell_loss(policy, "warmed up")
         policy.save_pretrained(target)
         console.print(f"{target}: {policy.n_parameters:,} parameters, {len(problems)} problems", highlight=False)
 

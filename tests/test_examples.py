@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import ftis as ftis_command
 from conftest import TinyModelDir
 
@@ -111,11 +112,26 @@ def test_specialists_learn_from_parts_that_share_nothing() -> None:
     assert load_scorer(recipe.reward, recipe.prompt, "number")(parts["amounts"][0], [completion], [[1]]) == (1.0,)
 
 
+def test_the_loss_of_worked_solutions_is_that_of_the_model(tiny_model_dir: TinyModelDir) -> None:
+    """Against the logits of transformers, one problem at a time."""
+    example = load_example("gsm8k_specialists")
+    policy = ftis.Policy.load(ftis.PeerConfig(name="p", model=str(tiny_model_dir("llama"))))
+    problems = [Prompt(i, f"{i}+1?", str(i + 1), {"solution": f"{i}+1={i + 1} #### {i + 1}"}) for i in range(3)]
+    losses = []
+    for question, solution in map(example.worked, problems):
+        before = policy.tokenizer(question)["input_ids"]
+        after = policy.tokenizer(solution, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logp = policy.model(torch.tensor([before + after])).logits[0].log_softmax(-1)
+        losses += [-logp[len(before) - 1 + t, token].item() for t, token in enumerate(after)]
+    assert example.loss_of(policy, problems) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
 @pytest.mark.slow
 def test_specialists_are_made_and_compared(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     """From a model of six layers, one of four is made."""
-    rows = [{"question": f"{q} {i}?", "answer": f"1+{i}={i + 1}\n#### {i + 1}"} for i in range(20) for q in ("$", "a")]
-    for file, part in (("train", rows[:30]), ("test", rows[30:])):
+    rows = [{"question": f"{q} {i}?", "answer": f"1+{i}={i + 1}\n#### {i + 1}"} for i in range(40) for q in ("$", "a")]
+    for file, part in (("train", rows[:60]), ("test", rows[60:])):
         (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, part)))
     model = tiny_model_dir("llama", num_hidden_layers=6)
     script, out = ROOT / "examples" / "gsm8k_specialists.py", tmp_path / "models"
@@ -123,7 +139,9 @@ def test_specialists_are_made_and_compared(tmp_path: Path, tiny_model_dir: TinyM
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([*command, "--steps=2", "--batch=4"], capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
-    assert "pruned: 4 layers kept" in ended.stdout
+    assert "pruned, 4 layers kept" in ended.stdout
+    told = re.findall(r"^(\w+), .+: \d+\.\d\d nats a token on 32 problems held back$", ended.stdout, re.M)
+    assert told == ["money"] * 2 + ["amounts"] * 2 + ["pruned"] * 3
     sizes = {
         name: json.loads((out / name / "config.json").read_text())["num_hidden_layers"] for name in ("money", "pruned")
     }
