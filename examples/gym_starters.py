@@ -47,7 +47,7 @@ CHECK_EVERY, CHECK_PROBLEMS = 100, 128
 HEADROOM_PROBLEMS, HEADROOM_SAMPLES = 100, 12
 SHIFTS = 10
 """Of how many other problems the samples are tried, to see what guessing solves."""
-DIVISORS = (1, 2, 4, 8)
+DIVISORS = (1, 2, 4, 8, 16)
 """What ``--rates`` divides a size's learning rate by."""
 OTHER_PROBLEMS = 1
 """The task's seed for ``--rates``: its problems are not those that the comparison reports."""
@@ -113,10 +113,12 @@ class Problems:
 
 
 DATASETS: dict[str, Problems] = {
-    "chain_sum": Problems(running_sum, {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1}),
-    "spell_backward": Problems(spelled, {"min_word_len": 3, "max_word_len": 7}),
+    "chain_sum": Problems(running_sum, {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1}, rate_over=4),
+    "spell_backward": Problems(spelled, {"min_word_len": 3, "max_word_len": 7}, rate_over=4),
     "letter_counting": Problems(counted, {"min_words": 2, "max_words": 4}),
-    "simple_equations": Problems(isolated, {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9}),
+    "simple_equations": Problems(
+        isolated, {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9}, rate_over=16
+    ),
     "gsm_symbolic": Problems(told, {}, tokens=256),
 }
 
