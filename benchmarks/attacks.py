@@ -43,6 +43,8 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "two-of-four": ("demo.toml", ("large", "large-b")),
 }
 """A recipe, and who of its peers attacks."""
+RATE = "peers.*.learning_rate=1.2e-3"
+"""One rate for all swarms: that of demo_pair.toml."""
 HORIZONTAL = ("copying",)
 DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
@@ -90,7 +92,7 @@ def payload_of(attack: str) -> Callable[[Mapping[str, Any]], bool]:
 
 def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directory: Path) -> Recipe:
     file, attackers = SWARMS[swarm]
-    source = load(Path(__file__).parent.parent / "recipes" / file)
+    source = load(Path(__file__).parent.parent / "recipes" / file, [RATE])
     arms = [ArmConfig(name="alone-part", collaborate=False, budget="generated")]
     for attack, defence in dict.fromkeys((as_seen_by(d, a), d) for a in rows_of(names) for d in defences):
         key: dict[str, object] = {} if attack.startswith("none") else {f"peers.{a}.attack": attack for a in attackers}
