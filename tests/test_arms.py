@@ -228,16 +228,21 @@ def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
     recipe = load(ROOT / "recipes" / "scaling.toml")
     arms = arms_of(recipe)
     together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
-    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 16]
+    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 16, 2]
     alone = {arm.name: {rollouts_per_round(swarm)[0] for swarm in arm.swarms} for arm in arms if arm not in together}
     more = {f"alone-x{times}": {36 * times} for times in (2, 4, 8, 16)}
-    assert alone == {"alone-part": {36}, **more}
+    assert alone == {"alone-part": {36}, "alone-part-wide": {36}, **more}
     assert {rollouts_per_round(swarm)[0] for arm in together for swarm in arm.swarms} == {36}
     for swarm in (swarm for arm in together for swarm in arm.swarms):
         small = [peer.name for peer in swarm.peers if peer.model.startswith("starter:small@")]
         assert 2 * len(small) == len(swarm.peers)
     # The limit gives a peer of 16 as much to train on as one of 4 has.
-    assert rollouts_per_round(together[-1].swarms[0]) == rollouts_per_round(together[1].swarms[0])
+    by_name = {arm.name: rollouts_per_round(arm.swarms[0]) for arm in arms}
+    assert by_name["F-TIS-16-limited"] == by_name["F-TIS-4"]
+    # Pairs that share prompts sample and train as the others do, and the arm beside them samples as their members do.
+    assert by_name["F-TIS-2-horizontal"] == by_name["F-TIS-2"]
+    assert next(arm for arm in arms if arm.name == "alone-part-wide").swarms[0].rollouts_per_group == 6
+    assert next(arm for arm in arms if arm.name == "F-TIS-2-horizontal").swarms[0].rollouts_per_group == 6
 
 
 def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
