@@ -809,10 +809,14 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
     settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=6"]
     settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
+    # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
+    settings += ["arms.F-TIS-2-horizontal.set.training.prompts_per_round=2"]
+    settings += ["arms.alone-part-wide.set.training.prompts_per_peer=1"]  # groups of two cannot be halved
+    settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "96 jobs, 0 of them finished before" in done.stdout
+    assert "120 jobs, 0 of them finished before" in done.stdout
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
@@ -822,9 +826,11 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
         ("F-TIS", [1, 2, 4, 8, 16]),
         ("F-TIS-16-limited", [16]),
+        ("F-TIS-2-horizontal", [2]),
     ]
     assert [size["trained"] for size in sizes[0]["sizes"]] == [2, 4, 8, 16, 32]
     assert sizes[1]["sizes"][0]["trained"] == 8
+    assert sizes[2]["sizes"][0]["trained"] == sizes[0]["sizes"][1]["trained"]
     assert (directory / "figures" / "scaling-accuracy.png").exists()
     assert "Number of peers" in (directory / "report.html").read_text()
 
