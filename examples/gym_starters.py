@@ -14,6 +14,7 @@ train on the data set, each sampling a quarter, and are compared with training a
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -226,15 +227,18 @@ set = {{ {", ".join(given)} }}
 
 def recipe_of(dataset: str, scale: Scale, out: Path, rates: bool = False) -> Recipe:
     """The comparison, or that of learning rates, as a file in ``out`` that ``ftis experiment`` reads too."""
-    name, seed = (f"{dataset}-rates", OTHER_PROBLEMS) if rates else (dataset, 0)
+    if rates:
+        comparison, seed, arms, baselines = f"{dataset}-rates", OTHER_PROBLEMS, rate_arms(scale), ["over-1"]
+    else:
+        comparison, seed, arms, baselines = dataset, 0, COMPARISON, ["alone-part", "alone"]
     text = f"""# reasoning-gym's {dataset}: four models that examples/gym_starters.py has warmed up.
-name = "{name}"
+name = "{comparison}"
 output_dir = "{out}"
 
 [experiment]
 title = "What joining is worth on {dataset}"
 question = "What does each of four models gain from the others' completions at the sampling it does anyway?"
-baselines = {'["over-1"]' if rates else '["alone-part", "alone"]'}
+baselines = {json.dumps(baselines)}
 
 [task]
 name = "reasoning_gym:{dataset}"
@@ -264,7 +268,7 @@ eval_every = {scale.eval_every}
 name = "F-TIS"
 kl_estimator = "k3"
 kl_threshold = 0.5
-{rate_arms(scale) if rates else COMPARISON}"""
+{arms}"""
     for name, size in scale.sizes.items():
         for suffix in SEEDS:
             text += f"""
@@ -275,7 +279,7 @@ learning_rate = {size.learning_rate / DATASETS[dataset].rate_over}
 lr_scheduler_type = "linear"
 adam_beta2 = 0.95
 """
-    path = out / f"{dataset}{'-rates' if rates else ''}.toml"
+    path = out / f"{comparison}.toml"
     path.write_text(text, encoding="utf-8")
     return ftis.load(path)
 
