@@ -6,15 +6,15 @@ train on the data set, each sampling a quarter, and are compared with training a
 
     python examples/gym_starters.py spell_backward --out runs/gym               # two CPU cores, a quarter of an hour
     python examples/gym_starters.py --headroom --out runs/gym                   # what each data set leaves to learn
-    python examples/gym_starters.py --rates --out runs/gym                      # which rate serves training alone
     python examples/gym_starters.py gsm_symbolic --scale gpu --out runs/gym     # 51M and 148M parameters, a GPU
     python examples/gym_starters.py chain_sum --scale tiny --out runs/tiny      # does it run at all?
+
+What it writes to OUT/<data set>.toml is a recipe for all commands; ftis rates tells which learning rate serves an arm.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +48,6 @@ CHECK_EVERY, CHECK_PROBLEMS = 100, 128
 HEADROOM_PROBLEMS, HEADROOM_SAMPLES = 100, 12
 SHIFTS = 10
 """Of how many other problems the samples are tried, to see what guessing solves."""
-DIVISORS = (1, 2, 4, 8, 16)
-"""What ``--rates`` divides a size's learning rate by."""
-OTHER_PROBLEMS = 1
-"""The task's seed for ``--rates``: its problems are not those that the comparison reports."""
 FAR = 20_000_000
 """Added to the seed of warm-up problems, so that they are none of the task's."""
 
@@ -102,8 +98,8 @@ class Problems:
 
     Attributes:
         options: the data set's settings.
-        rate_over: divides a size's learning rate: the one of :data:`DIVISORS` that served training alone best, by
-            ``--rates``.
+        rate_over: divides a size's learning rate: of 1, 2, 4, 8 and 16 the one that served training alone best, on
+            problems that the comparison does not report.
         tokens: the longest completion.
     """
 
@@ -207,42 +203,19 @@ collaborate = false
 """
 
 
-def rate_arms(scale: Scale) -> str:
-    """Training alone on one's part, with the learning rate over each of :data:`DIVISORS`."""
-    text = ""
-    for divisor in DIVISORS:
-        rates = {
-            f"{name}{suffix}": size.learning_rate / divisor for name, size in scale.sizes.items() for suffix in SEEDS
-        }
-        given = (f"peers.{peer}.learning_rate = {rate}" for peer, rate in rates.items())
-        text += f"""
-[[arms]]
-name = "over-{divisor}"
-collaborate = false
-budget = "generated"
-set = {{ {", ".join(given)} }}
-"""
-    return text
-
-
-def recipe_of(dataset: str, scale: Scale, out: Path, rates: bool = False) -> Recipe:
-    """The comparison, or that of learning rates, as a file in ``out`` that ``ftis experiment`` reads too."""
-    if rates:
-        comparison, seed, arms, baselines = f"{dataset}-rates", OTHER_PROBLEMS, rate_arms(scale), ["over-1"]
-    else:
-        comparison, seed, arms, baselines = dataset, 0, COMPARISON, ["alone-part", "alone"]
+def recipe_of(dataset: str, scale: Scale, out: Path) -> Recipe:
+    """The comparison, as a file in ``out`` that the commands of ftis read too."""
     text = f"""# reasoning-gym's {dataset}: four models that examples/gym_starters.py has warmed up.
-name = "{comparison}"
+name = "{dataset}"
 output_dir = "{out}"
 
 [experiment]
 title = "What joining is worth on {dataset}"
 question = "What does each of four models gain from the others' completions at the sampling it does anyway?"
-baselines = {json.dumps(baselines)}
+baselines = ["alone-part", "alone"]
 
 [task]
 name = "reasoning_gym:{dataset}"
-seed = {seed}
 options = {{ {", ".join(f"{key} = {value}" for key, value in DATASETS[dataset].options.items())} }}
 train_size = {scale.train_size}
 validation_size = {scale.validation_size}
@@ -268,7 +241,7 @@ eval_every = {scale.eval_every}
 name = "F-TIS"
 kl_estimator = "k3"
 kl_threshold = 0.5
-{arms}"""
+{COMPARISON}"""
     for name, size in scale.sizes.items():
         for suffix in SEEDS:
             text += f"""
@@ -279,7 +252,7 @@ learning_rate = {size.learning_rate / DATASETS[dataset].rate_over}
 lr_scheduler_type = "linear"
 adam_beta2 = 0.95
 """
-    path = out / f"{comparison}.toml"
+    path = out / f"{dataset}.toml"
     path.write_text(text, encoding="utf-8")
     return ftis.load(path)
 
@@ -442,7 +415,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where models, recipes, runs and reports go")
     parser.add_argument("--scale", choices=list(SCALES), default="cpu")
     parser.add_argument("--headroom", action="store_true", help="only warm up, and measure what is left to learn")
-    parser.add_argument("--rates", action="store_true", help="only compare learning rates, alone, on other problems")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="arms trained at a time")
     arguments = parser.parse_args()
@@ -455,7 +427,7 @@ def main() -> None:
         if arguments.headroom:
             print_headroom(dataset, scale, out, console)
             continue
-        recipe, display = recipe_of(dataset, scale, out, arguments.rates), ftis.Display(console)
+        recipe, display = recipe_of(dataset, scale, out), ftis.Display(console)
         with display.live():
             finished = ftis.run_experiment(recipe, range(arguments.seeds), arguments.jobs, display)
         if not finished:

@@ -16,7 +16,6 @@ from commands import ftis as ftis_command
 from conftest import TinyModelDir
 
 import ftis
-from ftis.lab.arms import arms_of
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
 
@@ -53,14 +52,6 @@ def test_starters_for_a_data_set_are_made_and_compared(tmp_path: Path) -> None:
             rows = (tmp_path / "chain_sum" / "chain_sum-seed0" / arm / peer / "metrics.jsonl").read_text()
             assert rows.count("\n") == 1
     assert (tmp_path / "chain_sum" / "report.html").exists()
-    rates = subprocess.run([*command, "--rates"], capture_output=True, text=True, env=environment)
-    assert rates.returncode == 0, rates.stderr
-    tried = ftis.load(tmp_path / "chain_sum-rates.toml")
-    assert tried.task.seed != ftis.load(tmp_path / "chain_sum.toml").task.seed  # on other problems
-    for name, rate in (("over-1", 1e-3), ("over-8", 1.25e-4)):
-        (at_rate,) = arms_of(tried, (name,))
-        assert {peer.learning_rate for peer in at_rate.recipe.peers} == {rate}
-        assert (tmp_path / "chain_sum-rates" / "chain_sum-rates-seed0" / name / "small" / "metrics.jsonl").exists()
 
 
 def test_what_guessing_solves_is_not_left_to_learn() -> None:

@@ -46,7 +46,7 @@ WINGS = {
     "link onlooker lookout",
     "lab": "recipes starters pretrained rivals partners local accusations attacks assembly arms workers event_lines "
     "trackers prepare provenance formatting processes memory estimate doctor preflight runs outlook experiments join "
-    "replay probe cuts stats reading rollback summary budgets results tables corrections drawing "
+    "replay probe cuts stats reading rollback summary budgets results rates tables corrections drawing "
     "plots layout paper figures exchange_figures views scaling verdicts page_tables exchanges samples tail standing "
     "sentences following glance taken latest jobs so_far swarms live contents watch page progress",
     "trl": "options ranks problems models tensors member trainer",

@@ -227,6 +227,32 @@ def test_other_arms_make_no_curve(tmp_path: Path, arms: tuple[dict[str, Any], ..
     assert not (tmp_path / "scaling.json").exists()
 
 
+def at_rate(arm: dict[str, Any], rate: float, **changes: Any) -> dict[str, Any]:
+    return {**arm, **changes, "set": {**arm.get("set", {}), "peers.*.learning_rate": rate}}
+
+
+def test_sizes_may_have_learning_rates_of_their_own(tmp_path: Path) -> None:
+    fours, pairs = SIZES
+    plain = found(tmp_path / "one", ALONE, *SIZES, TWICE, CEILING)
+    fitted = found(tmp_path / "own", ALONE, at_rate(fours, 2e-3), pairs, at_rate(TWICE, 5e-4), CEILING)
+    assert fitted == plain
+
+
+def test_a_second_arm_of_a_size_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    """Nor is a second arm that samples as much alone: the first of the recipe counts."""
+    plain = found(tmp_path / "one", ALONE, *SIZES, TWICE, CEILING)
+    again = at_rate(SIZES[1], 2e-3, name="limited"), at_rate(CEILING, 2e-3, name="alone-TIS")
+    both = found(tmp_path / "two", ALONE, *SIZES, TWICE, CEILING, *again)
+    assert [(s["name"], [size["arm"] for size in s["sizes"]]) for s in both["series"]] == [
+        ("F-TIS", ["alone-part", "F-TIS-2", "F-TIS-4"]),
+        ("limited", ["limited"]),
+    ]
+    assert [c["arm"] for c in both["ceilings"]] == [c["arm"] for c in plain["ceilings"]] == ["alone-x2", "alone"]
+    assert [size["times"] for size in both["series"][0]["sizes"]] == [
+        size["times"] for size in plain["series"][0]["sizes"]
+    ]
+
+
 def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
     written.write()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from ftis.cli_groups import (
     Overrides,
+    compare_rates,
     console,
     evaluate_model,
     keys,
@@ -43,6 +44,7 @@ errors = Console(stderr=True, soft_wrap=True)
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command("eval")(evaluate_model)
+app.command("rates")(compare_rates)
 app.command("probe")(probe_bias)
 app.command("rollback")(roll_back_run)
 app.command("verify-evidence")(verify_evidence)

@@ -1,4 +1,7 @@
-"""The commands ``keys …``, ``models …``, ``eval``, ``probe``, ``rollback``, ``verify-evidence``, and what all share."""
+"""The commands ``keys …``, ``models …``, ``eval``, ``rates``, ``probe``, ``rollback``, ``verify-evidence``.
+
+What all commands share is here too.
+"""
 
 from __future__ import annotations
 
@@ -173,6 +176,43 @@ def evaluate_model(
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(output, rows)
+
+
+def compare_rates(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
+    times: Annotated[str, typer.Option(metavar="NUMBER,…", help="Multiples of the recipe's rates.")] = "0.5,1,2",
+    seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 2,
+    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")] = 0,
+    set_: Overrides = None,
+) -> None:
+    """Find the learning rate that serves each arm, on training problems held out. Run it again to resume it."""
+    from ftis.lab import experiments, page, rates
+    from ftis.lab.arms import experiment_directory
+    from ftis.lab.estimate import fitting_jobs
+    from ftis.lab.progress import Display
+    from ftis.lab.workers import cores
+
+    try:
+        multiples = [float(multiple) for multiple in times.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--times {times}: give numbers with commas between them, as in 0.5,1,2") from None
+    loaded = load_recipe(recipe, set_ or [])
+    compared = rates.trials(loaded, arm or (), multiples)
+    at_a_time = jobs or fitting_jobs(compared, cores())
+    for line in experiments.plan(compared, range(seeds), at_a_time):
+        console.print(line, highlight=False, markup=False)
+    display, directory = Display(console), experiment_directory(compared)
+    with display.live():
+        finished = experiments.run_experiment(compared, range(seeds), at_a_time, display)
+    if not finished:
+        console.print(f"stopped; the same command goes on with {directory}")
+        raise typer.Exit(130)
+    found = rates.read_trials(loaded, arm or (), multiples, directory)
+    console.print(rates.table(found))
+    for line in rates.advice(found):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"report: {page.write_page(directory)}")
 
 
 def roll_back_run(

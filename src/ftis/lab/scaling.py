@@ -1,7 +1,8 @@
 """Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``scaling.json``, figures, a table.
 
 Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
-peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling.
+peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling. Learning rates
+may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`ftis.lab.rates`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
     own_rollouts    what each peer samples itself in a round
     peers, seeds    how many peers, and which seeds the means are over
     start           accuracy before training: mean, interval over seeds, per seed
-    series          lists of sizes with a name: arms that differ in nothing but the size, the smallest first
+    series          lists of sizes with a name: arms that differ in nothing but the size (and rates), the smallest first
     alone           the size of one: peers alone that sample as much
     ceilings        arms whose peers train alone and sample more, and differ in nothing else; the least first
     ==============  =======================================================================================
@@ -103,7 +104,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
     together = [arm for arm in arms if _size_of(arm) > 1]
     series: list[list[Arm]] = []
     for arm in together:
-        alike = next((s for s in series if _settings(s[0]) == _settings(arm) and _own(s[0]) == _own(arm)), None)
+        alike = next((s for s in series if _are_sizes_of_one(s, arm)), None)
         (series.append([arm]) if alike is None else alike.append(arm))
     longest = max(series, key=len, default=[])
     if not longest:
@@ -114,7 +115,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     ones = [arm for arm in alone if _own(arm) == own]
     if not ones:
         return None
-    ceilings = [arm for arm in alone if _own(arm) > own and _settings(arm) == _settings(ones[0])]
+    more = [arm for arm in alone if _own(arm) > own and _settings(arm) == _settings(ones[0])]
+    ceilings = list({_own(arm): arm for arm in reversed(more)}.values())  # of two that sample as much, the first
     if len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
         return None
     starts = {
@@ -216,10 +218,17 @@ def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
     }
 
 
+def _are_sizes_of_one(series: Sequence[Arm], arm: Arm) -> bool:
+    """Whether ``arm`` is one more size of a series. A second arm of a size begins a series of its own."""
+    alike = _settings(series[0]) == _settings(arm) and _own(series[0]) == _own(arm)
+    return alike and _size_of(arm) not in map(_size_of, series)
+
+
 def _settings(arm: Arm) -> dict[str, Any]:
-    """The recipe of an arm without what says how large its swarms are, and how much a peer samples."""
+    """The recipe of an arm without what says how large its swarms are, how much a peer samples, and learning rates."""
     of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
-    return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes})
+    rates = {"__all__": {"learning_rate"}}
+    return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes, "peers": rates})
 
 
 def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
