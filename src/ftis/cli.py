@@ -159,17 +159,18 @@ def experiment(
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")] = 0,
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
     from ftis.lab import experiments, page, results, tables
-    from ftis.lab.arms import experiment_directory
+    from ftis.lab.arms import experiment_directory, of_arms
     from ftis.lab.estimate import fitting_jobs
     from ftis.lab.progress import Display
     from ftis.lab.workers import cores
 
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
     at_a_time = jobs or fitting_jobs(loaded, cores())
     if dry_run:
         _print_plan(loaded)

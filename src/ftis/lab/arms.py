@@ -58,6 +58,24 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
     return [arm_of(recipe, config) for config in configs if not only or config.name in only]
 
 
+def of_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
+    """The recipe with those arms alone, and with those of the baselines that are among them. Without names: as it is.
+
+    Raises:
+        RunError: the recipe has no such arm, or none of them is a baseline.
+    """
+    if not only:
+        return recipe
+    arms_of(recipe, only)  # refuses a name that it does not have
+    arms = tuple(config for config in recipe.arms if config.name in only)
+    baselines = tuple(name for name in recipe.experiment.baselines if name in only)
+    if not baselines:
+        named = " or ".join(f"--arm {name}" for name in recipe.experiment.baselines)
+        raise RunError(f"none of the arms {', '.join(only)} is one to compare with: add {named}")
+    experiment = recipe.experiment.model_copy(update={"baselines": baselines})
+    return recipe.model_copy(update={"arms": arms, "experiment": experiment})
+
+
 def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     """One arm of the recipe."""
     resolved = with_arm(recipe, config)
