@@ -37,7 +37,7 @@ WINGS = {
     "honesty": "contexts spellings evidence proof selection novelty",
     "alignment": "token_bytes text units messages selection",
     "wire": "plain streams packed text",
-    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
+    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper words writing equations numbers latex gym answers",
     "engines": "devices optimizers models shards windows lines head microbatches rows slots linear decoder stops "
     "samplers generate builtin replicas handover vllm_server vllm",

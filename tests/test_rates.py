@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ from scene import Scene
 
 from ftis.config import Recipe, TaskConfig
 from ftis.lab.arms import RunError, arms_of
-from ftis.lab.rates import Tried, advice, held_out, read_trials, table, trials
+from ftis.lab.provenance import provenance
+from ftis.lab.rates import Tried, advice, read_trials, table, trials
+from ftis.lab.reading import read_study
 from ftis.lab.recipes import load, parse
+from ftis.lab.results import compare
+from ftis.lab.scaling import scaling
+from ftis.prompts import Task, TaskError
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
 
@@ -41,7 +47,7 @@ def rates_of(trial: Recipe, arm: str) -> dict[str, float]:
 
 def test_each_arm_is_tried_at_each_multiple_of_what_its_peers_have() -> None:
     fast = {"name": "fast", "set": {"peers.small.learning_rate": 2e-3, "training.rounds": 5}}
-    trial = trials(recipe(PART, fast), (), [2, 0.5, 2])
+    trial = trials(recipe(PART, fast), (), [0.5, 2])
     names = ["part-rate-x0.5", "part-rate-x2", "fast-rate-x0.5", "fast-rate-x2"]
     assert [arm.name for arm in trial.arms] == names
     assert rates_of(trial, "part-rate-x0.5") == pytest.approx({"small": 5e-4, "adapter": 2e-3, "large": 5e-4})
@@ -49,7 +55,7 @@ def test_each_arm_is_tried_at_each_multiple_of_what_its_peers_have() -> None:
     (part, *_, other) = arms_of(trial)
     assert (len(part.swarms), len(other.swarms)) == (3, 1)
     assert (part.recipe.training.rounds, other.recipe.training.rounds) == (recipe(PART).training.rounds, 5)
-    assert trial.experiment.baselines == (names[0],)
+    assert trial.experiment.baselines == tuple(names)  # so that none is compared with another
 
 
 def test_rates_that_an_arm_gives_to_all_peers_are_multiplied_too() -> None:
@@ -64,10 +70,19 @@ def test_a_recipe_without_arms_has_the_one_of_its_objective() -> None:
     assert [arm.name for arm in trials(recipe(), (), [1]).arms] == ["F-TIS-rate-x1"]
 
 
-@pytest.mark.parametrize("times", [(), (1, 0), (1, -2)])
-def test_multiples_are_above_nought(times: tuple[float, ...]) -> None:
-    with pytest.raises(RunError, match="give multiples above 0"):
-        trials(recipe(PART), (), times)
+def test_products_have_no_noise_and_each_multiple_a_name() -> None:
+    trial = trials(recipe(PART), (), [0.1, 1e-5, 1e6])
+    assert rates_of(trial, "part-rate-x0.1")["adapter"] == 4e-4
+    assert [arm.name for arm in trial.arms][1:] == ["part-rate-x0.00001", "part-rate-x1000000"]
+
+
+def test_arms_that_cannot_be_tried_are_refused() -> None:
+    for key in ({"task.seed": 5}, {"task": {"seed": 5}}):
+        with pytest.raises(RunError, match=r"arm 'other' sets task, and .*: name the other arms with --arm"):
+            trials(recipe(PART, {"name": "other", "set": key}), (), [1])
+    assert len(trials(recipe(PART, {"name": "other", "set": {"task.seed": 5}}), ("part",), [1]).arms) == 1
+    with pytest.raises(RunError, match=f"arm '{'a' * 60}': .* is too long a name .*: shorten the arm's"):
+        trials(recipe({"name": "a" * 60}), (), [1])
 
 
 def test_an_unknown_arm_is_refused() -> None:
@@ -89,13 +104,41 @@ def test_what_a_comparison_reports_stays_unseen() -> None:
     assert tried.answer_kind == reported.answer_kind
 
 
+def held_out(size: int | None = None, **options: Any) -> Task:
+    return load_task(TaskConfig(name="held_out", validation_size=size, options=options))
+
+
+def test_as_many_are_held_out_as_the_task_validates_with_and_a_fifth_at_most() -> None:
+    assert len(held_out(name="clock", train_size=2000).validation) == 300  # clock's own number
+    assert len(held_out(7, name="clock", train_size=2000).validation) == 7
+    assert len(held_out(name="clock", train_size=100).validation) == 20
+
+
+def test_a_task_that_leaves_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"task 'clock' has 4 different problems .*; set task.train_size"):
+        held_out(name="clock", train_size=4)
+    with pytest.raises(TaskError, match=r"task.options.nam of 'held_out': .*; give a task's own keys"):
+        held_out(name="clock", nam=1)
+    with pytest.raises(TaskError, match=r"task.options.name of 'held_out': "):
+        held_out()
+
+
 def test_columns_that_a_judge_reads_are_kept() -> None:
     pytest.importorskip("reasoning_gym")
     named = TaskConfig(name="reasoning_gym:chain_sum", train_size=20, validation_size=5)
-    task = held_out(TaskConfig(name="ftis.lab.rates.held_out", validation_size=5, options=named.model_dump()))
+    task = load_task(TaskConfig(name="held_out", validation_size=4, options=named.model_dump()))
     columns = {prompt.question: prompt.columns for prompt in load_task(named).train}
     assert columns[task.validation[0].question]  # the judge's entry
     assert all(prompt.columns == columns[prompt.question] for prompt in (*task.train, *task.validation))
+
+
+def test_a_task_of_ones_own_is_recorded_though_it_is_held_out_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_task_for_rates.py").write_text("def load(config): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trial = trials(recipe(PART, task={"name": "own_task_for_rates.load"}), (), [1])
+    assert list(provenance(trial)["modules"]) == ["own_task_for_rates"]
 
 
 def final(arm: str, peer: str, seed: int, split: str) -> float:
@@ -105,8 +148,16 @@ def final(arm: str, peer: str, seed: int, split: str) -> float:
 
 def test_peers_of_one_rate_are_a_row(tmp_path: Path) -> None:
     compared, times = recipe(PART), (0.5, 1.0, 2.0)
-    arms = [arm.model_dump() for arm in trials(compared, (), times).arms]
-    scene = Scene(tmp_path, final, ("small", "adapter", "large"), tuple(arms), (0, 1), ood=False)
+    trial = trials(compared, (), times)
+    scene = Scene(
+        tmp_path,
+        final,
+        ("small", "adapter", "large"),
+        tuple(arm.model_dump() for arm in trial.arms),
+        (0, 1),
+        ood=False,
+        settings={"experiment": trial.experiment.model_dump()},
+    )
     found = read_trials(compared, (), times, scene.write())
     assert [(tried.arm, tried.rate, tried.peers, tried.best) for tried in found] == [
         ("part", 1e-3, ("small", "large"), 1.0),
@@ -114,25 +165,38 @@ def test_peers_of_one_rate_are_a_row(tmp_path: Path) -> None:
     ]
     assert found[0].accuracy[0.5] == pytest.approx([0.3, 0.32])
     assert found[1].accuracy[1.0] == pytest.approx([0.6, 0.62])
+    assert found[0].start == pytest.approx(0.1)  # of every model in a scene
     out = io.StringIO()
-    Console(file=out, width=120).print(table(found))
+    Console(file=out, width=120).print(table(found, compared))
     shown = out.getvalue()
-    assert "part (2 peers)" in shown
-    assert "part (one peer)" in shown
+    assert "part, 2 peers" in shown
+    assert "part, one peer" in shown
     assert "0.510 (0.500–0.520)" in shown
-    assert "mean over 2 seeds, lowest and highest" in shown
+    assert "means over peers and 2 seeds (the lowest and highest seed's)" in shown
+    assert advice(found)[0].startswith("an arm's rates were multiplied together")
+    results = compare(tmp_path)  # a report comes without verdicts: rates are chosen, not compared
+    assert (results["comparisons"], results["together"]) == ([], [])
+    assert scaling(read_study(tmp_path)) is None
 
 
 def tried(*accuracies: float) -> Tried:
-    return Tried("part", 1e-3, ("small",), {times: [a] for times, a in zip((0.5, 1.0, 2.0), accuracies, strict=True)})
+    return Tried("part", 1e-3, ("small",), 0.1, {t: [a] for t, a in zip((0.5, 1.0, 2.0), accuracies, strict=False)})
 
 
 def test_a_best_one_at_the_end_of_what_was_tried_is_no_answer() -> None:
-    lowest, *rest = advice([tried(0.6, 0.5, 0.4)])
-    assert lowest == "part: 0.0005 is best and the lowest tried; go on with --times 0.25,0.5,1,2"
+    lowest, *_ = advice([tried(0.6, 0.5, 0.4)])
+    assert lowest == "part: 0.0005 is best and the lowest that was tried: try --times 0.25,0.5,1,2 too"
     highest, *_ = advice([tried(0.2, 0.5, 0.6)])
-    assert highest == "part: 0.002 is best and the highest tried; go on with --times 0.5,1,2,4"
-    assert len(rest) == len(advice([tried(0.2, 0.5, 0.4)])) == 1
+    assert highest == "part: 0.002 is best and the highest that was tried: try --times 0.5,1,2,4 too"
+    of_two = [replace(one, whole=False) for one in (tried(0.2, 0.5, 0.6), tried(0.2, 0.5, 0.4))]
+    assert advice(of_two)[0].startswith("part (one peer at 0.001): 0.002 is best")
+    assert advice(of_two)[1].startswith("an arm's rates were multiplied together")
+    assert len(advice([tried(0.2, 0.5, 0.4)])) == len(advice([tried(0.2)])) == 1
+    assert advice([tried(0.0, 0.0, 0.0)])[0] == "part: the same at each rate, so none is shown to serve it"
+
+
+def test_of_equal_ones_the_recipes_own_is_best() -> None:
+    assert (tried(0.5, 0.5, 0.1).best, tried(0.5, 0.1, 0.5).best, tried(0.1, 0.5, 0.5).best) == (1.0, 0.5, 1.0)
 
 
 @pytest.fixture
@@ -145,29 +209,34 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
     return tmp_path
 
 
-def test_the_command_compares_rates_and_goes_on_with_more(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More multiples are added to what was run."""
+def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is there already stays, whichever multiples are asked for."""
     asked = ["rates", "recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1"]
     asked += ["--set", "training.eval_every=1"]
-    assert ftis(*asked, "--times", "1,2") == 0
+    assert ftis(*asked, "--times", "2,1", "--dry-run") == 0
+    assert "2 jobs, 0 of them finished before" in capsys.readouterr().out
+    assert not (place / "runs").exists()
+    assert ftis(*asked, "--times", "2,1") == 0
     first = capsys.readouterr().out
     assert "2 jobs, 0 of them finished before" in first
-    assert "set what serves an arm in it" in first
-    rate = load(place / "recipe.toml").peers[0].learning_rate
-    directory = place / "runs" / f"{load(place / 'recipe.toml').name}-rates"
+    assert "set what serves all arms in" in first
+    (directory,) = (place / "runs").iterdir()
+    assert directory.name == f"{load(place / 'recipe.toml').name}-rates"
     assert (directory / "report.html").exists()
-    assert ftis(*asked, "--times", "1,2,4") == 0
+    (directory / "results.json").unlink()
+    assert ftis(*asked, "--times", "1,4") == 0
     again = capsys.readouterr().out
     assert "3 jobs, 2 of them finished before" in again
-    assert f"{rate:g}" in again
     assert "× 4" in again
+    assert "× 2" not in again
+    assert ftis(*asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1
+    assert "they differ in: arms.0.set.peers.a.learning_rate" in capsys.readouterr().err
 
 
-def test_the_command_wants_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("rates", "recipe.toml", "--times", "a,b") == 2
-    assert "give numbers with commas between them" in capsys.readouterr().err
-    assert ftis("rates", "recipe.toml", "--times", "0") == 1
-    assert "give multiples above 0" in capsys.readouterr().err
+@pytest.mark.parametrize("times", ["a,b", "0", "1,-2", "nan", "inf", ""])
+def test_the_command_wants_multiples(place: Path, capsys: pytest.CaptureFixture[str], times: str) -> None:
+    assert ftis("rates", "recipe.toml", "--times", times) == 2
+    assert "give numbers above 0 with commas between them" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_demos_arms_can_be_tried() -> None:

@@ -253,6 +253,18 @@ def test_a_second_arm_of_a_size_is_no_point_of_the_curve(tmp_path: Path) -> None
     ]
 
 
+def test_sizes_of_one_rate_stay_together(tmp_path: Path) -> None:
+    low = [at_rate(arm, 1e-4, name=f"{arm['name']}-low") for arm in SIZES]
+    study = scene(tmp_path, ALONE, SIZES[1], low[1], low[0], SIZES[0])
+    study.final = lambda arm, peer, seed, split: 0.5
+    result = scaling(read_study(study.write()))
+    assert result is not None
+    assert [[size["arm"] for size in s["sizes"]] for s in result["series"]] == [
+        ["alone-part", "F-TIS-2", "F-TIS-4"],
+        ["alone-part", "F-TIS-2-low", "F-TIS-4-low"],
+    ]
+
+
 def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
     written.write()

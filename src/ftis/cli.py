@@ -17,7 +17,10 @@ import typer
 from rich.console import Console
 
 from ftis.cli_groups import (
+    Jobs,
     Overrides,
+    announce,
+    carry_out,
     compare_rates,
     console,
     evaluate_model,
@@ -158,33 +161,22 @@ def experiment(
         Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")] = 0,
+    jobs: Jobs = 0,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
-    from ftis.lab import experiments, page, results, tables
-    from ftis.lab.arms import experiment_directory, of_arms
-    from ftis.lab.estimate import fitting_jobs
-    from ftis.lab.progress import Display
-    from ftis.lab.workers import cores
+    from ftis.lab import page, results, tables
+    from ftis.lab.arms import of_arms
 
     loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
-    at_a_time = jobs or fitting_jobs(loaded, cores())
     if dry_run:
         _print_plan(loaded)
-    for line in experiments.plan(loaded, range(seeds), at_a_time):
-        console.print(line, highlight=False, markup=False)
+    at_a_time = announce(loaded, seeds, jobs)
     if dry_run:
         return
-    display = Display(console)
-    with display.live():
-        finished = experiments.run_experiment(loaded, range(seeds), at_a_time, display)
-    directory = experiment_directory(loaded)
-    if not finished:
-        console.print(f"stopped; the same command goes on with {directory}")
-        raise typer.Exit(130)
+    directory = carry_out(loaded, seeds, at_a_time)
     tables.print_comparison(results.compare(directory), console)
     console.print(f"report: {page.write_page(directory)}")
 

@@ -178,38 +178,64 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
+Jobs = Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")]
+
+
+def announce(recipe: Recipe, seeds: int, jobs: int) -> int:
+    """Say what there is to do in an experiment. Returns how many jobs run at a time."""
+    from ftis.lab import experiments
+    from ftis.lab.estimate import fitting_jobs
+    from ftis.lab.workers import cores
+
+    at_a_time = jobs or fitting_jobs(recipe, cores())
+    for line in experiments.plan(recipe, range(seeds), at_a_time):
+        console.print(line, highlight=False, markup=False)
+    return at_a_time
+
+
+def carry_out(recipe: Recipe, seeds: int, at_a_time: int) -> Path:
+    """Run an experiment that was announced. Returns its directory; where it is stopped the program ends."""
+    from ftis.lab import experiments
+    from ftis.lab.arms import experiment_directory
+    from ftis.lab.progress import Display
+
+    display, directory = Display(console), experiment_directory(recipe)
+    with display.live():
+        finished = experiments.run_experiment(recipe, range(seeds), at_a_time, display)
+    if not finished:
+        console.print(f"stopped; the same command goes on with {directory}")
+        raise typer.Exit(130)
+    return directory
+
+
 def compare_rates(
     recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
     times: Annotated[str, typer.Option(metavar="NUMBER,…", help="Multiples of the recipe's rates.")] = "0.5,1,2",
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 2,
-    jobs: Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")] = 0,
+    jobs: Jobs = 0,
     set_: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what there is to do; train nothing.")] = False,
 ) -> None:
     """Find the learning rate that serves each arm, on training problems held out. Run it again to resume it."""
-    from ftis.lab import experiments, page, rates
+    from ftis.lab import page, rates
     from ftis.lab.arms import experiment_directory
-    from ftis.lab.estimate import fitting_jobs
-    from ftis.lab.progress import Display
-    from ftis.lab.workers import cores
 
     try:
-        multiples = [float(multiple) for multiple in times.split(",")]
+        multiples = sorted({float(multiple) for multiple in times.split(",")})
     except ValueError:
-        raise typer.BadParameter(f"--times {times}: give numbers with commas between them, as in 0.5,1,2") from None
+        multiples = []
+    if not multiples or not all(0 < multiple < float("inf") for multiple in multiples):
+        raise typer.BadParameter(f"--times {times}: give numbers above 0 with commas between them, as in 0.5,1,2")
     loaded = load_recipe(recipe, set_ or [])
     compared = rates.trials(loaded, arm or (), multiples)
-    at_a_time = jobs or fitting_jobs(compared, cores())
-    for line in experiments.plan(compared, range(seeds), at_a_time):
-        console.print(line, highlight=False, markup=False)
-    display, directory = Display(console), experiment_directory(compared)
-    with display.live():
-        finished = experiments.run_experiment(compared, range(seeds), at_a_time, display)
-    if not finished:
-        console.print(f"stopped; the same command goes on with {directory}")
-        raise typer.Exit(130)
+    compared = rates.with_earlier(compared, experiment_directory(compared))
+    at_a_time = announce(compared, seeds, jobs)
+    if dry_run:
+        return
+    directory = carry_out(compared, seeds, at_a_time)
     found = rates.read_trials(loaded, arm or (), multiples, directory)
-    console.print(rates.table(found))
+    console.print(rates.table(found, loaded))
     for line in rates.advice(found):
         console.print(line, highlight=False, markup=False)
     console.print(f"report: {page.write_page(directory)}")

@@ -76,6 +76,8 @@ def _own_modules(recipe: Recipe) -> dict[str, str]:
     named: set[str] = set()
     for r in (recipe, *(arm.recipe for arm in arms_of(recipe))):
         named |= {r.objective.name, r.task.name, r.reward.function, r.sampling.sampler, *r.report_to}
+        if r.task.name == "held_out":
+            named.add(str(r.task.options.get("name")))
         named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}

@@ -1,30 +1,30 @@
 """Which learning rate serves each arm: the arms at several multiples of the recipe's rates, on problems held out.
 
 An arm that trains on few rollouts a round takes noisier steps than one that trains on many, and often wants a lower
-rate. Arms at one rate for all differ by that too, so a comparison says what it means to only where each arm has a rate
-that serves it. Rates are compared on training problems that are held out from training, so that what a comparison
-reports stays unseen.
+rate. At one rate for all, arms differ by how well it serves them, too. Rates are compared on training problems that are
+held out, so that what a comparison reports stays unseen.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ftis.config import ArmConfig, ExperimentConfig, Recipe, TaskConfig
+from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.formatting import counted, number
-from ftis.lab.reading import read_study
+from ftis.lab.reading import arm_configs, parse_recorded, read_study
 from ftis.lab.results import finals
-from ftis.prompts import Task
-from ftis.rollouts import Prompt
-from ftis.tasks.problems import Problem, load_task, make_task
-from ftis.tasks.splitting import hold_out
+from ftis.lab.summary import accuracy_is
 
 
 @dataclass(frozen=True)
@@ -34,80 +34,96 @@ class Tried:
     Attributes:
         rate: in the recipe, before it is multiplied.
         peers: whose rate it is.
-        accuracy: for each multiple the final accuracy on held-out training problems, the mean over these peers, under
-            each seed.
+        start: the mean over these peers of their accuracy before training, on held-out training problems.
+        accuracy: for each multiple the final accuracy there, the mean over these peers, under each seed.
+        whole: whether these are all of the arm's peers.
     """
 
     arm: str
     rate: float
     peers: tuple[str, ...]
+    start: float
     accuracy: dict[float, list[float]]
+    whole: bool = True
 
     @property
     def best(self) -> float:
-        """The multiple with the highest mean over seeds."""
-        return max(self.accuracy, key=lambda times: fmean(self.accuracy[times]))
+        """The multiple with the highest mean over seeds; of several the one nearest to 1."""
+        return max(self.accuracy, key=lambda times: (fmean(self.accuracy[times]), -abs(math.log(times))))
 
-
-def held_out(config: TaskConfig) -> Task:
-    """The task of ``config.options``, with validation problems out of its training problems and none of its own."""
-    task = load_task(TaskConfig(**config.options))
-    train, validation = hold_out(
-        [_problem(prompt) for prompt in task.train], config.validation_size, config.seed, f"task {task.name!r}"
-    )
-    return make_task(config.name, train, validation, task.answer_kind)
-
-
-def _problem(prompt: Prompt) -> Problem:
-    return prompt.question, prompt.answer, prompt.columns
+    @property
+    def name(self) -> str:
+        """The arm, and whose rate it is where its peers have several."""
+        return self.arm if self.whole else f"{self.arm} ({counted(len(self.peers), 'peer')} at {self.rate:g})"
 
 
 def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float]) -> Recipe:
     """The experiment that compares rates: each arm once with each multiple of its peers' rates.
 
     It evaluates on problems held out from training, as many as the recipe validates with, and out of distribution on
-    none.
+    none. Every arm is a baseline, so it comes without verdicts.
 
     Args:
         arms: which arms; all where none is named.
-        times: multiples of the rates.
+        times: multiples of the rates, above 0.
 
     Raises:
-        RunError: there is no such arm, or no multiple, or one that is not above 0.
+        RunError: there is no such arm, an arm has a task of its own, or its name is too long for another beside it.
     """
-    if not times or min(times) <= 0:
-        raise RunError(f"--times {','.join(f'{t:g}' for t in times)}: give multiples above 0, as in --times 0.5,1,2")
-    configs = {config.name: config for config in recipe.arms or (ArmConfig(name=recipe.objective.name),)}
-    compared = []
+    configs = {config.name: config for config in arm_configs(recipe)}
+    compared: dict[str, ArmConfig] = {}
     for arm in arms_of(recipe, tuple(arms)):
-        for multiple in sorted(set(times)):
-            rates = {f"peers.{peer.name}.learning_rate": peer.learning_rate * multiple for peer in arm.recipe.peers}
-            kept = {key: value for key, value in configs[arm.name].set.items() if key not in rates}
-            changes = {"name": trial_name(arm.name, multiple), "set": kept | rates}
-            compared.append(configs[arm.name].model_copy(update=changes))
-    named = recipe.task.model_dump()
+        config = configs[arm.name]
+        if own := {key.partition(".")[0] for key in config.set} & {"task", "ood"}:
+            raise RunError(
+                f"arm {arm.name!r} sets {min(own)}, and problems are held out of the recipe's own task: name the other "
+                f"arms with --arm"
+            )
+        for multiple in times:
+            name = trial_name(arm.name, multiple)
+            if not re.fullmatch(NAME_PATTERN, name):
+                raise RunError(f"arm {arm.name!r}: {name!r} is too long a name for its runs: shorten the arm's")
+            rates = {f"peers.{p.name}.learning_rate": _times(p.learning_rate, multiple) for p in arm.recipe.peers}
+            kept = {key: value for key, value in config.set.items() if key not in rates}
+            compared[name] = config.model_copy(update={"name": name, "set": kept | rates})
     task = TaskConfig(
-        name=f"{held_out.__module__}.{held_out.__name__}",
+        name="held_out",
         validation_size=recipe.task.validation_size,
         seed=recipe.task.seed,
-        options=named,
+        options=recipe.task.model_dump(),
     )
-    question = f"Which multiple of its peers' learning rates serves each arm of {recipe.name}?"
-    asked = ExperimentConfig(title="Learning rates", question=question, baselines=(compared[0].name,))
-    return recipe.model_copy(
-        update={
-            "name": f"{recipe.name}-rates",
-            "task": task,
-            "ood": (),
-            "arms": tuple(compared),
-            "experiment": asked.model_copy(update={"sampling_cost": recipe.experiment.sampling_cost}),
-        }
+    changes = {"name": f"{recipe.name}-rates", "task": task, "ood": ()}
+    return _with_arms(recipe.model_copy(update=changes), list(compared.values()))
+
+
+def with_earlier(trial: Recipe, directory: Path) -> Recipe:
+    """``trial`` with the arms that its directory has already, which stay as they are."""
+    known = directory / "experiment.json"
+    if not known.exists():
+        return trial
+    recorded = parse_recorded(json.loads(known.read_text(encoding="utf-8"))["recipe"], known)
+    earlier = {config.name: config for config in recorded.arms}
+    return _with_arms(trial, list((earlier | {config.name: config for config in trial.arms}).values()))
+
+
+def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
+    experiment = ExperimentConfig(
+        title="Learning rates",
+        question="Which learning rate serves each arm?",
+        baselines=tuple(config.name for config in arms),
+        sampling_cost=recipe.experiment.sampling_cost,
     )
+    return recipe.model_copy(update={"arms": tuple(arms), "experiment": experiment})
 
 
 def trial_name(arm: str, times: float) -> str:
     """What an arm at a multiple of its rates is called."""
-    return f"{arm}-rate-x{times:g}"
+    return f"{arm}-rate-x{np.format_float_positional(times, trim='-')}"
+
+
+def _times(rate: float, multiple: float) -> float:
+    """Their product without the last digits, which are noise: three times 1e-4 is 3e-4."""
+    return float(f"{rate * multiple:.12g}")
 
 
 def read_trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path) -> list[Tried]:
@@ -115,35 +131,32 @@ def read_trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], dir
     study = read_study(directory)
     found = []
     for arm in arms_of(recipe, tuple(arms)):
-        for rate in dict.fromkeys(peer.learning_rate for peer in arm.recipe.peers):
-            peers = tuple(peer.name for peer in arm.recipe.peers if peer.learning_rate == rate)
+        rates = {peer.name: peer.learning_rate for peer in arm.recipe.peers}
+        for rate in dict.fromkeys(rates.values()):
+            peers = tuple(name for name in rates if rates[name] == rate)
             accuracy = {}
-            for multiple in sorted(set(times)):
+            for multiple in times:
                 each = (finals(study, "validation", trial_name(arm.name, multiple), peer) for peer in peers)
                 accuracy[multiple] = [fmean(of_seed) for of_seed in zip(*each, strict=True)]
-            found.append(Tried(arm.name, rate, peers, accuracy))
+            first = trial_name(arm.name, times[0])
+            start = fmean(study.peer(study.seeds[0], first, peer).on("validation")[0].accuracy for peer in peers)
+            found.append(Tried(arm.name, rate, peers, start, accuracy, whole=len(peers) == len(rates)))
     return found
 
 
-def table(found: Sequence[Tried]) -> Table:
-    """A row for each arm and rate: mean, lowest and highest accuracy over seeds at each multiple, the best one last."""
-    of_all = len({peer for tried in found for peer in tried.peers})
+def table(found: Sequence[Tried], recipe: Recipe) -> Table:
+    """A row for each arm and rate: before training, after it at each multiple, and the rate that was best."""
     seeds = len(next(iter(found[0].accuracy.values())))
-    title = f"accuracy on held-out training problems, means over peers: mean over {counted(seeds, 'seed')}"
-    shown = Table(title=title + (", lowest and highest" if seeds > 1 else ""), title_justify="left", box=SIMPLE_HEAD)
+    title = f"{accuracy_is(recipe)} on held-out training problems: means over peers and {counted(seeds, 'seed')}"
+    spread = " (the lowest and highest seed's)" if seeds > 1 else ""
+    shown = Table(title=title + spread, title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("arm", overflow="fold")
-    shown.add_column("learning\nrate", justify="right", no_wrap=True)
-    for multiple in found[0].accuracy:
-        shown.add_column(f"× {multiple:g}", justify="right")
-    shown.add_column("best", justify="right", no_wrap=True)
+    for heading in ("start", "rate", *(f"× {multiple:g}" for multiple in found[0].accuracy), "best rate"):
+        shown.add_column(heading, justify="right", no_wrap=not heading.startswith("×"))
     for tried in found:
-        whose = "" if len(tried.peers) == of_all else f" ({counted(len(tried.peers), 'peer')})"
-        shown.add_row(
-            tried.arm + whose,
-            f"{tried.rate:g}",
-            *(_spread(accuracies) for accuracies in tried.accuracy.values()),
-            f"{tried.rate * tried.best:g}",
-        )
+        after = (_spread(accuracies) for accuracies in tried.accuracy.values())
+        arm = tried.arm if tried.whole else f"{tried.arm}, {counted(len(tried.peers), 'peer')}"
+        shown.add_row(arm, number(tried.start), f"{tried.rate:g}", *after, f"{tried.rate * tried.best:g}")
     return shown
 
 
@@ -156,15 +169,22 @@ def advice(found: Sequence[Tried]) -> list[str]:
     """What to try next, and what to set."""
     lines = []
     for tried in found:
-        lowest, highest = min(tried.accuracy), max(tried.accuracy)
-        if tried.best in (lowest, highest):
+        means = {times: fmean(accuracies) for times, accuracies in tried.accuracy.items()}
+        lowest, highest = min(means), max(means)
+        if len(means) > 1 and len(set(means.values())) == 1:
+            lines.append(f"{tried.name}: the same at each rate, so none is shown to serve it")
+        elif len(means) > 1 and tried.best in (lowest, highest):
             end, further = ("lowest", lowest / 2) if tried.best == lowest else ("highest", highest * 2)
-            every = ",".join(f"{times:g}" for times in sorted({*tried.accuracy, further}))
             lines.append(
-                f"{tried.arm}: {tried.rate * tried.best:g} is best and the {end} tried; go on with --times {every}"
+                f"{tried.name}: {tried.rate * tried.best:g} is best and the {end} that was tried: try --times "
+                f"{','.join(f'{times:g}' for times in sorted({*means, further}))} too"
             )
+    if not all(tried.whole for tried in found):
+        lines.append(
+            "an arm's rates were multiplied together: what serves some of its peers was not tried with others'"
+        )
     lines.append(
-        'set what serves an arm in it, as in set = { "peers.*.learning_rate" = 3e-4 }, or for all arms in '
-        "peers.NAME.learning_rate; differences within the spread over seeds say nothing"
+        "set what serves all arms in peers.NAME.learning_rate, and what serves one in its set; differences no wider "
+        "than those between seeds say nothing"
     )
     return lines

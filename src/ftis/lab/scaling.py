@@ -100,11 +100,14 @@ def scaling(study: Study) -> dict[str, Any] | None:
     if not study.seeds or study.elsewhere:
         return None
     run = {arm.name for arm in study.arms}
+    if run <= set(study.recipe.experiment.baselines):  # nothing is compared
+        return None
     arms = [arm for arm in arms_of(study.recipe) if arm.name in run]
     together = [arm for arm in arms if _size_of(arm) > 1]
     series: list[list[Arm]] = []
     for arm in together:
-        alike = next((s for s in series if _are_sizes_of_one(s, arm)), None)
+        one_more = [s for s in series if _are_sizes_of_one(s, arm)]
+        alike = max(one_more, key=lambda s: _rates(s[0]) == _rates(arm), default=None)
         (series.append([arm]) if alike is None else alike.append(arm))
     longest = max(series, key=len, default=[])
     if not longest:
@@ -222,6 +225,10 @@ def _are_sizes_of_one(series: Sequence[Arm], arm: Arm) -> bool:
     """Whether ``arm`` is one more size of a series. A second arm of a size begins a series of its own."""
     alike = _settings(series[0]) == _settings(arm) and _own(series[0]) == _own(arm)
     return alike and _size_of(arm) not in map(_size_of, series)
+
+
+def _rates(arm: Arm) -> list[float]:
+    return [peer.learning_rate for peer in arm.recipe.peers]
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
