@@ -206,7 +206,7 @@ def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
     if peer.train == "full" and peer.learning_rate < LOW_FOR_SMALL and parameters < SMALL:
         return [
             f"{rate} models of {parameters / 1e6:,.3g} million parameters want more: SmolLM2-135M learned at 1e-5, "
-            f"Gemma 3 270M at 2e-6, and models of 200,000 parameters at 1e-3: set peers.{peer.name}.learning_rate"
+            f"Gemma 3 270M at 2e-6, and models of 200,000 parameters at 3e-4: set peers.{peer.name}.learning_rate"
         ]
     return []
 
