@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.formatting import counted
 from ftis.lab.jobs import jobs
 from ftis.lab.layout import Page, Section, render
+from ftis.lab.markdown import tables_of
 from ftis.lab.paper import write_figures
 from ftis.lab.plots import Panel
 from ftis.lab.reading import Study, read_probes, read_study
@@ -32,6 +33,7 @@ from ftis.lab.recipes import with_arm
 from ftis.lab.results import compare_study, headlines
 from ftis.lab.samples import completions
 from ftis.lab.so_far import comparison
+from ftis.lab.views import parts_of
 from ftis.loop.files import write_whole
 
 
@@ -44,7 +46,7 @@ class WhatWasRun:
 
 
 def write_page(directory: Path) -> Path:
-    """Write ``report.html``, ``results.json`` and ``figures/`` into an experiment's or a run's directory.
+    """Write ``report.html``, ``tables.md``, ``results.json`` and ``figures/`` into an experiment's or run's directory.
 
     An experiment also gets ``learning_curves.png``, which a run has from its end.
 
@@ -62,9 +64,11 @@ def write_page(directory: Path) -> Path:
         Section("probe", "Bias of the update", page_tables.probes(read_probes(study))),
         Section("run", "What was run", _what_was_run(study)),
     ]
-    write_figures(directory / "figures", list(_panels(sections)))
+    write_figures(directory / "figures", list(parts_of(sections, Panel)))
     if Directory(directory).is_experiment:
         figures.plot_experiment(directory, results)
+    compared = [section for section in sections if section.anchor != "standing"]
+    write_whole(directory / "tables.md", tables_of(results["title"], compared))
     page = Page(
         title=results["title"],
         facts=_facts(study, results),
@@ -75,18 +79,6 @@ def write_page(directory: Path) -> Path:
     path = directory / "report.html"
     write_whole(path, render(page))
     return path
-
-
-def _panels(value: object) -> Iterator[Panel]:
-    """The panels anywhere in the sections' views."""
-    if isinstance(value, Panel):
-        yield value
-    elif is_dataclass(value):
-        for part in fields(value):
-            yield from _panels(getattr(value, part.name))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _panels(item)
 
 
 @dataclass(frozen=True)

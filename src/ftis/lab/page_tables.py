@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ftis.lab.drawing import Style
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.reading import Probe, Study
+from ftis.lab.results import over_seeds
 from ftis.lab.views import ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
 
 NOTHING = Cell("–")
+SHOWN = ("better", "worse")
+"""The verdicts that a difference is shown."""
+
+
+MOST_PEER_COLUMNS = 8
 
 
 @dataclass(frozen=True)
 class SplitAccuracy:
+    """Attributes: ``means`` is the mean over peers; None where there is one peer, or nothing is compared."""
+
     heading: str
+    means: Table | None
     table: Table
 
 
@@ -52,8 +62,42 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accurac
     """None while no seed is finished."""
     if not results["seeds"]:
         return None
-    splits = [SplitAccuracy(split_heading(s), _accuracy_table(results, s, styles)) for s in results["splits"]]
+    splits = [
+        SplitAccuracy(split_heading(s), _means_table(results, s, styles), _accuracy_table(results, s, styles))
+        for s in results["splits"]
+    ]
     return Accuracy(bool(results["comparisons"]), splits, _seeds_table(results, styles))
+
+
+def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table | None:
+    """A row per arm: each peer's final accuracy where they are few, their mean, and its distance from each baseline."""
+    compared = {(c["arm"], c["baseline"]): c for c in results["together"] if c["split"] == split}
+    if not compared:
+        return None
+    peers, baselines = results["peers"], results["baselines"]
+    shown = peers if len(peers) <= MOST_PEER_COLUMNS else []
+    rows: list[Row] = []
+    for arm, measured in results["accuracy"][split].items():
+        start = fmean(measured[peer]["start"]["mean"] for peer in peers)
+        finals = [measured[peer]["final"] for peer in peers]
+        mean = over_seeds({seed: fmean(final["per_seed"][seed] for final in finals) for seed in finals[0]["per_seed"]})
+        rows.append(
+            [
+                _arm(arm, styles),
+                Cell(number(start)),
+                *(Cell(number(measured[peer]["final"]["mean"])) for peer in shown),
+                with_interval(mean),
+                *(_difference(compared.get((arm, baseline))) for baseline in baselines),
+            ]
+        )
+    head = ["Arm", "Start", *shown, "Mean", *(f"Against {baseline}" for baseline in baselines)]
+    return Table(f"Mean over {len(peers)} peers on {split}", head, [RowGroup(None, rows)])
+
+
+def _difference(comparison: Mapping[str, Any] | None) -> Cell:
+    if comparison is None:
+        return Cell()
+    return with_interval(comparison, "+", strong=comparison["label"] in SHOWN)
 
 
 def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table:
@@ -79,9 +123,9 @@ def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str,
 
 
 def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
-    shown = comparison["label"] in ("better", "worse")
+    shown = comparison["label"] in SHOWN
     return [
-        with_interval(comparison, "+", strong=shown),
+        _difference(comparison),
         Cell(p_text(comparison["p_value"])),
         Cell(p_text(comparison["p_adjusted"]), strong=shown),
         Cell(p_text(comparison["bootstrap_p"])),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 from ftis.lab.formatting import interval_text, number, true_minus
 from ftis.lab.plots import Panel
 from ftis.lab.reading import VALIDATION
 
 MOST_COLUMNS = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,18 @@ def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = Fa
     """A cell with a mean and its interval, if there is one."""
     ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
     return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
+
+
+def parts_of(view: object, kind: type[T]) -> Iterator[T]:
+    """Everything of a kind, as panels or tables, anywhere in a view."""
+    if isinstance(view, kind):
+        yield view
+    elif is_dataclass(view):
+        for part in fields(view):
+            yield from parts_of(getattr(view, part.name), kind)
+    elif isinstance(view, (list, tuple)):
+        for item in view:
+            yield from parts_of(item, kind)
 
 
 def split_heading(split: str) -> str:
