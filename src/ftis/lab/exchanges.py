@@ -166,7 +166,8 @@ def _learned(study: Study, arm: ArmConfig, pairs: Sequence[tuple[str, str]]) -> 
         told |= measured if len(pairs) <= MOST_PAIRS else {"another": list(itertools.chain(*measured.values()))}
         rows += [[Cell(peer), Cell(source), *_mean_cells(measures)] for source, measures in told.items()]
     head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
-    return Table("Rollouts a round, and their weights: means over rounds and seeds", head, [RowGroup(None, rows)])
+    caption = f"{arm.name}: rollouts a round, and their weights; means over rounds and seeds"
+    return Table(caption, head, [RowGroup(None, rows)])
 
 
 def _mean_cells(measures: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -201,7 +202,7 @@ def _refusals(study: Study, arm: ArmConfig) -> Table | None:
     if not rows:
         return None
     head = ["Learner", "Source", "Reasons, times", "The first, in words"]
-    return Table("Refused or missing", head, [RowGroup(None, rows)])
+    return Table(f"{arm.name}: refused or missing", head, [RowGroup(None, rows)])
 
 
 def _evidence(study: Study, arm: ArmConfig) -> Table | None:
@@ -224,7 +225,7 @@ def _evidence(study: Study, arm: ArmConfig) -> Table | None:
         pairs = counted(tested, "other pair" if rows else "pair")
         rows.append([Cell(pairs), Cell(""), Cell(f"at most {highest:.1f}"), Cell(""), Cell("")])
     head = ["Learner", "Source", "Evidence of false log-probabilities, nats", "Found in", "Telling passages"]
-    return Table("Honesty", head, [RowGroup(None, rows)]) if rows else None
+    return Table(f"{arm.name}: honesty", head, [RowGroup(None, rows)]) if rows else None
 
 
 def _sampler_gap(study: Study, arm: ArmConfig) -> str:
