@@ -61,7 +61,7 @@ def main() -> None:
         num_generations=12,
         max_completion_length=40,
         loss_type="grpo",
-        learning_rate=1.2e-3,
+        learning_rate=6e-4,
         lr_scheduler_type="linear",
         adam_beta2=0.95,
         save_steps=20,  # every 5 rounds

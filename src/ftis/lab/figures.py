@@ -125,7 +125,7 @@ def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Map
     reach = max(0.02, min(max([far, *ends]), max(2.5 * far, 0.05))) * 1.12
     splits = list(dict.fromkeys(c["split"] for c in comparisons))
     rows = [-(i + 0.3 * splits.index(c["split"])) for i, c in enumerate(comparisons)]
-    labels = [f"{short(c['arm'])}\n{short(c['split'])}" for c in comparisons]
+    labels = [short(c["arm"]) + (f"\n{short(c['split'])}" if len(splits) > 1 else "") for c in comparisons]
     plot = Plot(
         (-reach, reach),
         (rows[-1] - 0.5, 0.6),
