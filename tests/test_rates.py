@@ -66,6 +66,17 @@ def test_rates_that_an_arm_gives_to_all_peers_are_multiplied_too() -> None:
     assert rates_of(trials(recipe(both), (), [0.5]), "own-rate-x0.5")["small"] == pytest.approx(3e-4)
 
 
+def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
+    """At their own rates it is the arm that all peers are tried with, so what ran as that serves here too."""
+    compared = recipe(PART)
+    trial = trials(compared, (), [1, 2], ("adapter",))
+    assert [arm.name for arm in trial.arms] == ["part-rate-x1", "part-adapter-rate-x2"]
+    assert rates_of(trial, "part-adapter-rate-x2") == pytest.approx({"small": 1e-3, "adapter": 8e-3, "large": 1e-3})
+    assert trial.arms[0] == trials(compared, (), [1]).arms[0]
+    with pytest.raises(RunError, match="there is no peer 'adaptor': the recipe has small, adapter, large"):
+        trials(compared, (), [1], ("adapter", "adaptor"))
+
+
 def test_a_recipe_without_arms_has_the_one_of_its_objective() -> None:
     assert [arm.name for arm in trials(recipe(), (), [1]).arms] == ["F-TIS-rate-x1"]
 
@@ -142,7 +153,7 @@ def test_a_task_of_ones_own_is_recorded_though_it_is_held_out_of(
 
 
 def final(arm: str, peer: str, seed: int, split: str) -> float:
-    multiple = float(arm.partition("-rate-x")[2])
+    multiple = float(arm.rpartition("-rate-x")[2])
     return {0.5: 0.3, 1: 0.5, 2: 0.4}[multiple] + (0.1 if peer == "adapter" else 0.0) + 0.02 * seed
 
 
@@ -174,9 +185,23 @@ def test_peers_of_one_rate_are_a_row(tmp_path: Path) -> None:
     assert "0.510 (0.500–0.520)" in shown
     assert "means over peers and 2 seeds (the lowest and highest seed's)" in shown
     assert advice(found)[0].startswith("an arm's rates were multiplied together")
+    assert "--peer NAME multiplies that peer's alone" in advice(found)[0]
     results = compare(tmp_path)  # a report comes without verdicts: rates are chosen, not compared
     assert (results["comparisons"], results["together"]) == ([], [])
     assert scaling(read_study(tmp_path)) is None
+
+
+def test_a_named_peer_has_a_row_of_its_own(tmp_path: Path) -> None:
+    compared, times = recipe(PART), (0.5, 1.0)
+    trial = trials(compared, (), times, ("adapter",))
+    arms = tuple(arm.model_dump() for arm in trial.arms)
+    settings = {"experiment": trial.experiment.model_dump()}
+    names = ("small", "adapter", "large")
+    directory = Scene(tmp_path, final, names, arms, (0, 1), ood=False, settings=settings).write()
+    (found,) = read_trials(compared, (), times, directory, ("adapter",))
+    assert (found.peers, found.rate, found.whole, found.together) == (("adapter",), 4e-3, False, False)
+    assert found.accuracy == {0.5: pytest.approx([0.4, 0.42]), 1.0: pytest.approx([0.6, 0.62])}
+    assert not any("multiplied together" in line for line in advice([found]))
 
 
 def tried(*accuracies: float) -> Tried:
@@ -188,7 +213,7 @@ def test_a_best_one_at_the_end_of_what_was_tried_is_no_answer() -> None:
     assert lowest == "part: 0.0005 is best and the lowest that was tried: try --times 0.25,0.5,1,2 too"
     highest, *_ = advice([tried(0.2, 0.5, 0.6)])
     assert highest == "part: 0.002 is best and the highest that was tried: try --times 0.5,1,2,4 too"
-    of_two = [replace(one, whole=False) for one in (tried(0.2, 0.5, 0.6), tried(0.2, 0.5, 0.4))]
+    of_two = [replace(one, whole=False, together=True) for one in (tried(0.2, 0.5, 0.6), tried(0.2, 0.5, 0.4))]
     assert advice(of_two)[0].startswith("part (one peer at 0.001): 0.002 is best")
     assert advice(of_two)[1].startswith("an arm's rates were multiplied together")
     assert len(advice([tried(0.2, 0.5, 0.4)])) == len(advice([tried(0.2)])) == 1

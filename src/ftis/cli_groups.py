@@ -212,6 +212,7 @@ def compare_rates(
     recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
     times: Annotated[str, typer.Option(metavar="NUMBER,…", help="Multiples of the recipe's rates.")] = "0.5,1,2",
+    peer: Annotated[list[str] | None, typer.Option("--peer", help="Multiply only this peer's. Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 2,
     jobs: Jobs = 0,
     set_: Overrides = None,
@@ -228,13 +229,13 @@ def compare_rates(
     if not multiples or not all(0 < multiple < float("inf") for multiple in multiples):
         raise typer.BadParameter(f"--times {times}: give numbers above 0 with commas between them, as in 0.5,1,2")
     loaded = load_recipe(recipe, set_ or [])
-    compared = rates.trials(loaded, arm or (), multiples)
+    compared = rates.trials(loaded, arm or (), multiples, peer or ())
     compared = rates.with_earlier(compared, experiment_directory(compared))
     at_a_time = announce(compared, seeds, jobs)
     if dry_run:
         return
     directory = carry_out(compared, seeds, at_a_time)
-    found = rates.read_trials(loaded, arm or (), multiples, directory)
+    found = rates.read_trials(loaded, arm or (), multiples, directory, peer or ())
     console.print(rates.table(found, loaded))
     for line in rates.advice(found):
         console.print(line, highlight=False, markup=False)

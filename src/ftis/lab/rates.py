@@ -37,6 +37,7 @@ class Tried:
         start: the mean over these peers of their accuracy before training, on held-out training problems.
         accuracy: for each multiple the final accuracy there, the mean over these peers, under each seed.
         whole: whether these are all of the arm's peers.
+        together: whether rates of others were multiplied with theirs.
     """
 
     arm: str
@@ -45,6 +46,7 @@ class Tried:
     start: float
     accuracy: dict[float, list[float]]
     whole: bool = True
+    together: bool = False
 
     @property
     def best(self) -> float:
@@ -57,7 +59,7 @@ class Tried:
         return self.arm if self.whole else f"{self.arm} ({counted(len(self.peers), 'peer')} at {self.rate:g})"
 
 
-def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float]) -> Recipe:
+def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: Sequence[str] = ()) -> Recipe:
     """The experiment that compares rates: each arm once with each multiple of its peers' rates.
 
     It evaluates on problems held out from training, as many as the recipe validates with, and out of distribution on
@@ -66,10 +68,14 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float]) -> Recip
     Args:
         arms: which arms; all where none is named.
         times: multiples of the rates, above 0.
+        peers: whose rates are multiplied; all peers' where none is named.
 
     Raises:
-        RunError: there is no such arm, an arm has a task of its own, or its name is too long for another beside it.
+        RunError: there is no such arm or peer, an arm has a task of its own, or a name gets too long.
     """
+    known = [peer.name for peer in recipe.peers]
+    if unknown := set(peers) - set(known):
+        raise RunError(f"there is no peer {min(unknown)!r}: the recipe has {', '.join(known)}")
     configs = {config.name: config for config in arm_configs(recipe)}
     compared: dict[str, ArmConfig] = {}
     for arm in arms_of(recipe, tuple(arms)):
@@ -80,10 +86,13 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float]) -> Recip
                 f"arms with --arm"
             )
         for multiple in times:
-            name = trial_name(arm.name, multiple)
+            name = trial_name(arm.name, multiple, peers)
             if not re.fullmatch(NAME_PATTERN, name):
                 raise RunError(f"arm {arm.name!r}: {name!r} is too long a name for its runs: shorten the arm's")
-            rates = {f"peers.{p.name}.learning_rate": _times(p.learning_rate, multiple) for p in arm.recipe.peers}
+            rates = {
+                f"peers.{p.name}.learning_rate": _times(p.learning_rate, multiple if _moves(p.name, peers) else 1.0)
+                for p in arm.recipe.peers
+            }
             kept = {key: value for key, value in config.set.items() if key not in rates}
             compared[name] = config.model_copy(update={"name": name, "set": kept | rates})
     task = TaskConfig(
@@ -116,9 +125,15 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
     return recipe.model_copy(update={"arms": tuple(arms), "experiment": experiment})
 
 
-def trial_name(arm: str, times: float) -> str:
-    """What an arm at a multiple of its rates is called."""
-    return f"{arm}-rate-x{np.format_float_positional(times, trim='-')}"
+def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
+    """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm."""
+    whose = "" if times == 1 else "".join(f"-{name}" for name in peers)
+    return f"{arm}{whose}-rate-x{np.format_float_positional(times, trim='-')}"
+
+
+def _moves(peer: str, peers: Sequence[str]) -> bool:
+    """Whether a peer's rate is multiplied where these were named."""
+    return not peers or peer in peers
 
 
 def _times(rate: float, multiple: float) -> float:
@@ -126,21 +141,25 @@ def _times(rate: float, multiple: float) -> float:
     return float(f"{rate * multiple:.12g}")
 
 
-def read_trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path) -> list[Tried]:
-    """What the runs in ``directory`` say of each arm, in a row for each learning rate that its peers have."""
+def read_trials(
+    recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path, peers: Sequence[str] = ()
+) -> list[Tried]:
+    """What the runs in ``directory`` say of each arm, in a row for each learning rate that was multiplied."""
     study = read_study(directory)
     found = []
     for arm in arms_of(recipe, tuple(arms)):
         rates = {peer.name: peer.learning_rate for peer in arm.recipe.peers}
-        for rate in dict.fromkeys(rates.values()):
-            peers = tuple(name for name in rates if rates[name] == rate)
+        moved = {name: rate for name, rate in rates.items() if _moves(name, peers)}
+        for rate in dict.fromkeys(moved.values()):
+            of_rate = tuple(name for name in moved if moved[name] == rate)
             accuracy = {}
             for multiple in times:
-                each = (finals(study, "validation", trial_name(arm.name, multiple), peer) for peer in peers)
+                each = (finals(study, "validation", trial_name(arm.name, multiple, peers), peer) for peer in of_rate)
                 accuracy[multiple] = [fmean(of_seed) for of_seed in zip(*each, strict=True)]
-            first = trial_name(arm.name, times[0])
-            start = fmean(study.peer(study.seeds[0], first, peer).on("validation")[0].accuracy for peer in peers)
-            found.append(Tried(arm.name, rate, peers, start, accuracy, whole=len(peers) == len(rates)))
+            first = trial_name(arm.name, times[0], peers)
+            start = fmean(study.peer(study.seeds[0], first, peer).on("validation")[0].accuracy for peer in of_rate)
+            together = len(of_rate) < len(moved)
+            found.append(Tried(arm.name, rate, of_rate, start, accuracy, len(of_rate) == len(rates), together))
     return found
 
 
@@ -179,9 +198,10 @@ def advice(found: Sequence[Tried]) -> list[str]:
                 f"{tried.name}: {tried.rate * tried.best:g} is best and the {end} that was tried: try --times "
                 f"{','.join(f'{times:g}' for times in sorted({*means, further}))} too"
             )
-    if not all(tried.whole for tried in found):
+    if any(tried.together for tried in found):
         lines.append(
-            "an arm's rates were multiplied together: what serves some of its peers was not tried with others'"
+            "an arm's rates were multiplied together: what serves some of its peers was not tried with others' as "
+            "they are; --peer NAME multiplies that peer's alone"
         )
     lines.append(
         "set what serves all arms in peers.NAME.learning_rate, and what serves one in its set; differences no wider "
