@@ -13,7 +13,7 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from ftis.lab import drawing, plots
+from ftis.lab import drawing, figures, plots
 from ftis.lab.drawing import INKS, arm_styles, in_short, spread_out
 from ftis.lab.layout import asset
 from ftis.lab.paper import write_figures
@@ -181,3 +181,17 @@ def test_a_figure_is_one_svg_and_one_png_with_the_same_words(tmp_path: Path) -> 
     first = (tmp_path / "one.png").read_bytes()
     write_figures(tmp_path, panels)
     assert (tmp_path / "one.png").read_bytes() == first
+
+
+def test_rows_of_differences_name_the_split_where_there_are_several() -> None:
+    styles = arm_styles(["F-TIS", "NoIS", "alone"], ["alone"])
+
+    def rows(*named: tuple[str, str]) -> list[str]:
+        values = {"baseline": "alone", "per_seed": {"0": 0.1}, "mean": 0.1, "low": None, "high": None}
+        drawn = figures.differences("small", [{**values, "arm": a, "split": s} for a, s in named], styles).chart
+        words = [mark.text for mark in drawn.marks if isinstance(mark, Words)]
+        return [text for text in words if text in ("F-TIS", "NoIS", "validation", "ood-clock")]
+
+    assert rows(("F-TIS", "validation"), ("NoIS", "validation")) == ["F-TIS", "NoIS"]
+    both = rows(("F-TIS", "validation"), ("F-TIS", "ood-clock"))
+    assert both == ["F-TIS", "validation", "F-TIS", "ood-clock"]

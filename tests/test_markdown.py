@@ -40,6 +40,7 @@ def test_the_title_of_a_group_is_the_first_cell_of_each_of_its_rows() -> None:
         ("*bold* _slanted_ `code`", r"\*bold\* \_slanted\_ \`code\`"),
         ("<script></b><!--", r"\<script>\</b>\<!--"),
         ("<0.001", "<0.001"),
+        ("~~~ &lt; $x$", r"\~\~\~ \&lt; \$x\$"),
         ("![x](http://y)", r"!\[x\](http://y)"),
         ("# one\n| two |", r"\# one \| two \|"),
         ("\\|", r"\\\|"),
@@ -99,6 +100,24 @@ def test_of_many_peers_the_means_table_has_no_columns(tmp_path: Path, peers: str
     )
     head = lines[lines.index(f"Mean over {len(peers)} peers on validation") + 2]
     assert head == f"| {' | '.join(['Arm', 'Start', *columns, 'Mean', 'Against alone'])} |"
+
+
+def test_what_peers_took_from_each_other_is_told_arm_by_arm(tmp_path: Path) -> None:
+    arms = (
+        {"name": "alone", "collaborate": False},
+        {"name": "NoIS", "set": {"objective.name": "NoIS"}},
+        {"name": "F-TIS"},
+    )
+    lines = tables_of_scene(Scene(tmp_path, arms=arms, seeds=(0, 1), ood=False).write())
+    told = [line for line in lines if line.endswith("rollouts a round, and their weights; means over rounds and seeds")]
+    assert [line.partition(":")[0] for line in told] == ["NoIS", "F-TIS"]
+
+
+def test_of_one_seed_means_have_no_interval(tmp_path: Path) -> None:
+    text = "\n".join(tables_of_scene(Scene(tmp_path, seeds=(0,), ood=False).write()))
+    assert "Mean over 2 peers on validation" in text
+    assert "nan" not in text
+    assert "nan" not in (tmp_path / "results.json").read_text(encoding="utf-8").lower()
 
 
 def test_where_nothing_is_compared_there_is_no_table_of_means(tmp_path: Path) -> None:

@@ -70,9 +70,15 @@ def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
     """At their own rates it is the arm that all peers are tried with, so what ran as that serves here too."""
     compared = recipe(PART)
     trial = trials(compared, (), [1, 2], ("adapter",))
-    assert [arm.name for arm in trial.arms] == ["part-rate-x1", "part-adapter-rate-x2"]
-    assert rates_of(trial, "part-adapter-rate-x2") == pytest.approx({"small": 1e-3, "adapter": 8e-3, "large": 1e-3})
+    assert [arm.name for arm in trial.arms] == ["part-rate-x1", "part-rate-x2-of-adapter"]
+    assert rates_of(trial, "part-rate-x2-of-adapter") == pytest.approx({"small": 1e-3, "adapter": 8e-3, "large": 1e-3})
     assert trial.arms[0] == trials(compared, (), [1]).arms[0]
+    both = trials(compared, (), [2], ("adapter", "small"))
+    assert [arm.name for arm in both.arms] == ["part-rate-x2-of-small-adapter"]
+    assert trials(compared, (), [2], ("small", "adapter", "small")) == both
+    assert trials(compared, (), [2], ("large", "adapter", "small")) == trials(compared, (), [2])
+    with pytest.raises(RunError, match="at most 64 letters: shorten the arm's, or name fewer with --peer"):
+        trials(recipe({"name": "a" * 50}), (), [2], ("adapter",))
     with pytest.raises(RunError, match="there is no peer 'adaptor': the recipe has small, adapter, large"):
         trials(compared, (), [1], ("adapter", "adaptor"))
 
@@ -92,7 +98,7 @@ def test_arms_that_cannot_be_tried_are_refused() -> None:
         with pytest.raises(RunError, match=r"arm 'other' sets task, and .*: name the other arms with --arm"):
             trials(recipe(PART, {"name": "other", "set": key}), (), [1])
     assert len(trials(recipe(PART, {"name": "other", "set": {"task.seed": 5}}), ("part",), [1]).arms) == 1
-    with pytest.raises(RunError, match=f"arm '{'a' * 60}': .* is too long a name .*: shorten the arm's"):
+    with pytest.raises(RunError, match=f"arm '{'a' * 60}': .* is too long a name .*: shorten the arm's$"):
         trials(recipe({"name": "a" * 60}), (), [1])
 
 
@@ -153,7 +159,7 @@ def test_a_task_of_ones_own_is_recorded_though_it_is_held_out_of(
 
 
 def final(arm: str, peer: str, seed: int, split: str) -> float:
-    multiple = float(arm.rpartition("-rate-x")[2])
+    multiple = float(arm.partition("-rate-x")[2].partition("-of-")[0])
     return {0.5: 0.3, 1: 0.5, 2: 0.4}[multiple] + (0.1 if peer == "adapter" else 0.0) + 0.02 * seed
 
 
@@ -180,8 +186,8 @@ def test_peers_of_one_rate_are_a_row(tmp_path: Path) -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(table(found, compared))
     shown = out.getvalue()
-    assert "part, 2 peers" in shown
-    assert "part, one peer" in shown
+    assert "part (small, large)" in shown
+    assert "part (adapter)" in shown
     assert "0.510 (0.500–0.520)" in shown
     assert "means over peers and 2 seeds (the lowest and highest seed's)" in shown
     assert advice(found)[0].startswith("an arm's rates were multiplied together")
@@ -214,7 +220,7 @@ def test_a_best_one_at_the_end_of_what_was_tried_is_no_answer() -> None:
     highest, *_ = advice([tried(0.2, 0.5, 0.6)])
     assert highest == "part: 0.002 is best and the highest that was tried: try --times 0.5,1,2,4 too"
     of_two = [replace(one, whole=False, together=True) for one in (tried(0.2, 0.5, 0.6), tried(0.2, 0.5, 0.4))]
-    assert advice(of_two)[0].startswith("part (one peer at 0.001): 0.002 is best")
+    assert advice(of_two)[0].startswith("part (small at 0.001): 0.002 is best")
     assert advice(of_two)[1].startswith("an arm's rates were multiplied together")
     assert len(advice([tried(0.2, 0.5, 0.4)])) == len(advice([tried(0.2)])) == 1
     assert advice([tried(0.0, 0.0, 0.0)])[0] == "part: the same at each rate, so none is shown to serve it"
@@ -254,6 +260,10 @@ def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys:
     assert "3 jobs, 2 of them finished before" in again
     assert "× 4" in again
     assert "× 2" not in again
+    assert ftis(*asked, "--times", "1", "--peer", "b") == 1
+    assert "there is no peer 'b': the recipe has a" in capsys.readouterr().err
+    assert ftis(*asked, "--times", "1,2", "--peer", "a", "--dry-run") == 0  # who is alone is everybody
+    assert "3 jobs, 3 of them finished before" in capsys.readouterr().out
     assert ftis(*asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1
     assert "they differ in: arms.0.set.peers.a.learning_rate" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """The page's tables as Markdown, to paste into a README, a pull request or the draft of a paper.
 
-Text that models, peers or data sets wrote is shown, never interpreted: what Markdown would take for its own is escaped.
+Text that models, peers or data sets wrote is shown, never interpreted: what Markdown would take for markup is escaped.
+A bare address may still become a link where it is shown.
 """
 
 from __future__ import annotations
@@ -49,4 +50,4 @@ def _of_cell(cell: Cell) -> str:
 
 def escaped(text: str) -> str:
     """Text on one line that Markdown shows as it is."""
-    return re.sub(r"([\\`*_\[\]|#]|<(?=[A-Za-z/!?]))", r"\\\1", " ".join(visible(text).split()))
+    return re.sub(r"([\\`*_~$&\[\]|#]|<(?=[A-Za-z/!?]))", r"\\\1", " ".join(visible(text).split()))

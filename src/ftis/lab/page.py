@@ -67,7 +67,7 @@ def write_page(directory: Path) -> Path:
     write_figures(directory / "figures", list(parts_of(sections, Panel)))
     if Directory(directory).is_experiment:
         figures.plot_experiment(directory, results)
-    compared = [section for section in sections if section.anchor != "standing"]
+    compared = [section for section in sections if section.anchor != "standing"]  # that is a moment's state, arm by arm
     write_whole(directory / "tables.md", tables_of(results["title"], compared))
     page = Page(
         title=results["title"],

@@ -10,7 +10,6 @@ from typing import Any
 from ftis.lab.drawing import Style
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.reading import Probe, Study
-from ftis.lab.results import over_seeds
 from ftis.lab.views import ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
 
 NOTHING = Cell("–")
@@ -19,6 +18,7 @@ SHOWN = ("better", "worse")
 
 
 MOST_PEER_COLUMNS = 8
+"""More peers would make the table of means wider than a page."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,12 @@ def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, St
     rows: list[Row] = []
     for arm, measured in results["accuracy"][split].items():
         start = fmean(measured[peer]["start"]["mean"] for peer in peers)
-        finals = [measured[peer]["final"] for peer in peers]
-        mean = over_seeds({seed: fmean(final["per_seed"][seed] for final in finals) for seed in finals[0]["per_seed"]})
         rows.append(
             [
                 _arm(arm, styles),
                 Cell(number(start)),
                 *(Cell(number(measured[peer]["final"]["mean"])) for peer in shown),
-                with_interval(mean),
+                with_interval(results["accuracy_of_mean"][split][arm]["final"]),
                 *(_difference(compared.get((arm, baseline))) for baseline in baselines),
             ]
         )

@@ -26,6 +26,9 @@ from ftis.lab.reading import arm_configs, parse_recorded, read_study
 from ftis.lab.results import finals
 from ftis.lab.summary import accuracy_is
 
+FEW = 3
+"""So many peers are named, more are counted."""
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -55,8 +58,12 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """The arm, and whose rate it is where its peers have several."""
-        return self.arm if self.whole else f"{self.arm} ({counted(len(self.peers), 'peer')} at {self.rate:g})"
+        """The arm, and whose rate it is where that is not all of its peers'."""
+        return self.arm if self.whole else f"{self.arm} ({self.whose} at {self.rate:g})"
+
+    @property
+    def whose(self) -> str:
+        return ", ".join(self.peers) if len(self.peers) <= FEW else counted(len(self.peers), "peer")
 
 
 def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: Sequence[str] = ()) -> Recipe:
@@ -73,9 +80,7 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
     Raises:
         RunError: there is no such arm or peer, an arm has a task of its own, or a name gets too long.
     """
-    known = [peer.name for peer in recipe.peers]
-    if unknown := set(peers) - set(known):
-        raise RunError(f"there is no peer {min(unknown)!r}: the recipe has {', '.join(known)}")
+    peers = _multiplied(recipe, peers)
     configs = {config.name: config for config in arm_configs(recipe)}
     compared: dict[str, ArmConfig] = {}
     for arm in arms_of(recipe, tuple(arms)):
@@ -88,9 +93,15 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
         for multiple in times:
             name = trial_name(arm.name, multiple, peers)
             if not re.fullmatch(NAME_PATTERN, name):
-                raise RunError(f"arm {arm.name!r}: {name!r} is too long a name for its runs: shorten the arm's")
+                fewer = ", or name fewer with --peer" if peers else ""
+                raise RunError(
+                    f"arm {arm.name!r}: {name!r} is too long a name for its runs, which have at most 64 letters: "
+                    f"shorten the arm's{fewer}"
+                )
             rates = {
-                f"peers.{p.name}.learning_rate": _times(p.learning_rate, multiple if _moves(p.name, peers) else 1.0)
+                f"peers.{p.name}.learning_rate": _times(
+                    p.learning_rate, multiple if not peers or p.name in peers else 1.0
+                )
                 for p in arm.recipe.peers
             }
             kept = {key: value for key, value in config.set.items() if key not in rates}
@@ -127,13 +138,16 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
 
 def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
     """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm."""
-    whose = "" if times == 1 else "".join(f"-{name}" for name in peers)
-    return f"{arm}{whose}-rate-x{np.format_float_positional(times, trim='-')}"
+    whose = f"-of-{'-'.join(peers)}" if peers and times != 1 else ""
+    return f"{arm}-rate-x{np.format_float_positional(times, trim='-')}{whose}"
 
 
-def _moves(peer: str, peers: Sequence[str]) -> bool:
-    """Whether a peer's rate is multiplied where these were named."""
-    return not peers or peer in peers
+def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers named, once each and in the recipe's order; () stands for all."""
+    known = [peer.name for peer in recipe.peers]
+    if unknown := set(peers) - set(known):
+        raise RunError(f"there is no peer {min(unknown)!r}: the recipe has {', '.join(known)}")
+    return () if set(peers) == set(known) else tuple(name for name in known if name in peers)
 
 
 def _times(rate: float, multiple: float) -> float:
@@ -145,11 +159,12 @@ def read_trials(
     recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path, peers: Sequence[str] = ()
 ) -> list[Tried]:
     """What the runs in ``directory`` say of each arm, in a row for each learning rate that was multiplied."""
+    peers = _multiplied(recipe, peers)
     study = read_study(directory)
     found = []
     for arm in arms_of(recipe, tuple(arms)):
         rates = {peer.name: peer.learning_rate for peer in arm.recipe.peers}
-        moved = {name: rate for name, rate in rates.items() if _moves(name, peers)}
+        moved = {name: rate for name, rate in rates.items() if not peers or name in peers}
         for rate in dict.fromkeys(moved.values()):
             of_rate = tuple(name for name in moved if moved[name] == rate)
             accuracy = {}
@@ -174,7 +189,7 @@ def table(found: Sequence[Tried], recipe: Recipe) -> Table:
         shown.add_column(heading, justify="right", no_wrap=not heading.startswith("×"))
     for tried in found:
         after = (_spread(accuracies) for accuracies in tried.accuracy.values())
-        arm = tried.arm if tried.whole else f"{tried.arm}, {counted(len(tried.peers), 'peer')}"
+        arm = tried.arm if tried.whole else f"{tried.arm} ({tried.whose})"
         shown.add_row(arm, number(tried.start), f"{tried.rate:g}", *after, f"{tried.rate * tried.best:g}")
     return shown
 

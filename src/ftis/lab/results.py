@@ -41,6 +41,7 @@ def compare(directory: Path) -> dict[str, Any]:
     accuracy_is         what accuracies are: pass@1, or a mean reward
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
+    accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
     comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
                         differences by seed with interval, p of t-test (``p_value``) and of sign flips
                         (``bootstrap_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
@@ -108,6 +109,10 @@ def compared(study: Study) -> dict[str, Any]:
             for split, by_arm in of_peers.items()
         },
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
+        "accuracy_of_mean": {
+            split: {arm.name: {"final": _mean_accuracy(study, split, arm.name)} for arm in study.arms}
+            for split in (study.splits if study.seeds and len(study.peer_names) > 1 else ())
+        },
         "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
         "together": [c for split in study.splits for c in _together(study, split, equal)],
         "budget": budget,
@@ -242,6 +247,10 @@ def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
         "start": over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
         "final": over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
     }
+
+
+def _mean_accuracy(study: Study, split: str, arm: str) -> dict[str, Any]:
+    return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
 
 
 def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:

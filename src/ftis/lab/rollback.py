@@ -28,7 +28,7 @@ from ftis.loop import checkpoint
 from ftis.loop.files import locked
 from ftis.loop.records import Records, written_after
 
-DERIVED = ("summary.json", "learning_curves.png", "report.html", "results.json", "scaling.json")
+DERIVED = ("summary.json", "learning_curves.png", "report.html", "tables.md", "results.json", "scaling.json")
 """What is made from a run's or an experiment's records, and is made again at its end or by ``ftis report``."""
 
 
