@@ -12,7 +12,7 @@ from commands import ftis
 from rich.console import Console
 from scene import Scene
 
-from ftis.config import Recipe, TaskConfig
+from ftis.config import Recipe, RecipeError, TaskConfig
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import provenance
 from ftis.lab.rates import Tried, advice, read_trials, table, trials
@@ -79,7 +79,7 @@ def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
     assert trials(compared, (), [2], ("large", "adapter", "small")) == trials(compared, (), [2])
     with pytest.raises(RunError, match="at most 64 letters: shorten the arm's, or name fewer with --peer"):
         trials(recipe({"name": "a" * 50}), (), [2], ("adapter",))
-    with pytest.raises(RunError, match="there is no peer 'adaptor': the recipe has small, adapter, large"):
+    with pytest.raises(RecipeError, match=r"no peer 'adaptor' in the recipe; did you mean 'adapter'\?$"):
         trials(compared, (), [1], ("adapter", "adaptor"))
 
 
@@ -261,7 +261,7 @@ def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys:
     assert "× 4" in again
     assert "× 2" not in again
     assert ftis(*asked, "--times", "1", "--peer", "b") == 1
-    assert "there is no peer 'b': the recipe has a" in capsys.readouterr().err
+    assert "no peer 'b' in the recipe; known: a" in capsys.readouterr().err
     assert ftis(*asked, "--times", "1,2", "--peer", "a", "--dry-run") == 0  # who is alone is everybody
     assert "3 jobs, 3 of them finished before" in capsys.readouterr().out
     assert ftis(*asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1

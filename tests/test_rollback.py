@@ -100,7 +100,9 @@ def assert_same_weights(one: Path, other: Path) -> None:
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_a_run_that_went_back_ends_as_if_it_never_had(step: int, honest: Path, enter: Callable[[Path], Path]) -> None:
     run = enter(honest)
+    (run / "tables.md").write_text("of rounds that are undone")
     assert ftis("rollback", str(run), "--to", str(step), "--arm", "F-TIS") == 0
+    assert not (run / "tables.md").exists()
     for peer in "ab":
         place = run / "F-TIS" / peer
         assert checkpoint.steps(place) == [2, 4, 6][: step // 2]

@@ -56,18 +56,17 @@ def write_page(directory: Path) -> Path:
     study = read_study(directory)
     results, sizes = compare_study(study), scaling.scaling(study)
     scaling.write_scaling(directory, sizes)
-    sections = [
-        *_standing(directory),
+    compared = [
         *comparison(study, results, sizes),
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
         Section("probe", "Bias of the update", page_tables.probes(read_probes(study))),
         Section("run", "What was run", _what_was_run(study)),
     ]
+    sections = [*_standing(directory), *compared]
     write_figures(directory / "figures", list(parts_of(sections, Panel)))
     if Directory(directory).is_experiment:
         figures.plot_experiment(directory, results)
-    compared = [section for section in sections if section.anchor != "standing"]  # that is a moment's state, arm by arm
     write_whole(directory / "tables.md", tables_of(results["title"], compared))
     page = Page(
         title=results["title"],

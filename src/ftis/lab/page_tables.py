@@ -16,7 +16,6 @@ NOTHING = Cell("–")
 SHOWN = ("better", "worse")
 """The verdicts that a difference is shown."""
 
-
 MOST_PEER_COLUMNS = 8
 """More peers would make the table of means wider than a page."""
 

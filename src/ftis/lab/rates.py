@@ -78,7 +78,8 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
         peers: whose rates are multiplied; all peers' where none is named.
 
     Raises:
-        RunError: there is no such arm or peer, an arm has a task of its own, or a name gets too long.
+        RunError: there is no such arm, an arm has a task of its own, or a name gets too long.
+        RecipeError: there is no such peer.
     """
     peers = _multiplied(recipe, peers)
     configs = {config.name: config for config in arm_configs(recipe)}
@@ -144,10 +145,8 @@ def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
 
 def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:
     """The peers named, once each and in the recipe's order; () stands for all."""
-    known = [peer.name for peer in recipe.peers]
-    if unknown := set(peers) - set(known):
-        raise RunError(f"there is no peer {min(unknown)!r}: the recipe has {', '.join(known)}")
-    return () if set(peers) == set(known) else tuple(name for name in known if name in peers)
+    named = {recipe.peer(name).name for name in peers}
+    return tuple(p.name for p in recipe.peers if p.name in named) if len(named) < len(recipe.peers) else ()
 
 
 def _times(rate: float, multiple: float) -> float:
