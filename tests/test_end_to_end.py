@@ -811,12 +811,15 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
     # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
     settings += ["arms.F-TIS-2-horizontal.set.training.prompts_per_round=2"]
+    for m in (4, 8, 16):
+        settings += [f"arms.F-TIS-{m}-horizontal.set.training.prompts_per_round=2"]
+        settings += [f"arms.F-TIS-{m}-horizontal.set.sampling.num_generations={m}"]
     settings += ["arms.alone-part-wide.set.training.prompts_per_peer=1"]  # groups of two cannot be halved
     settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "120 jobs, 0 of them finished before" in done.stdout
+    assert "127 jobs, 0 of them finished before" in done.stdout
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
@@ -826,7 +829,7 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
         ("F-TIS", [1, 2, 4, 8, 16]),
         ("F-TIS-16-limited", [16]),
-        ("F-TIS-2-horizontal", [2]),
+        *((f"F-TIS-{m}-horizontal", [m]) for m in (2, 4, 8, 16)),
     ]
     assert [size["trained"] for size in sizes[0]["sizes"]] == [2, 4, 8, 16, 32]
     assert sizes[1]["sizes"][0]["trained"] == 8

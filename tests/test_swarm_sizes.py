@@ -259,9 +259,17 @@ def test_sizes_of_one_rate_stay_together(tmp_path: Path) -> None:
     study.final = lambda arm, peer, seed, split: 0.5
     result = scaling(read_study(study.write()))
     assert result is not None
-    assert [[size["arm"] for size in s["sizes"]] for s in result["series"]] == [
-        ["alone-part", "F-TIS-2", "F-TIS-4"],
-        ["alone-part", "F-TIS-2-low", "F-TIS-4-low"],
+    assert [(s["name"], [size["arm"] for size in s["sizes"]]) for s in result["series"]] == [
+        ("F-TIS", ["alone-part", "F-TIS-2", "F-TIS-4"]),
+        ("F-TIS-low", ["alone-part", "F-TIS-2-low", "F-TIS-4-low"]),
+    ]
+
+
+def test_sizes_whose_names_share_nothing_else_bear_the_objective_s(tmp_path: Path) -> None:
+    fours, pairs = SIZES
+    result = found(tmp_path, ALONE, pairs, {**fours, "name": "limited"}, CEILING)
+    assert [(s["name"], [size["arm"] for size in s["sizes"]]) for s in result["series"]] == [
+        ("F-TIS", ["alone-part", "F-TIS-2", "limited"])
     ]
 
 

@@ -136,7 +136,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
         "start": over_seeds(starts),
         "series": [
             {
-                "name": s[0].recipe.objective.name if len(s) > 1 else s[0].name,
+                "name": _name(s),
                 "sizes": [
                     _size(study, arm, ones[0].name, against)
                     for arm in ([ones[0], *sorted(s, key=_size_of)] if len(s) > 1 else s)
@@ -219,6 +219,14 @@ def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
         for peer in study.peer_names
         for here, there in [(finals(study, VALIDATION, name, peer) for name in arms)]
     }
+
+
+def _name(series: Sequence[Arm]) -> str:
+    """What the names of its arms share beside their sizes; if that is nothing, the objective's name."""
+    if len(series) == 1:
+        return series[0].name
+    without_size = {"-".join(part for part in arm.name.split("-") if part != str(_size_of(arm))) for arm in series}
+    return without_size.pop() if len(without_size) == 1 else series[0].recipe.objective.name
 
 
 def _are_sizes_of_one(series: Sequence[Arm], arm: Arm) -> bool:
