@@ -412,6 +412,14 @@ def test_a_star_sets_every_entry(path: Path) -> None:
     assert [peer.device for peer in load(path, ["peers.*.device=cpu"]).peers] == ["cpu", "cpu"]
 
 
+def test_a_pattern_sets_the_entries_whose_names_match(path: Path) -> None:
+    recipe = load(path, ["peers.q*.device=cpu", "peers.*all.learning_rate=0.5"])
+    assert [(peer.name, peer.device, peer.learning_rate == 0.5) for peer in recipe.peers] == [
+        ("small", "auto", True),
+        ("qwen2.5", "cpu", False),
+    ]
+
+
 def test_the_last_override_wins(path: Path) -> None:
     recipe = load(path, ["peers.*.device=cpu", "peers.small.device=cuda", "seed=1", "seed=2"])
     assert ([peer.device for peer in recipe.peers], recipe.seed) == (["cuda", "cpu"], 2)
@@ -454,6 +462,7 @@ def test_a_dotted_name_goes_before_its_first_part() -> None:
         ("peers.small=3", "peers.small: names a whole entry; name one of its keys, as in peers.small.name"),
         ("peers.qwen2.5=3", "peers.qwen2.5: names a whole entry"),
         ("peers.*=3", "names a whole entry"),
+        ("peers.*-lora.lora_r=3", "peers.*-lora.lora_r: no entry '*-lora'; known: qwen2.5, small"),
         ("peers.*.lorar=3", "unknown key 'peers.0.lorar'; did you mean 'lora_r'? (and 1 more)"),
     ],
 )

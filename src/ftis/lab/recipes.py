@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
 
 
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in a recipe document; list entries are addressed by name, index or ``*``."""
+    """Set a dotted key in a recipe document; a list's entries go by name, index or a pattern (``*``, ``*-lora``)."""
     _set_path(document, key.split("."), value, key)
     if key in SAYS_THE_SAME:
         document["training"].pop(SAYS_THE_SAME[key], None)
@@ -145,13 +146,13 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     entries = list(entries)
     if selector == "*":
         return entries
-    by_name = [e for e in entries if isinstance(e, dict) and e.get("name") == selector]
+    named = [(entry["name"], entry) for entry in entries if isinstance(entry, dict) and "name" in entry]
+    by_name = [e for name, e in named if name == selector or ("*" in selector and fnmatchcase(str(name), selector))]
     if by_name:
         return by_name
     if selector.isdecimal() and int(selector) < len(entries):
         return [entries[int(selector)]]
-    names = [str(e.get("name")) for e in entries if isinstance(e, dict)]
-    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, names)}")
+    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, [str(name) for name, _ in named])}")
 
 
 def _toml_value(text: str) -> Any:
