@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scene import Scene
 from ftis.config import Recipe, RecipeError, TaskConfig
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import provenance
-from ftis.lab.rates import Tried, advice, read_trials, table, trials
+from ftis.lab.rates import Tried, advice, read_trials, table, trial_name, trials
 from ftis.lab.reading import read_study
 from ftis.lab.recipes import load, parse
 from ftis.lab.results import compare
@@ -77,10 +78,19 @@ def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
     assert [arm.name for arm in both.arms] == ["part-rate-x2-of-small-adapter"]
     assert trials(compared, (), [2], ("small", "adapter", "small")) == both
     assert trials(compared, (), [2], ("large", "adapter", "small")) == trials(compared, (), [2])
+    assert trials(compared, (), [2], ("ada*",)) == trials(compared, (), [2], ("adapter",))
+    assert trials(compared, (), [2], ("s*", "adapter")) == both
     with pytest.raises(RunError, match="at most 64 letters: shorten the arm's, or name fewer with --peer"):
         trials(recipe({"name": "a" * 50}), (), [2], ("adapter",))
     with pytest.raises(RecipeError, match=r"no peer 'adaptor' in the recipe; did you mean 'adapter'\?$"):
         trials(compared, (), [1], ("adapter", "adaptor"))
+
+
+def test_many_named_peers_are_told_apart_by_a_digest() -> None:
+    four, others = tuple("abcd"), tuple("abce")
+    assert re.fullmatch(r"part-rate-x2-of-4-peers-[0-9a-f]{6}", trial_name("part", 2, four))
+    assert trial_name("part", 2, four) != trial_name("part", 2, others)
+    assert trial_name("part", 1, four) == "part-rate-x1"
 
 
 def test_a_recipe_without_arms_has_the_one_of_its_objective() -> None:

@@ -213,7 +213,8 @@ def compare_rates(
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
     times: Annotated[str, typer.Option(metavar="NUMBER,…", help="Multiples of the recipe's rates.")] = "0.5,1,2",
     peer: Annotated[
-        list[str] | None, typer.Option("--peer", help="Multiply only this peer's rate. Repeatable.")
+        list[str] | None,
+        typer.Option("--peer", help="Multiply only this peer's rate; '*-lora' for several. Repeatable."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 2,
     jobs: Jobs = 0,

@@ -7,11 +7,13 @@ held out, so that what a comparison reports stays unseen.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
@@ -75,7 +77,7 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
     Args:
         arms: which arms; all where none is named.
         times: multiples of the rates, above 0.
-        peers: whose rates are multiplied; all peers' where none is named.
+        peers: whose rates are multiplied, by name or pattern (``*-lora``); all peers' where none is named.
 
     Raises:
         RunError: there is no such arm, an arm has a task of its own, or a name gets too long.
@@ -138,14 +140,23 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
 
 
 def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
-    """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm."""
-    whose = f"-of-{'-'.join(peers)}" if peers and times != 1 else ""
+    """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm.
+
+    Many peers are named by their number and a digest of their names, as runs' names are short.
+    """
+    digest = hashlib.sha256(json.dumps(peers).encode()).hexdigest()[:6]
+    named = "-".join(peers) if len(peers) <= FEW else f"{len(peers)}-peers-{digest}"
+    whose = f"-of-{named}" if peers and times != 1 else ""
     return f"{arm}-rate-x{np.format_float_positional(times, trim='-')}{whose}"
 
 
 def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:
-    """The peers named, once each and in the recipe's order; () stands for all."""
-    named = {recipe.peer(name).name for name in peers}
+    """The peers named, or matched by a pattern, once each and in the recipe's order; () stands for all."""
+    named = {
+        found
+        for name in peers
+        for found in [p.name for p in recipe.peers if fnmatchcase(p.name, name)] or [recipe.peer(name).name]
+    }
     return tuple(p.name for p in recipe.peers if p.name in named) if len(named) < len(recipe.peers) else ()
 
 
