@@ -260,6 +260,18 @@ def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
     assert next(arm for arm in arms if arm.name == "F-TIS-2-horizontal").swarms[0].rollouts_per_group == 6
 
 
+def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
+    recipe = load(ROOT / "recipes" / "scaling_mixed.toml")
+    rates = {arm.name: {(p.train, p.learning_rate) for p in arm.recipe.peers} for arm in arms_of(recipe)}
+    many = {"alone-x8", "alone-x16", "F-TIS-8", "F-TIS-16", "F-TIS-16-late"}
+    assert rates == {name: {("full", 6e-4 if name in many else 3e-4), ("lora", 3e-3)} for name in rates}
+    # A key from the command line stands above an arm's own, written nested or dotted.
+    for arm in ("F-TIS-16", "F-TIS-16-late"):
+        changed = load(ROOT / "recipes" / "scaling_mixed.toml", [f"arms.{arm}.set.peers.*.learning_rate=1e-4"])
+        (at_once,) = arms_of(changed, (arm,))
+        assert {p.learning_rate for p in at_once.recipe.peers if p.train == "full"} == {1e-4}
+
+
 def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_HOME", str(tmp_path))  # no starter is made yet
     recipe = parse(document(output_dir=str(tmp_path / "runs")))

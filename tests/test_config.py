@@ -418,6 +418,10 @@ def test_a_pattern_sets_the_entries_whose_names_match(path: Path) -> None:
         ("small", "auto", True),
         ("qwen2.5", "cpu", False),
     ]
+    dotted = load(
+        path, ["peers.qwen2.*.lora_r=3", "peers.*2.5.lora_alpha=7", "peers.*.lora_r=4", "peers.smal?.lora_r=5"]
+    )
+    assert [(peer.lora_r, peer.lora_alpha == 7) for peer in dotted.peers] == [(5, False), (4, True)]
 
 
 def test_the_last_override_wins(path: Path) -> None:

@@ -804,17 +804,15 @@ def test_a_replay_finds_the_swarm_that_a_size_makes(sizes: Path) -> None:
 def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[str, Path]) -> None:
     recipe = ROOT / "recipes" / "scaling.toml"
     settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_peer=1"]
-    settings += ["training.steps_per_generation=1", "sampling.num_generations=2", "sampling.max_completion_length=6"]
+    settings += ["training.steps_per_generation=1", "sampling.num_generations=4", "sampling.max_completion_length=6"]
     settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={workplace / 'runs'}"]
     settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
-    settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=6"]
+    settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=12"]
     settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
     # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
     settings += ["arms.F-TIS-2-horizontal.set.training.prompts_per_round=2"]
-    for m in (4, 8, 16):
-        settings += [f"arms.F-TIS-{m}-horizontal.set.training.prompts_per_round=2"]
-        settings += [f"arms.F-TIS-{m}-horizontal.set.sampling.num_generations={m}"]
-    settings += ["arms.alone-part-wide.set.training.prompts_per_peer=1"]  # groups of two cannot be halved
+    settings += [f"arms.F-TIS-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
+    settings += ["arms.alone-part-wide.set.training.prompts_per_peer=2"]
     settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
@@ -823,17 +821,19 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
-    more = [(f"alone-x{times}", 2 * times) for times in (2, 4, 8, 16)]
+    more = [(f"alone-x{times}", 4 * times) for times in (2, 4, 8, 16)]
     assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == more
     sizes = found["series"]
     assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
         ("F-TIS", [1, 2, 4, 8, 16]),
         ("F-TIS-16-limited", [16]),
-        *((f"F-TIS-{m}-horizontal", [m]) for m in (2, 4, 8, 16)),
+        ("F-TIS-2-horizontal", [2]),
+        ("F-TIS-horizontal", [1, 4, 8, 16]),  # groups of 16
     ]
-    assert [size["trained"] for size in sizes[0]["sizes"]] == [2, 4, 8, 16, 32]
-    assert sizes[1]["sizes"][0]["trained"] == 8
+    assert [size["trained"] for size in sizes[0]["sizes"]] == [4, 8, 16, 32, 64]
+    assert sizes[1]["sizes"][0]["trained"] == 16
     assert sizes[2]["sizes"][0]["trained"] == sizes[0]["sizes"][1]["trained"]
+    assert [size["trained"] for size in sizes[3]["sizes"]] == [4, 16, 32, 64]
     assert (directory / "figures" / "scaling-accuracy.png").exists()
     assert "Number of peers" in (directory / "report.html").read_text()
 

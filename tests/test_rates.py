@@ -80,17 +80,18 @@ def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
     assert trials(compared, (), [2], ("large", "adapter", "small")) == trials(compared, (), [2])
     assert trials(compared, (), [2], ("ada*",)) == trials(compared, (), [2], ("adapter",))
     assert trials(compared, (), [2], ("s*", "adapter")) == both
-    with pytest.raises(RunError, match="at most 64 letters: shorten the arm's, or name fewer with --peer"):
+    with pytest.raises(RunError, match=r"at most 64 letters: shorten the arm's$"):
         trials(recipe({"name": "a" * 50}), (), [2], ("adapter",))
     with pytest.raises(RecipeError, match=r"no peer 'adaptor' in the recipe; did you mean 'adapter'\?$"):
         trials(compared, (), [1], ("adapter", "adaptor"))
 
 
-def test_many_named_peers_are_told_apart_by_a_digest() -> None:
-    four, others = tuple("abcd"), tuple("abce")
-    assert re.fullmatch(r"part-rate-x2-of-4-peers-[0-9a-f]{6}", trial_name("part", 2, four))
-    assert trial_name("part", 2, four) != trial_name("part", 2, others)
-    assert trial_name("part", 1, four) == "part-rate-x1"
+def test_peers_of_long_names_are_told_apart_by_a_digest() -> None:
+    two, others = ("a" * 30, "b" * 30), ("a" * 30, "c" * 30)
+    assert re.fullmatch(r"part-rate-x2-of-2-peers-[0-9a-f]{6}", trial_name("part", 2, two))
+    assert trial_name("part", 2, two) != trial_name("part", 2, others)
+    assert trial_name("part", 1, two) == "part-rate-x1"
+    assert trial_name("part", 2, tuple("abcd")) == "part-rate-x2-of-a-b-c-d"
 
 
 def test_a_recipe_without_arms_has_the_one_of_its_objective() -> None:

@@ -273,6 +273,17 @@ def test_sizes_whose_names_share_nothing_else_bear_the_objective_s(tmp_path: Pat
     ]
 
 
+def test_no_two_series_bear_one_name(tmp_path: Path) -> None:
+    """Sizes alone share nothing; where two series would have the objective's name, one has its largest arm's."""
+    low = [at_rate(arm, 1e-4, name=name) for arm, name in zip(SIZES, ("most", "least"), strict=True)]
+    plain = [{**arm, "name": str(arm["swarm_size"])} for arm in SIZES]
+    study = scene(tmp_path, ALONE, *plain, *low)
+    study.final = lambda arm, peer, seed, split: 0.5
+    result = scaling(read_study(study.write()))
+    assert result is not None
+    assert [s["name"] for s in result["series"]] == ["F-TIS", "most"]
+
+
 def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
     written.write()

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
@@ -25,6 +24,7 @@ from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskC
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.formatting import counted, number
 from ftis.lab.reading import arm_configs, parse_recorded, read_study
+from ftis.lab.recipes import matches
 from ftis.lab.results import finals
 from ftis.lab.summary import accuracy_is
 
@@ -96,10 +96,9 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
         for multiple in times:
             name = trial_name(arm.name, multiple, peers)
             if not re.fullmatch(NAME_PATTERN, name):
-                fewer = ", or name fewer with --peer" if peers else ""
                 raise RunError(
                     f"arm {arm.name!r}: {name!r} is too long a name for its runs, which have at most 64 letters: "
-                    f"shorten the arm's{fewer}"
+                    f"shorten the arm's"
                 )
             rates = {
                 f"peers.{p.name}.learning_rate": _times(
@@ -142,12 +141,14 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
 def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
     """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm.
 
-    Many peers are named by their number and a digest of their names, as runs' names are short.
+    Peers whose names make it too long for its runs are told by their number and a digest.
     """
+    name = f"{arm}-rate-x{np.format_float_positional(times, trim='-')}"
+    if not peers or times == 1:
+        return name
+    whole = f"{name}-of-{'-'.join(peers)}"
     digest = hashlib.sha256(json.dumps(peers).encode()).hexdigest()[:6]
-    named = "-".join(peers) if len(peers) <= FEW else f"{len(peers)}-peers-{digest}"
-    whose = f"-of-{named}" if peers and times != 1 else ""
-    return f"{arm}-rate-x{np.format_float_positional(times, trim='-')}{whose}"
+    return whole if re.fullmatch(NAME_PATTERN, whole) else f"{name}-of-{len(peers)}-peers-{digest}"
 
 
 def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:
     named = {
         found
         for name in peers
-        for found in [p.name for p in recipe.peers if fnmatchcase(p.name, name)] or [recipe.peer(name).name]
+        for found in [p.name for p in recipe.peers if matches(p.name, name)] or [recipe.peer(name).name]
     }
     return tuple(p.name for p in recipe.peers if p.name in named) if len(named) < len(recipe.peers) else ()
 

@@ -83,6 +83,11 @@ def set_key(document: dict[str, Any], key: str, value: Any) -> None:
         document["training"].pop(SAYS_THE_SAME[key], None)
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether ``pattern`` is the name, or fits it as the shell's do: ``*-lora``, ``qwen2.?``."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
 def split_override(override: str) -> tuple[str, Any]:
     """``key=value`` as typed on the command line → the dotted key and its TOML value."""
     key, separator, text = override.partition("=")
@@ -137,8 +142,9 @@ def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
 
 def _name_width(entries: Iterable[Any], path: list[str]) -> int:
     """How many parts of a split key are an entry's name, which may hold dots itself (``peers.qwen2.5.model``)."""
-    names = {entry.get("name") for entry in entries if isinstance(entry, dict)}
-    fits = [width for width in range(1, len(path) + 1) if ".".join(path[:width]) in names]
+    names = [str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry]
+    prefixes = [".".join(path[:width]) for width in range(1, len(path) + 1)]
+    fits = [width for width, prefix in enumerate(prefixes, 1) if any(matches(name, prefix) for name in names)]
     return max((width for width in fits if width < len(path)), default=max(fits, default=1))
 
 
@@ -146,13 +152,13 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     entries = list(entries)
     if selector == "*":
         return entries
-    named = [(entry["name"], entry) for entry in entries if isinstance(entry, dict) and "name" in entry]
-    by_name = [e for name, e in named if name == selector or ("*" in selector and fnmatchcase(str(name), selector))]
+    named = [(str(entry["name"]), entry) for entry in entries if isinstance(entry, dict) and "name" in entry]
+    by_name = [entry for name, entry in named if matches(name, selector)]
     if by_name:
         return by_name
     if selector.isdecimal() and int(selector) < len(entries):
         return [entries[int(selector)]]
-    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, [str(name) for name, _ in named])}")
+    raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, [name for name, _ in named])}")
 
 
 def _toml_value(text: str) -> Any:

@@ -136,13 +136,13 @@ def scaling(study: Study) -> dict[str, Any] | None:
         "start": over_seeds(starts),
         "series": [
             {
-                "name": _name(s),
+                "name": name,
                 "sizes": [
                     _size(study, arm, ones[0].name, against)
                     for arm in ([ones[0], *sorted(s, key=_size_of)] if len(s) > 1 else s)
                 ],
             }
-            for s in series
+            for name, s in zip(_names(series), series, strict=True)
         ],
         "alone": _size(study, ones[0], ones[0].name, against),
         "ceilings": sorted(
@@ -221,12 +221,16 @@ def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
     }
 
 
-def _name(series: Sequence[Arm]) -> str:
-    """What the names of its arms share beside their sizes; if that is nothing, the objective's name."""
-    if len(series) == 1:
-        return series[0].name
-    without_size = {"-".join(part for part in arm.name.split("-") if part != str(_size_of(arm))) for arm in series}
-    return without_size.pop() if len(without_size) == 1 else series[0].recipe.objective.name
+def _names(every: Sequence[Sequence[Arm]]) -> list[str]:
+    """A name for each: what its arms' names share beside their sizes, or the objective's, or its largest arm's."""
+    names: list[str] = []
+    for series in every:
+        largest = max(series, key=_size_of)
+        without_size = {"-".join(part for part in arm.name.split("-") if part != str(_size_of(arm))) for arm in series}
+        shared = without_size.pop() if len(without_size) == 1 else ""
+        candidates = [shared, series[0].recipe.objective.name] if len(series) > 1 else []
+        names.append(next((name for name in candidates if name and name not in names), largest.name))
+    return names
 
 
 def _are_sizes_of_one(series: Sequence[Arm], arm: Arm) -> bool:
