@@ -44,7 +44,7 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """A recipe, and who of its peers attacks."""
 RATE = "peers.*.learning_rate=1.2e-3"
-"""One rate for all swarms and defences: twice that of demo_pair.toml, four times that of demo.toml."""
+"""One rate for all swarms and defences: twice that of demo_pair.toml and demo.toml."""
 HORIZONTAL = ("copying",)
 DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import TinyModelDir
 from transformers import AutoConfig
 
@@ -135,6 +136,14 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert memory.available_bytes() > 0
+
+
+def test_large_jobs_take_turns_on_a_gpu(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of(tiny_model_dir())
+    monkeypatch.setattr(estimate, "resolve_device", lambda device: torch.device("cuda"))
+    assert fitting_jobs(recipe, 8) == 8
+    monkeypatch.setattr(estimate, "SMALL", 0)
+    assert fitting_jobs(recipe, 8) == fitting_jobs(recipe, 8, free=10**15) == 1
 
 
 def test_patterns_of_layers_that_the_small_copy_lacks(

@@ -57,6 +57,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "peak_bytes": 10**9,
         "checkpoint_bytes": 10**6,
         "message_bytes": 1000,
+        "compared": None,
         "samples": (),
     }
     return Sounding(**values | changes)
@@ -196,6 +197,22 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     assert "4 groups say little" in said
     assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
     assert "little" not in shown([sounding(SOME * 2)], recipe)
+
+
+@pytest.mark.parametrize(
+    ("compared", "said"),
+    [
+        ("number", "answers are compared as numbers"),
+        ("exact", "answers are compared as text, so only the task's own spelling is right"),
+        ("reasoning_gym", "answers are compared by the data set's own score_answer"),
+        (None, ""),
+    ],
+)
+def test_how_answers_are_compared_is_told(compared: str | None, said: str, tiny_model_dir: TinyModelDir) -> None:
+    recipe = parse(document(tiny_model_dir()), where="test")
+    out = shown([sounding(SOME, compared=compared), sounding(SOME, peer="b", compared=compared)], recipe)
+    assert out.count("answers are compared") == bool(said)
+    assert said in out
 
 
 @pytest.mark.parametrize("kind", ["an instruct model", "a base model"])

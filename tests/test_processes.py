@@ -159,6 +159,32 @@ def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: py
         assert ", likely 600 B (" in line
 
 
+@pytest.mark.parametrize(
+    ("gpus", "devices", "said"),
+    [
+        (1, ["cuda", "cuda"], " (both are more than the 1 MB that its GPU has left)"),
+        (2, ["cuda:0", "cuda:0"], ""),
+        (2, ["cuda:0", "cuda:1"], ""),
+        (1, ["cpu", "cuda"], ""),
+        (1, ["cpu", "cpu"], " (both are more than the 1 kB that this machine has left)"),
+    ],
+    ids=["one GPU", "peers are spread over two", "on two by the recipe", "a CPU beside it", "CPUs beside a GPU"],
+)
+def test_more_memory_than_a_gpu_has_is_told(
+    gpus: int, devices: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**10))
+    memory = Memory(program=0, weights=10**7, moments=0, gradients=0, update=0, sampling=0, microbatches=1)
+    monkeypatch.setattr(estimate, "peak_memory", lambda *_: memory)
+    keys = [f"peers.{i}.device={device}" for i, device in enumerate(devices)]
+    recipe = load(ROOT / "recipes" / "demo_pair.toml", keys)
+    (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
+    assert said in line
+    assert ("has left)" in line) == bool(said)
+
+
 def together(out: str) -> tuple[float, str]:
     found = re.search(r"together: at most ([0-9.]+) ([MG])B of memory (.*)$", out, re.M)
     assert found is not None

@@ -12,8 +12,9 @@ from scene import ROUNDS, G, Scene
 
 from ftis.lab import page
 from ftis.lab.formatting import seconds_text
+from ftis.lab.plots import Words
 from ftis.lab.reading import read_study
-from ftis.lab.scaling import scaling, section, write_scaling
+from ftis.lab.scaling import draw, scaling, section, write_scaling
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
@@ -58,6 +59,16 @@ def test_sizes_are_a_series_and_the_peer_alone_is_its_first(tmp_path: Path) -> N
     assert [size["sampled"] for size in sizes] == [3 * G] * 3
     assert [size["trained"] for size in sizes] == [3 * G, 6 * G, 12 * G]
     assert result["series"][1]["sizes"][0]["trained"] == 3 * G + 2 * G
+
+
+def test_the_chart_is_as_high_as_arms_need_and_the_start_is_told(tmp_path: Path) -> None:
+    """The start, .1, would leave little room for the distances between arms, .4 to .7."""
+    chart = draw(found(tmp_path, ALONE, *SIZES, CEILING))[0].chart
+    assert chart.subtitle.endswith("(0.100 before training)")
+    words = [mark.text for mark in chart.marks if isinstance(mark, Words)]
+    assert {"alone", "alone, × sampling", "F-TIS"} <= set(words)
+    heights = [float(text) for text in words if text.startswith("0.")]
+    assert min(heights) >= 0.3
 
 
 def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None:

@@ -178,7 +178,12 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
-Jobs = Annotated[int, typer.Option(min=0, help="Swarms trained at a time; 0: one per core, as memory allows.")]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Swarms trained at a time; 0: one per core, as memory allows; large models take turns on a GPU."
+    ),
+]
 
 
 def announce(recipe: Recipe, seeds: int, jobs: int) -> int:

@@ -51,6 +51,8 @@ UNKNOWN_PROBLEMS = 300
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
+CPU = torch.device("cpu")
+
 CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 """What loading a configuration or a tokenizer raises where a model is not here or is broken."""
 
@@ -123,11 +125,11 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         most, size = in_one_process(memories), in_one_process(likely)
         how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
         how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
-    free = available_bytes()
+    where, free = _left_for([peer for peer, _ in memories])
     above = ""
-    if free and most > free and all(resolve_device(peer.device).type == "cpu" for peer, _ in memories):
+    if free and most > free:
         which = "the most is" if size <= free else "both are"
-        above = f" ({which} more than the {in_bytes(free)} that this machine has left)"
+        above = f" ({which} more than the {in_bytes(free)} that {where} has left)"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
     on_disk = checkpoint * sum(kept)
@@ -138,6 +140,15 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
+
+
+def _left_for(peers: Sequence[PeerConfig]) -> tuple[str, int]:
+    """Whose memory all these peers take, and its free bytes: 0 where these are not known, or there are several GPUs."""
+    devices = {resolve_device(peer.device) for peer in peers}
+    if devices == {CPU}:
+        return "this machine", available_bytes()
+    one = len(devices) == 1 and torch.cuda.device_count() == 1
+    return "its GPU", int(torch.cuda.mem_get_info(devices.pop())[0]) if one else 0
 
 
 def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
@@ -195,10 +206,11 @@ def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
 
-    It is 1 where a peer of a large model cannot be examined.
+    It is 1 where a peer of a large model cannot be examined or has a GPU: two jobs there share its memory, of which
+    sampling takes up to a quarter in each, and neither's seconds are then its own.
 
     Args:
-        free: by default what this machine has available. Where that is not known, or a peer has a GPU, all fit.
+        free: by default what this machine has available. Where that is not known, all fit.
     """
     arms = arms_of(recipe)
     if max(known_parameters(recipe, arms).values()) < SMALL:
@@ -207,7 +219,9 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     swarms: dict[str, Recipe] = {}  # of one set of peers, that with the most prompts
     for swarm in sorted((s for arm in arms for s in arm.swarms), key=lambda s: s.training.prompts_per_round):
         swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
-    if not free or any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
+    if any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
+        return 1
+    if not free:
         return jobs
     job = max(_job_bytes(swarm, free) for swarm in swarms.values())
     return max(1, min(jobs, free // job)) if job else jobs
@@ -268,12 +282,13 @@ def _shape(source: str, peer: PeerConfig) -> Shape:
     """The model's size. Loads no weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
     config = AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     trained = _trained_parameters(model, peer)
     parameters = sum(p.numel() for p in model.parameters()) + (trained if peer.train == "lora" else 0)
-    return Shape(config, load_tokenizer(source), parameters, trained)
+    return Shape(config, tokenizer, parameters, trained)
 
 
 def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:

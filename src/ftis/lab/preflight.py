@@ -32,6 +32,7 @@ from ftis.loop.events import Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.prompts import AnswerKind
 from ftis.rewards import graded
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
@@ -87,6 +88,7 @@ class Sounding:
         sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
+        compared: how answers are; None with a reward of the recipe's own.
         samples: (question, completion, reward).
     """
 
@@ -105,6 +107,7 @@ class Sounding:
     peak_bytes: int
     checkpoint_bytes: int
     message_bytes: int
+    compared: AnswerKind | None
     samples: tuple[tuple[str, str, float], ...]
 
     @property
@@ -323,6 +326,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
         ),
         message_bytes=len(message) * sampled // len(rollouts),
+        compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
         samples=tuple(
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
             for group in scored[:SHOWN]

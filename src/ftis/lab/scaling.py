@@ -285,13 +285,15 @@ def draw(found: Mapping[str, Any]) -> list[Panel]:
 
 def _accuracy_panel(found: Mapping[str, Any]) -> Panel:
     means = [size["final"]["mean"] for size in _sizes(found)]
-    plot = _over_sizes(found, _room([found["start"]["mean"], *means, *_all_seeds(found)]))
+    plot = _over_sizes(found, _room([*means, *_all_seeds(found)]))
     _draw_sizes(plot, found, "final")
-    plot.level(found["start"]["mean"], "start", "soft", DASHES[1])
+    plot.level(found["alone"]["final"]["mean"], "alone", "soft")
     _draw_alone(plot, found, "final")
+    start = f"{found['start']['mean']:.3f}"
     told = _told(found, lambda size: f"{size['final']['mean']:.3f}")
-    alt = f"Final accuracy against peers in a swarm. Start {found['start']['mean']:.3f}; {told}"
-    return Panel("scaling-accuracy", plot.chart("Accuracy", alt, f"validation, {found['accuracy_is']}, at the end"))
+    alt = f"Final accuracy against peers in a swarm. Start {start}; {told}"
+    subtitle = f"validation, {found['accuracy_is']}, at the end ({start} before training)"
+    return Panel("scaling-accuracy", plot.chart("Accuracy", alt, subtitle))
 
 
 def _cost_panel(found: Mapping[str, Any], key: str, title: str, subtitle: str, unit: float) -> Panel:
@@ -327,7 +329,7 @@ def _draw_alone(plot: Plot, found: Mapping[str, Any], key: str) -> None:
         of_sizes = [(size["sampled"] / found["own_rollouts"], size[key]) for size in sizes]
         _draw_intervals(plot, of_sizes, "ink")
         points = [(x, estimate["mean"]) for x, estimate in of_sizes]
-        plot.line(points, "ink", "alone", width=1.1, dashes=DASHES[1], marker="o")
+        plot.line(points, "ink", "alone, × sampling", width=1.1, dashes=DASHES[1], marker="o")
 
 
 def _draw_intervals(

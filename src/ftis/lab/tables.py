@@ -20,6 +20,7 @@ from ftis.lab.preflight import BELOW, EASY_FORMATS, Sounding, advice, rate_advic
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
+from ftis.prompts import AnswerKind
 
 TABLE_WIDTH = 100
 
@@ -127,6 +128,13 @@ def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
     return table
 
 
+COMPARED: dict[AnswerKind, str] = {
+    "number": "as numbers",
+    "math": "as mathematics",
+    "exact": "as text, so only the task's own spelling is right",
+    "reasoning_gym": "by the data set's own score_answer",
+}
+
 FEW = 8
 """Groups below which a sounding says that they are few."""
 
@@ -181,6 +189,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         seconds = rounds * (max if in_parallel else sum)(one.seconds_per_round for one in soundings)
         how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
         console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)
+    if soundings and (compared := soundings[0].compared):  # the peers have one task
+        console.print(f"answers are compared {COMPARED[compared]}", highlight=False)
     for one in soundings:
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
