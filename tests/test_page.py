@@ -260,7 +260,7 @@ def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: li
     assert [name for name in no_drawing if name.startswith("difference")] == differences
     curves = [name for name in no_drawing if name.startswith("learning-validation")]
     overs = ("", "-over-tokens", "-over-seconds")
-    assert curves == [f"learning-validation-{peer}{over}" for peer in ("small", "large") for over in overs]
+    assert curves == [f"learning-validation-{peer}{over}" for peer in peers for over in overs]
     assert "m(s + t), a peer of the swarm pays s + m·t, and training alone with its own part costs s + t" in text
     # Four rounds with s = 0.5, t = 0.375, an eighth of a second for exchange and 3 seconds of waiting.
     spaced = re.sub(r"(<[^>]*>|\s)+", " ", written[written.index("Seconds and bytes over all rounds") :])
@@ -282,7 +282,9 @@ def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, 
     mean = curves.index("mean over peers")
     assert mean < curves.index("<summary>Each of the 6 peers</summary>") < curves.index("a, validation: greedy pass@1")
     drawn = [name for name in no_drawing if name.startswith("learning-validation-mean")]
-    assert drawn == [f"learning-validation-mean~over~peers{over}" for over in ("", "-over-tokens", "-over-seconds")]
+    assert drawn == 2 * [f"learning-validation-mean~over~peers{over}" for over in ("", "-over-tokens", "-over-seconds")]
+    curves = few[few.index('id="curves"') :]
+    assert curves.index("mean over peers") < curves.index("a, validation: greedy pass@1")
     assert few.index("<h3>a ") > 0
 
 

@@ -85,13 +85,15 @@ class SplitCurves:
     """The curves of one split.
 
     Attributes:
-        mean: of the mean over peers, where there are many; else None, and those of the peers are not folded.
+        mean: of the mean over peers, where it is compared or there are many peers; else None.
+        folded: whether those of the peers lie under a line that opens, as there are many.
     """
 
     heading: str
     mean: PanelRow | None
     panels: PanelRow
     peers: int
+    folded: bool
 
 
 @dataclass(frozen=True)
@@ -213,10 +215,12 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
 def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
     """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds.
 
-    Of many peers the mean comes first.
+    Where means over peers are compared, or of many peers, the mean comes first.
     """
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
     peers = len(results["peers"])
-    mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs)) if peers > MOST_CARDS else None
+    mean, folded = None, peers > MOST_CARDS
+    if folded or results["together"]:
+        mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs))
     panels = PanelRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
-    return SplitCurves(split_heading(split), mean, panels, peers)
+    return SplitCurves(split_heading(split), mean, panels, peers, folded)
