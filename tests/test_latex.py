@@ -85,7 +85,9 @@ def test_unequal_formulas(given: str, expected: str) -> None:
     assert not answers_equal(given, expected, "math")
 
 
-@pytest.mark.parametrize("nested", [NESTED, "{" * 255 + "5" + "}" * 255, r"\sqrt{" * 31 + "2" + "}" * 31])
+@pytest.mark.parametrize(
+    "nested", [NESTED, "{" * 255 + "5" + "}" * 255, r"\sqrt{" * 31 + "2" + "}" * 31, "(9!)!!", "{(9!)!}!"]
+)
 def test_deep_brackets_are_wrong_without_asking_the_helper(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latex, "_equal", lambda given, expected: pytest.fail("asked"))
     assert not answers_equal(nested, "5", "math")

@@ -198,8 +198,8 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
         expected: from the data set.
         kind: ``number``: equal as rational numbers, after removing currency and percent signs, thousands
             separators, units and a final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``).
-            ``math``: equal as LaTeX, by math-verify, decimals to six digits behind the point; units and bases that
-            both have must be the same. ``exact``: equal as text without surrounding whitespace.
+            ``math``: equal as LaTeX, by math-verify, decimals to six digits behind the point; units, rates and bases
+            that both have must be the same. ``exact``: equal as text without surrounding whitespace.
 
     Raises:
         RewardError: there is no such kind, or the process that compares LaTeX cannot be started.

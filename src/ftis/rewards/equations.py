@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.words import NUMBER_WORDS, RELATION, UNIT, WORDS
+from ftis.rewards.words import NUMBER_WORDS, RELATION, WORDS, without_unit
 
 _OPERATIONS = re.compile(
     r"\\(?:[dtc]?frac|sqrt|cdot|times|div|left|right|pm|mp|pi|infty|[dt]?binom|[lr](?:floor|ceil|vert)|arc(?:sin|cos|tan)|"
@@ -76,7 +76,7 @@ def sides_to_check(given: str, expected: str) -> list[str]:
 def _sides(statement: str) -> list[str]:
     """All sides but the last, without words and units. Those that cannot be read alone, as lists, are left out."""
     said = [re.sub(r"\\q?quad(?![A-Za-z])", "", WORDS.sub(_word, side)) for side in RELATION.split(statement)[:-1]]
-    plain = [_NOUN.sub("", UNIT.sub("", side.strip())).strip() for side in said]
+    plain = [_NOUN.sub("", without_unit(side.strip())).strip() for side in said]
     alone = [side for side in plain if "," not in side and "dots" not in side]
     return [side for side in alone if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}"))]
 

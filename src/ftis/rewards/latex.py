@@ -16,11 +16,6 @@ from ftis.rewards.helper import Helper, Judge, serve
 DIGITS = 6
 """Behind the point: to so many a decimal must equal an exact value, as ``0.333333`` a third. math-verify's default."""
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
-_WRAPPERS = (
-    *(("**", "**"), ("*", "*"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
-    *((f"\\{command}{{", "}") for command in ("boxed", "boldsymbol", "bm", "mathbf")),
-    ("{", "}"),
-)
 _CAPITALS = re.compile("[A-Z]{2,}")
 """The letters of points, whose order counts, though a product of so many factors would be another's."""
 _SEVERAL_FORMULAS = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|[\r\n]")
@@ -39,7 +34,7 @@ def formulas_equal(given: str, expected: str) -> bool:
         return False
     given, expected = writing.in_latex(given), writing.in_latex(expected)
     one, other = _tidy(given), words.as_text(_tidy(expected) or expected)
-    if one is None or writing.too_nested(one) or words.units_differ(_bare(given), _bare(expected)):
+    if one is None or writing.too_nested(one) or words.units_differ(writing.bare(given), writing.bare(expected)):
         return False
     one = words.as_text(one, other)
     if words.says_more(one, other) or equations.goes_on(one, other):
@@ -66,31 +61,11 @@ def _tidy(text: str) -> str | None:
     math-verify looks for formulas in running text and takes one of several, so a completion could give several
     answers. What it gets here is exactly one formula in balanced braces.
     """
-    text = writing.tidied(_bare(writing.tidied(_bare(text))))
+    text = writing.tidied(writing.bare(writing.tidied(writing.bare(text))))
     if text.count("$") == 1:  # an amount, written as people do
         text = re.sub(r"^([+-]?)\$(?=[0-9.])", r"\1", text)
     text = re.sub(r"\s*[\r\n]\s*", " ", text) if "\\begin{" in text else text  # matrices are written over lines
-    return text if text and _balanced(text) and not _SEVERAL_FORMULAS.search(text) else None
-
-
-def _bare(text: str) -> str:
-    """A text without final period and without the delimiters around all of it."""
-    text = text.strip().removesuffix(".")
-    for opening, closing in _WRAPPERS:
-        inner = text[len(opening) : len(text) - len(closing)]
-        wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
-        if wrapped and not inner.endswith("\\") and _balanced(inner) and not ("*" in opening and opening in inner):
-            text = inner.strip().removesuffix(".")
-    return text
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for brace in re.findall(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace, 0)
-        if depth < 0:
-            return False
-    return depth == 0
+    return text if text and writing.balanced(text) and not _SEVERAL_FORMULAS.search(text) else None
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
@@ -106,7 +81,9 @@ _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
 def _load_math_verify() -> Judge:
     import logging
 
+    from latex2sympy2_extended.sets import FiniteSet
     from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Eq, Expr, Interval, Set, Tuple
 
     logging.disable(logging.CRITICAL)
 
@@ -116,7 +93,19 @@ def _load_math_verify() -> Judge:
         return parse(f"${text}$", latex_only, parsing_timeout=None)
 
     def compare(given: str, expected: str, digits: int = DIGITS) -> bool:
-        return bool(verify(read(expected), read(given), float_rounding=digits, timeout_seconds=None))
+        gold, answer = read(expected), read(given)
+
+        def equal(one: Any, other: Any) -> bool:
+            return bool(verify(one, other, float_rounding=digits, timeout_seconds=None))
+
+        if not equal(gold, answer):
+            return False
+        # A list is a set to math-verify: 9,9,9 has one element, and (2,1) is the list 1,2.
+        one, other = (side.rhs if isinstance(side, Eq) else side for side in (gold[0], answer[0]))
+        if isinstance(one, Expr):
+            return not isinstance(other, Set) or len(getattr(other, "_unsorted_args", ())) == 1
+        in_order = isinstance(one, FiniteSet) and isinstance(other, Tuple | Interval)
+        return not in_order or equal(Tuple(*one._unsorted_args), other)
 
     # These comparisons, one of numbers and one of symbols, load what later ones need.
     if not (compare("\\frac{1}{2}", "0.5") and compare("(x-1)(x+1)", "x^2-1")):

@@ -8,22 +8,21 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from ftis.rewards.words import COUNTS, MOST_WORDS, NUMBER_WORDS, RATE, UNIT, as_text, without_nouns
+from ftis.rewards.words import COUNTS, DEGREES, MOST_WORDS, NUMBER_WORDS, RATE, as_text, without_nouns, without_unit
+from ftis.rewards.writing import bare
 
 MAX_ANSWER_LENGTH = 512
 """Characters; a longer answer is right only where it is the expected one letter by letter."""
 
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(
-    rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]*))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
+    rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
 _SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
-_AROUND = re.compile(
-    r"\*\*(?P<bold>.*)\*\*|\*(?P<italic>[^*]*)\*|\\boxed\{(?P<box>.*)\}|\$(?P<maths>[^$]*)\$|#+\s*(?P<line>.*)"
-)
-"""What people put around a number without meaning another: bold type, a box, dollar signs, GSM8K's own mark."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
+_TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 
@@ -64,10 +63,10 @@ def _joined(text: str) -> str:
 
 def read_number(text: str) -> Fraction | None:
     """The rational number that a text denotes: without currency and percent signs, thousands separators, final period,
-    and without the units or things that it counts, as in ``18 apples per day``.
+    and without the units or things that it counts, as in ``18kg`` and ``18 apples per day``.
 
     In an equation the last side is it. The first may be its name, as in ``Total = 18``, and any other must be worth the
-    same, as in ``2 * 9 = 18``.
+    same, as in ``2 * 9 = 18`` and ``18 dollars = 18``.
 
     Returns:
         ``None`` where the text is no number, is longer than :data:`MAX_ANSWER_LENGTH`, or has an exponent of more than
@@ -75,20 +74,14 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    first, *others = _unwrapped(_joined(text.strip().translate(_DASHES)).replace("{,}", ",")).split("=")
+    text = _joined(text.strip().translate(_DASHES)).replace("{,}", ",")
+    first, *others = _FRACTION.sub(r" \1/\2", bare(text.lstrip("#"))).split("=")
     if not others:
         return _amount(first)
     value = _amount(others.pop())
-    if value is None or any(_computed(side) != value for side in others):
-        return None
-    return value if not first.strip() or _is_name(first.strip()) or _computed(first) == value else None
-
-
-def _unwrapped(text: str) -> str:
-    text = text.strip()
-    while found := _AROUND.fullmatch(text.removesuffix(".").rstrip()):
-        text = next(part for part in found.groups() if part is not None).strip()
-    return text
+    named = not first.strip() or _is_name(first.strip())
+    checked = others if named else [first, *others]
+    return None if value is None or any(value not in (_computed(side), _amount(side)) for side in checked) else value
 
 
 def _is_name(side: str) -> bool:
@@ -131,8 +124,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _amount(text: str) -> Fraction | None:
     """What one side says, without units and the like behind it."""
-    text = _unwrapped(text.replace("²", "^2").replace("³", "^3")).removesuffix(".").rstrip()
-    text = without_nouns(as_text(RATE.sub("", UNIT.sub("", text)))).rstrip()
+    text = _TOUCHING.sub(" ", bare(text.replace("²", "^2").replace("³", "^3")))
+    text = without_nouns(as_text(DEGREES.sub("", RATE.sub("", without_unit(text))))).rstrip()
     text = _CURRENCY_BEHIND.sub("", text)
     text = text.removesuffix("%").removesuffix("\\").rstrip()
     signs = _SIGN.match(text)

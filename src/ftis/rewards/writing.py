@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.words import DEGREE, RELATION, UNIT
+from ftis.rewards.words import DEGREE, DEGREES, RELATION, TEXT, without_unit
 
 MOST_WRITTEN = 30
 """Brackets inside brackets, those counted that change nothing, as in ``{{{5}}}``."""
@@ -17,10 +17,15 @@ second for eight at most, three and more for fifteen."""
 MOST_POWERS = 3
 """Powers of powers; what they are worth cannot be computed."""
 
+_WRAPPERS = (
+    *(("**", "**"), ("*", "*"), ("`", "`"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
+    *((f"\\{command}{{", "}") for command in ("boxed", "boldsymbol", "bm", "mathbf")),
+    ("{", "}"),
+)
+"""What people put around an answer without meaning another: bold type, a box, dollar signs."""
 _SIGNS = {"²": "^2", "³": "^3", "∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-"}
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
-_DEGREES = re.compile(DEGREE)
 _OF_DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*(?:[0-9]|\{\s*[0-9]\s*\})\s*)?(?:\\left)?[({]?\s*)"
     rf"([0-9]+(?:\.[0-9]+)?){DEGREE}"
@@ -31,12 +36,15 @@ _DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|,\\!\s*|\{,\}|~)(?=[0-9]{3}(?![
 _THOUSANDS = re.compile(r"^([+-]?[1-9][0-9]{0,2})((?: [0-9]{3})+)(?=$|\.[0-9]+$)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*(?:\{([0-9]+)\}|([0-9]))(?![0-9])")
 _TIMES = re.compile(r"(^|[\s+\-*/=(,])([0-9]+)\s*((?:\\left\s*)?\((?:[0-9]|\\[dtc]?frac))")
+_POWER = re.compile(r"(?<=[\w)}\]])\s*\*\*\s*(-?[0-9]+(?![0-9])|[A-Za-z]|\([^()]*\))(?!\s*\*\*)")
+_EXPONENT = re.compile(r"(?<![\w.\\}])([0-9]+(?:\.[0-9]+)?)[eE]([0-9]{1,3})(?![\w.^]|\s*_)")
 _MIXED = re.compile(r"^([+-]?)\s*([0-9]+)(?:\s|~|\\[,;:! ])+([0-9]+)\s*/\s*([0-9]+)$")
-_UNION = re.compile(r"([\])])\s*(?:U|∪)\s*(?=[\[(])")
+_UNION = re.compile(rf"([\])])\s*(?:U|∪|\\bigcup(?![A-Za-z])|{TEXT}\s*U\s*\}})\s*(?=(?:\\left\s*)?[\[(])")
 _ORDER = re.compile(r"(<=|>=|[<>≤≥]|\\[lg](?:eq?(?:slant)?|t)(?![A-Za-z]))")
 _STRICT = ("<", ">", r"\lt", r"\gt")
 _MORE = (">", "≥", r"\g")
-_INTERVAL = re.compile(r"^[\[(][^,]*,[^,]*[\])]$")
+_INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
+_OR = re.compile(rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])")
 _IN_BASE = re.compile(
     r"(?<![\\A-Za-z0-9.])(?:[A-Za-z]*[0-9.][0-9A-Za-z.]*|[A-Za-z]{2,}|^[A-Za-z](?=\s*_[^_=]*$)|[)\]}])(?:\s|\\[,;:! ])*"
     r"_\s*(?:\{([^{}]+)\}|([0-9]+|[A-Za-z]))"
@@ -51,7 +59,7 @@ _BRACKET = re.compile(
     r"|\\r(?:floor|ceil|angle|vert)(?![A-Za-z])|[)\]}]"
 )
 _CHAIN = re.compile(
-    rf"(?:[\^_]\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[^\s{{}}])\s*){{{MOST_POWERS + 1},}}|!{{{MOST_POWERS},}}"
+    rf"(?:[\^_]\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[^\s{{}}])\s*){{{MOST_POWERS + 1},}}|(?:![\s)\]}}]*){{{MOST_POWERS},}}"
 )
 
 
@@ -66,6 +74,27 @@ def too_nested(text: str, most: int = MOST_NESTED) -> bool:
         if len(powers) > most or sum(powers) > MOST_POWERS:
             return True
     return _CHAIN.search(text) is not None
+
+
+def bare(text: str) -> str:
+    """A text without final period and without the delimiters around all of it."""
+    text = text.strip().removesuffix(".").rstrip()
+    for opening, closing in _WRAPPERS:
+        inner = text[len(opening) : len(text) - len(closing)]
+        wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
+        if wrapped and not inner.endswith("\\") and balanced(inner) and not (opening[0] in "*`" and opening in inner):
+            return bare(inner)
+    return text
+
+
+def balanced(text: str) -> bool:
+    """Whether each brace has its own."""
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def without_doubles(text: str) -> str:
@@ -101,8 +130,9 @@ def tidied(formula: str) -> str:
     formula = _BRACKETED.sub(r"\1", _NAMED_BASE.sub(_with_digits, formula))
     formula = _REPEATING.sub(_as_fraction, formula)
     formula = _OF_DEGREES.sub(r"\1\\frac{\2\\pi}{180}", formula)
-    formula = _DEGREES.sub("", UNIT.sub("", formula)).strip()
+    formula = DEGREES.sub("", without_unit(formula)).strip()
     formula = _THOUSANDS.sub(lambda found: found[1] + found[2].replace(" ", ""), formula)
+    formula = _EXPONENT.sub(r"\1\\cdot 10^{\2}", _POWER.sub(r"^{\1}", formula))
     formula = _TIMES.sub(r"\1\2\\cdot \3", formula)
     return _MIXED.sub(r"\1\2\\frac{\3}{\4}", formula)
 
@@ -122,17 +152,28 @@ def _with_digits(found: re.Match[str]) -> str:
 
 
 def as_intervals(given: str, expected: str) -> tuple[str, str]:
-    """Both as intervals where one of them is an interval and the other an inequality: ``3 < x \\le 4``, ``x > 2``.
+    """Both as intervals where one is an interval or a union of some and the other has inequalities: ``3 < x \\le 4``,
+    ``x < 1 or x > 2``.
 
-    ``(1,2)`` may be a point, so an interval has a square bracket or an infinite end.
+    ``(1,2)`` may be a point, so an interval alone has a square bracket or an infinite end.
     """
     if _is_interval(given):
-        return given, _interval(expected)
-    return (_interval(given), expected) if _is_interval(expected) else (given, expected)
+        return given, _intervals(expected)
+    return (_intervals(given), expected) if _is_interval(expected) else (given, expected)
 
 
 def _is_interval(text: str) -> bool:
-    return bool(_INTERVAL.match(text)) and ("[" in text or "]" in text or "\\infty" in text)
+    parts = [part.strip() for part in text.split(r"\cup")]
+    certain = len(parts) > 1 or "[" in text or "]" in text or "\\infty" in text
+    return certain and all(map(_INTERVAL.fullmatch, parts))
+
+
+def _intervals(text: str) -> str:
+    """The intervals of inequalities that ``or`` joins, in one variable, else the text."""
+    parts = _OR.split(text)
+    joined = r" \cup ".join(map(_interval, parts))
+    variables = {name for part in parts for name in re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", part)}
+    return joined if len(parts) == 1 or (len(variables) == 1 and _is_interval(joined)) else text
 
 
 def _interval(text: str) -> str:
