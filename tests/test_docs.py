@@ -26,7 +26,7 @@ def test_every_command_is_one(document: Path) -> None:
     for arguments in commands_of(document):
         values = parsed(arguments)
         recipe = values.get("recipe")
-        if recipe is not None:
+        if recipe is not None and Path(recipe).parts[0] != "runs":  # what an example writes there is a recipe too
             assert (ROOT / recipe).is_file(), f"{document.name}: {recipe}"
 
 
