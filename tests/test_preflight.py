@@ -203,6 +203,7 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     ("compared", "said"),
     [
         ("number", "answers are compared as numbers"),
+        ("math", "answers are compared as mathematics"),
         ("exact", "answers are compared as text, so only the task's own spelling is right"),
         ("reasoning_gym", "answers are compared by the data set's own score_answer"),
         (None, ""),
@@ -286,6 +287,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
     assert heard == [Sounded(done, 10, Place(peer="a")) for done in (0, 1, 2, 5, 6, 7, 10)]
+    assert looked.compared == "exact"
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     assert looked.completions == 12
     assert looked.formats is not None

@@ -104,7 +104,7 @@ def _load_math_verify() -> Judge:
         one, other = (side.rhs if isinstance(side, Eq) else side for side in (gold[0], answer[0]))
         if isinstance(one, Expr):
             return not isinstance(other, Set) or len(getattr(other, "_unsorted_args", ())) == 1
-        in_order = isinstance(one, FiniteSet) and isinstance(other, Tuple | Interval)
+        in_order = isinstance(one, FiniteSet) and isinstance(other, Tuple | Interval) and "\\pm" not in expected
         return not in_order or equal(Tuple(*one._unsorted_args), other)
 
     # These comparisons, one of numbers and one of symbols, load what later ones need.

@@ -22,7 +22,7 @@ _SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
 _TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}(?![0-9.,])")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 

@@ -29,7 +29,7 @@ _SPELLINGS = {
     "cm": r"cm|centimet(?:er|re)s?",
     "m": r"m|met(?:er|re)s?",
     "km": r"km|kilomet(?:er|re)s?",
-    "inch": r"inch(?:es)?|in",
+    "inch": r"inch(?:es)?|in(?!\s+(?:total|all|each)\b)",
     "foot": r"feet|foot|ft",
     "yard": r"yards?|yds?",
     "mile": r"miles?|mi",
@@ -72,6 +72,8 @@ _POWERS = {"square": 2, "sq": 2, "sq.": 2, "squared": 2, "cubic": 3, "cu": 3, "c
 _MEASURE = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{_UNITS})(?:\s+(?:squared|cubed))?"
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
 
+TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{"
+
 _CARDINALS = (
     r"zeroe?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|(?:twen|thir|for|fif|six|seven|eigh|"
     r"nine)t(?:y|ie)|hundred|thousand|lakh|million|crore|billion|trillion|dozen"
@@ -89,9 +91,12 @@ _NOUNS = (
 _THING = rf"(?:{_MEASURE}|(?!(?i:cents?)\b){_NO_NUMBER}[A-Za-z]{{3,}})"
 _PER = r"(?:\s*/\s*|\s+(?:per|an?)\s+)"
 _OF = rf"(?:{_PER}(?P<per>{_THING})|\s+(?:of|in)\s+{_THING})?"
-RATE = re.compile(rf"(?<=[0-9]){_PER}{_THING}$")
+RATE = re.compile(rf"(?<=[0-9])(?:{_PER}{_THING}|\s*{TEXT}{_PER}{_THING}\s*\}})$")
 """What an amount is for, as in ``$18 per day`` and ``$18/day``."""
-_ALL = "in total|total|altogether|in all|each|left|remaining|tall|long|wide|high|deep|old|ago|away|apart|later|earlier"
+_ALL = (
+    "in total|total|altogether|in all|in each|each|left|remaining|tall|long|wide|high|deep|old|"
+    "ago|away|apart|later|earlier"
+)
 _PHRASE = rf"(?P<measure>{_MEASURE}){_OF}(?:\s+(?:{_ALL}))?"
 _HARMLESS = re.compile(rf"(?:{_MEASURE}|{_NOUNS}){_OF}(?:\s+(?:{_ALL}))?|{_ALL}|[ap]\.?m\.?")
 """What may stand behind a number: units, and a noun in the plural that is no number, as in ``5\\text{ apples}``."""
@@ -99,11 +104,11 @@ _SINGULAR = re.compile(rf"(?!(?i:{_NUMBERS}|less|more|short)\b)[A-Za-z]+[^\W\ds]
 """What may stand behind 1 besides."""
 _PLAIN_WORDS = re.compile(r"(?<=[0-9})])\s+([A-Za-z]{3,}(?:(?:\s+|/)[A-Za-z]+)*)\s*$")
 
-TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{"
 WORDS = re.compile(rf"{TEXT}([^{{}}]*)(.)", re.DOTALL)
 _UNIT = re.compile(
-    # A letter alone behind a space is a variable, but for m and g.
-    rf"(?<=[0-9}})$])\s*(?:\\[,; ]\s*)*(?:(?P<text>{TEXT}\s*)|\s(?![hslLCFNJWV]\b)|(?=(?:mm|cm|km|ft|in)\s*\^))"
+    # Behind a variable only words in braces are a unit. A letter alone behind a space is a variable, but for m and g.
+    rf"(?:(?<=[0-9}})$])|(?<=[A-Za-z!])(?=\s*(?:\\[,; ]\s*)*{TEXT}))"
+    rf"\s*(?:\\[,; ]\s*)*(?:(?P<text>{TEXT}\s*)|\s(?![hslLCFNJWV]\b)|(?=(?:mm|cm|km|ft|in)\s*\^))"
     rf"{_PHRASE}(?(text)\s*\}})(?:\s*\^\s*(?:(?P<power>[23])|\{{\s*(?P<braced>[23])\s*\}}))?\s*$"
 )
 _ONLY_WORDS = re.compile(rf"{TEXT}[^{{}}0-9]*\}}\s*$")
@@ -118,8 +123,8 @@ DEGREE = (
 """How degrees are written behind a number."""
 DEGREES = re.compile(rf"{DEGREE}(?:\s*[CF]\s*$)?")
 _MARKS = {
-    "celsius": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*C\s*\}}?\s*$"),
-    "fahrenheit": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*F\s*\}}?\s*$"),
+    "celsius": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*C(?:elsius)?\s*\}}?\s*$"),
+    "fahrenheit": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*F(?:ahrenheit)?\s*\}}?\s*$"),
     "degree": re.compile(rf"(?:{DEGREE}|\^\s*\{{\s*\\degree\s*\}})\s*$"),
     "percent": re.compile(r"%\s*$"),
     "dollar": re.compile(r"^\s*-?\s*\\?\$\s*-?[0-9.]"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.words import DEGREE, DEGREES, RELATION, TEXT, without_unit
+from ftis.rewards.words import DEGREE, DEGREES, RATE, RELATION, TEXT, without_unit
 
 MOST_WRITTEN = 30
 """Brackets inside brackets, those counted that change nothing, as in ``{{{5}}}``."""
@@ -130,6 +130,8 @@ def tidied(formula: str) -> str:
     formula = _BRACKETED.sub(r"\1", _NAMED_BASE.sub(_with_digits, formula))
     formula = _REPEATING.sub(_as_fraction, formula)
     formula = _OF_DEGREES.sub(r"\1\\frac{\2\\pi}{180}", formula)
+    if formula.lstrip("+-").startswith(("$", r"\$")):
+        formula = RATE.sub("", formula)
     formula = DEGREES.sub("", without_unit(formula)).strip()
     formula = _THOUSANDS.sub(lambda found: found[1] + found[2].replace(" ", ""), formula)
     formula = _EXPONENT.sub(r"\1\\cdot 10^{\2}", _POWER.sub(r"^{\1}", formula))
