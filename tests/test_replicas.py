@@ -106,8 +106,10 @@ def test_two_processes_take_the_steps_of_one(own_old: OwnOld, both: tuple[Policy
         part = isinstance(both[1], LeadingShard)
         found.append((start, update, judged, gradient(policy, part), flat(parameters(policy))))
     (start, update, judged, of_one, after), (start2, update2, judged2, of_two, after2) = found
-    for one, two in zip(start.old_logp, start2.old_logp, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
+    for one, two in zip(
+        start.old_logp, start2.old_logp, strict=True
+    ):  # products of fewer rows are rounded otherwise, by how much depends on the CPU
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
     assert of_one.abs().max() > 1e-3
     torch.testing.assert_close(of_two, of_one, rtol=0, atol=1e-6)
     whole = {name: p.grad for name, p in both[0].model.named_parameters()}
