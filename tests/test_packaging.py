@@ -112,7 +112,7 @@ def test_the_demo_trains_and_a_second_time_resumes(
         "processes": "inline",
         "task.validation_size": 4,
         "ood.0.validation_size": 4,
-        "sampling.num_generations": 2,
+        "sampling.num_generations": 4,  # of each prompt one a peer, where they share prompts
         "sampling.max_completion_length": 8,
         "training.rounds": 1,
         "training.prompts_per_round": 4,
