@@ -68,6 +68,7 @@ _MULTIPLES = {
 """What makes another number of it. An expected answer that has one may still be given without, as without a unit."""
 _SPELLED = {name: re.compile(rf"(?:{spelling})s?") for name, spelling in (_SPELLINGS | _MULTIPLES).items()}
 _UNITS = "|".join(_SPELLINGS.values())
+_MULTIPLE = "|".join(_MULTIPLES.values())
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "squared": 2, "cubic": 3, "cu": 3, "cu.": 3, "cubed": 3}
 _MEASURE = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{_UNITS})(?:\s+(?:squared|cubed))?"
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
@@ -80,7 +81,7 @@ _CARDINALS = (
 )
 NUMBER_WORDS = re.compile(rf"(?i:(?:(?:{_CARDINALS})(?:[\s-]+|$))+)")
 _NUMBERS = (
-    rf"{_CARDINALS}|{'|'.join(_MULTIPLES.values())}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
+    rf"{_CARDINALS}|{_MULTIPLE}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
     r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|million)th|double|triple|negative|equal|time|percent|doe"
 )
 _NO_NUMBER = rf"(?!(?i:{_NUMBERS})s?\b)"
@@ -113,7 +114,7 @@ _UNIT = re.compile(
 )
 _ONLY_WORDS = re.compile(rf"{TEXT}[^{{}}0-9]*\}}\s*$")
 _TOUCHING = re.compile(
-    rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNITS}|(?:{'|'.join(_MULTIPLES.values())})s?)\s*\}}?\s*$"
+    rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNITS}|(?:{_MULTIPLE})s?)\s*\}}?\s*$"
 )
 """What is compared but not taken off here. math-verify takes off some of it, as in ``9cm`` and ``9 s``."""
 DEGREE = (
