@@ -113,9 +113,7 @@ _UNIT = re.compile(
     rf"{_PHRASE}(?(text)\s*\}})(?:\s*\^\s*(?:(?P<power>[23])|\{{\s*(?P<braced>[23])\s*\}}))?\s*$"
 )
 _ONLY_WORDS = re.compile(rf"{TEXT}[^{{}}0-9]*\}}\s*$")
-_TOUCHING = re.compile(
-    rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNITS}|(?:{_MULTIPLE})s?)\s*\}}?\s*$"
-)
+_TOUCHING = re.compile(rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNITS}|(?:{_MULTIPLE})s?)\s*\}}?\s*$")
 """What is compared but not taken off here. math-verify takes off some of it, as in ``9cm`` and ``9 s``."""
 DEGREE = (
     r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|[°º˚])"
