@@ -89,13 +89,19 @@ def test_layers_beyond_two_keep_what_the_second_keeps(
 ) -> None:
     model = tiny_model_dir(kind)
     recipe = recipe_of(model, **keys)
-    config = AutoConfig.from_pretrained(model)
-    if getattr(config, "layer_types", None):  # these models have two layers
-        config.layer_types = config.layer_types * 2
-    shape = shape_of(model, config)
+    shape = shape_of(model)
     kept = [memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], n)[0] for n in (1, 2, 4)]
     assert kept[0] < kept[1]
     assert kept[2] == kept[0] + 3 * (kept[1] - kept[0])
+
+
+def test_a_model_of_one_layer_keeps_what_its_layer_keeps(tiny_model_dir: TinyModelDir) -> None:
+    model = tiny_model_dir()
+    config = AutoConfig.from_pretrained(model)
+    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+    recipe, shape = recipe_of(model), shape_of(model, config)
+    found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0)
+    assert found.activations == memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 1)[0]
 
 
 def test_of_a_large_micro_batch_some_rows_are_measured(

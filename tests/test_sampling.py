@@ -503,13 +503,64 @@ def test_no_more_completions_are_drawn_at_a_time_than_fit(
     monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)  # its steps do not call the model
     expected = tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
     assert max(largest) == 12
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 5 * slots.row_bytes(policy.model.config, 9 + 16, 4))
+    places = 9 + 16 if sampler is generate_sampler else 9 + 2 * 16  # whose batches follow one another
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 5 * slots.row_bytes(policy.model.config, places, 4))
     for batch_size, most in ((0, 4), (2, 2), (12, 4)):
         largest[:] = [0]
         assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)) == expected
         assert max(largest) == most
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 1)
     assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
+
+
+def test_a_cache_whose_rows_are_taken_over_stays_within_its_bytes(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of prompts that waited begin behind those still being drawn, so all rows have more places."""
+    policy, prompts, taken, places = tiny_policy(), prompts_of((3, 9, 5, 9, 1, 7, 2, 9, 4, 6)), [0], [0]
+    policy.end_ids = ENDS
+    put_before, caches = SlotCache.put_before, list[SlotCache]()
+    zeros = torch.Tensor.new_zeros
+
+    def weighed(self: torch.Tensor, *shape: Any, **kwargs: Any) -> torch.Tensor:
+        """Beside a tensor that is about to be allocated, what the caches hold."""
+        made = zeros(self, *shape, **kwargs)
+        held = [tensor for cache in caches for tensors in cache.all_slots() for tensor in tensors]
+        taken.append(sum(tensor.numel() * tensor.element_size() for tensor in [made, *held]) if caches else 0)
+        return made
+
+    def watched(self: SlotCache, old: SlotCache, span: int, width: int) -> None:
+        caches[:] = [self, old]
+        put_before(self, old, span, width)
+        assert old.all_slots() == ([], [])
+        places.append(self.capacity)
+        caches.clear()
+
+    monkeypatch.setattr(SlotCache, "put_before", watched)
+    monkeypatch.setattr(torch.Tensor, "new_zeros", weighed)
+    within = 6 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4)
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", within)
+    builtin_sampler(policy, prompts, 2, Decoding(16), 0)
+    assert 9 + 16 < max(places) <= 9 + 2 * 16
+    assert within / 2 < max(taken) <= within
+
+
+def test_rows_that_wait_for_a_place_take_more_of_them() -> None:
+    config = Qwen2Config(
+        vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    short, long = slots.row_bytes(config, 10 + 20, 4), slots.row_bytes(config, 10 + 2 * 20, 4)
+    for groups, repeats, most, within, expected in (
+        (8, 1, 8, 8 * short, (8, short)),
+        (9, 1, 9, 8 * short, (8 * short // long, long)),
+        (9, 1, 4, 8 * long, (4, long)),
+        (9, 1, 9, 1, (1, long)),
+        (3, 4, 12, 12 * short, (3, short)),
+        (3, 4, 7, 12 * short, (1, long)),
+        (3, 4, 2, 12 * short, (1, long)),  # a group is never parted
+    ):
+        assert slots.groups_within(config, 10, 20, 4, groups, repeats, most, within) == expected
+    assert slots.groups_within(config, 10, 20, 4, 9, 1, 9, 8 * short, refills=False) == (8, short)
 
 
 def test_what_a_completion_takes() -> None:

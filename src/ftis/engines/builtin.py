@@ -165,6 +165,7 @@ class _Rows:
         span = used - int(self.start.min()) if len(self.start) else 0
         width = max(span, longest)
         if len(self.start):
+            self.graph = None  # which holds the old keys and values
             cache.put_before(self.cache, span, width)
         self.cache = cache
         length_n = length_P.repeat_interleave(self.repeats)

@@ -30,7 +30,7 @@ def generate_sampler(
     """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other."""
     if not prompt_ids:
         return []
-    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, decoding.max_completion_length, batch_size)
+    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, decoding.max_completion_length, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
         groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)

@@ -40,14 +40,57 @@ def row_bytes(config: Any, places: int, number: int) -> int:
     return int(places * text.num_hidden_layers * kv_heads * head_dim * 2 * number + 3 * 4 * text.vocab_size)
 
 
+def groups_within(
+    config: Any,
+    longest_prompt: int,
+    max_completion_length: int,
+    number: int,
+    groups: int,
+    repeats: int,
+    most: int,
+    within: int,
+    refills: bool = True,
+) -> tuple[int, int]:
+    """How many of ``groups``, each of ``repeats`` completions, are drawn at a time, and what a completion then takes.
+
+    These are at most ``most`` completions, but one group at least. Where not all are drawn at once, groups take over
+    the rows of completions that ended. They begin where the others have come to, so a row may have as many places again
+    as a completion.
+
+    Args:
+        number: bytes of a number in the cache.
+        within: bytes for all that are drawn at a time.
+        refills: whether rows are taken over.
+    """
+    places = longest_prompt + max_completion_length
+    a_row = row_bytes(config, places, number)
+    if groups * repeats > min(most, within // a_row) and refills:
+        a_row = row_bytes(config, places + max_completion_length, number)
+    return max(1, min(groups, min(most, within // a_row) // repeats)), a_row
+
+
 def groups_at_a_time(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, batch_size: int
+    policy: Policy,
+    prompt_ids: Sequence[Ints],
+    repeats: int,
+    max_completion_length: int,
+    batch_size: int,
+    refills: bool = True,
 ) -> int:
     """How many prompts are completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
     ``batch_size`` completions; at least 1."""
-    places = max(map(len, prompt_ids)) + max_completion_length
-    rows = cache_bytes(policy.device) // row_bytes(policy.model.config, places, policy.compute_dtype.itemsize)
-    return max(1, min(rows, batch_size or rows) // repeats)
+    at_a_time, _ = groups_within(
+        policy.model.config,
+        max(map(len, prompt_ids)),
+        max_completion_length,
+        policy.compute_dtype.itemsize,
+        len(prompt_ids),
+        repeats,
+        batch_size or len(prompt_ids) * repeats,
+        cache_bytes(policy.device),
+        refills,
+    )
+    return at_a_time
 
 
 class SlotLayer(DynamicLayer):
@@ -126,8 +169,8 @@ class SlotCache(Cache):
         return keys, values
 
     def put_before(self, old: SlotCache, span: int, width: int) -> None:
-        """Put the rows of ``old``, the last ``span`` slots of each, before these. All rows then end at slot
-        ``width``.
+        """Move the rows of ``old``, the last ``span`` slots of each, before these. All rows then end at slot
+        ``width``, and ``old`` is empty.
         """
         self.capacity += width - self.get_seq_length()
         for mine, theirs in zip(self.slots, old.slots, strict=True):
@@ -141,3 +184,4 @@ class SlotCache(Cache):
                 both[len(before) :, :, width - mine.used : width] = after[:, :, : mine.used]
                 joined.append(both)
             (mine.keys, mine.values), mine.capacity, mine.used = joined, self.capacity, width
+            theirs.keys = theirs.values = None  # layer by layer, so that no cache lies in memory twice

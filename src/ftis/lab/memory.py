@@ -22,7 +22,7 @@ from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
-from ftis.engines.slots import cache_bytes, row_bytes
+from ftis.engines.slots import cache_bytes, groups_within
 from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
@@ -103,14 +103,19 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     number = resolve_dtype(peer.dtype, device).itemsize
     text = shape.config.get_text_config(decoder=True)
     layers, vocabulary = text.num_hidden_layers, text.vocab_size
-    places = max(prompt_lengths) + swarm.sampling.max_completion_length
     embedding = vocabulary * text.hidden_size
 
-    own = swarm.prompts_per_peer * swarm.rollouts_per_group
-    evaluated = min(EVAL_BATCH, swarm.task.validation_size or EVAL_BATCH)
-    at_once = max(min(own, swarm.sampling.batch_size or own), evaluated)
-    a_row = row_bytes(shape.config, places, number)
-    at_once = min(at_once, max(1, cache_bytes(device) // a_row))
+    batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
+    evaluated = swarm.task.validation_size or EVAL_BATCH + 1
+    drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
+        (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),
+        (evaluated, 1, batch or EVAL_BATCH),
+    ]
+    longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
+    cache = 0
+    for groups, of_each, most in drawn:
+        at_once, a_row = groups_within(shape.config, longest, steps, number, groups, of_each, most, cache_bytes(device))
+        cache = max(cache, at_once * of_each * a_row)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
     if peer.frozen_dtype == "nf4":  # whose steps are the model's own
@@ -136,7 +141,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         moments=moments // parts,
         gradients=shape.trained * FLOAT // parts,
         update=kept + head + head_gradient + gathered,
-        sampling=at_once * a_row + copied + whole,
+        sampling=cache + copied + whole,
         microbatches=microbatches,
         activations=kept,
         share=LIKELY_SIGNAL * (prompt + LIKELY_LENGTH * completion) / (prompt + completion),
@@ -168,7 +173,7 @@ def _kept_by_autograd(
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, key, None)
     if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
+        text.layer_types = (text.layer_types * layers)[:layers]  # a model of one layer is measured with two as well
     small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if peer.train == "subset":  # patterns may name layers that the small model lacks: the most that it can keep
         peer = peer.model_copy(update={"train": "full", "trainable_parameters": ()})
