@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
 
 from ftis.lab import estimate, starters
+from ftis.lab.local import Hub
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.metric_keys import peer_key
@@ -446,6 +448,44 @@ def test_a_mistake_is_one_line_with_its_remedy(
     assert said in error
     assert not list(workplace.rglob("checkpoint-*"))
     assert not list(workplace.rglob("metrics.jsonl"))
+
+
+class Lingering:
+    """A lock whose holder goes on for a while after it has let go."""
+
+    def __init__(self) -> None:
+        self.lock, self.over = threading.Lock(), threading.Event()
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+        self.over.wait(60)
+
+
+@pytest.mark.parametrize(("settings", "status"), [([], 0), (["--set", "sampling.max_completion_length=80"], 1)])
+def test_a_peer_that_has_ended_is_not_at_work_while_its_thread_ends(
+    settings: list[str], status: int, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it may be alive when the command ends, which is no second Ctrl-C."""
+    turn = Lingering()
+
+    class LingeringHub(Hub):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.turn = turn  # type: ignore[assignment]
+
+    monkeypatch.setattr("ftis.lab.runs.Hub", LingeringHub)
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail(f"ended at once with {status}"))
+    try:
+        assert (
+            ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1", *settings) == status
+        )
+        assert any(thread.name == "a" for thread in threading.enumerate())
+    finally:
+        turn.over.set()
 
 
 def test_a_missing_recipe_and_a_missing_argument(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

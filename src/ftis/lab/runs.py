@@ -168,12 +168,13 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
     return trainer.peer.cursor.step == recipe.training.rounds
 
 
-_AT_WORK: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_ENDED: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+"""For each peer's thread, what it sets once it computes no more. It is alive for a moment after that."""
 
 
 def peers_at_work() -> bool:
     """Whether a peer's thread still computes, after a second Ctrl-C."""
-    return any(thread.is_alive() for thread in _AT_WORK)
+    return not all(has_ended.is_set() for has_ended in _ENDED)
 
 
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
@@ -209,7 +210,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
             for job in jobs:
                 # A second Ctrl-C ends the program at once: it does not wait for the threads.
                 thread = threading.Thread(target=work, args=(job,), name=job.peer, daemon=True)
-                _AT_WORK.add(thread)
+                _ENDED.add(ended[job.peer])
                 thread.start()
             for has_ended in ended.values():
                 # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
