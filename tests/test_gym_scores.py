@@ -15,12 +15,13 @@ from ftis.config import PromptConfig, RewardConfig
 from ftis.rewards import graded, gym, helper
 from ftis.rewards.answers import answer_score
 from ftis.rewards.helper import Helper
+from ftis.rewards.numbers import MAX_ANSWER_LENGTH
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Prompt
 from ftis.tasks import gym_judge
 from ftis.tasks.gym_judge import OwnScore
 
-pytest.importorskip("reasoning_gym")
+reasoning_gym = pytest.importorskip("reasoning_gym")
 
 
 def own(dataset: str, answer: str, **metadata: Any) -> OwnScore:
@@ -125,6 +126,18 @@ def test_bitwise_arithmetic_has_many_spellings() -> None:
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_of_thousands_of_characters_has_other_spellings() -> None:
+    problems = reasoning_gym.create_dataset("palindrome_partitioning", size=30, seed=0)
+    entry = max(problems, key=lambda entry: len(entry["answer"]))
+    assert len(entry["answer"]) > 4000 > MAX_ANSWER_LENGTH
+    known = own("palindrome_partitioning", entry["answer"], **entry["metadata"])
+    partitions = json.loads(entry["answer"])
+    backwards, fewer = json.dumps(partitions[::-1]), json.dumps(partitions[1:])
+    assert answer_score(backwards, entry["answer"], "reasoning_gym", known) == 1.0
+    assert answer_score(fewer, entry["answer"], "reasoning_gym", known) < 1.0
+    assert answer_score(backwards + " " * 9999 + "x", entry["answer"], "reasoning_gym", known) == 0.0
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ _VARIABLE = rf"{_LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\)
 _VARIABLES = re.compile(_VARIABLE)
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
 _NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
-_INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:[lg](?:eq?|t)|neq?)(?![a-z])")
+_INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:[lg](?:eq?(?:slant)?|t)|neq?)(?![a-z])|\\not\s*=")
+_RANGE = re.compile(r"[\[(]|\\(?:infty|cup|cap|mathbb|emptyset|varnothing)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
 _DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
 _GOES_ON = re.compile(r"(?<=[0-9})])\s*(?:'+|[+,]?\s*(?:\.\.\.|…|\\[lc]?dots))\s*$|\\[pb]?mod(?![A-Za-z])")
@@ -28,6 +29,12 @@ _GOES_ON = re.compile(r"(?<=[0-9})])\s*(?:'+|[+,]?\s*(?:\.\.\.|…|\\[lc]?dots))
 def goes_on(given: str, expected: str) -> bool:
     """Whether behind the number of ``given`` stands what makes another of it: dots, a prime, a modulus."""
     return _GOES_ON.search(RELATION.split(given)[-1]) is not None and not _GOES_ON.search(expected)
+
+
+def is_inequality(given: str, expected: str) -> bool:
+    """Whether ``given`` ends in an inequality where neither an inequality nor a set is expected."""
+    ends_in_one = _INEQUALITY.search(RELATION.split(given)[-1]) is not None
+    return ends_in_one and not (_INEQUALITY.search(expected) or _RANGE.search(expected))
 
 
 def is_more_infinite(given: str, expected: str) -> bool:

@@ -37,7 +37,7 @@ def formulas_equal(given: str, expected: str) -> bool:
     if one is None or writing.too_nested(one) or words.units_differ(writing.bare(given), writing.bare(expected)):
         return False
     one = words.as_text(one, other)
-    if words.says_more(one, other) or equations.goes_on(one, other):
+    if words.says_more(one, other) or equations.goes_on(one, other) or equations.is_inequality(one, other):
         return False
     one, other = words.without_nouns(one).strip(), words.without_nouns(other).strip()
     if one != other and _CAPITALS.fullmatch(one) and _CAPITALS.fullmatch(other):

@@ -8,8 +8,19 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from ftis.rewards.words import COUNTS, DEGREES, MOST_WORDS, NUMBER_WORDS, RATE, as_text, without_nouns, without_unit
-from ftis.rewards.writing import bare
+from ftis.rewards.words import (
+    COUNTS,
+    DEGREES,
+    MOST_WORDS,
+    NUMBER_WORDS,
+    RATE,
+    SYMBOLS,
+    as_text,
+    harmless,
+    without_nouns,
+    without_unit,
+)
+from ftis.rewards.writing import bare, raised
 
 MAX_ANSWER_LENGTH = 512
 """Characters; a longer answer is right only where it is the expected one letter by letter."""
@@ -22,22 +33,27 @@ _SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
 _TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}(?![0-9.,])")
+_SYMBOL = re.compile(rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})$")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![0-9.,])")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 
 _GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
 _SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
+_FRACTIONS = str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 _DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")
 _IN_TEXT = re.compile(
     rf"(?<![\w.])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])[-\N{{MINUS SIGN}}\N{{EN DASH}}]?\\?\$?"
     rf"(?:(?P<mixed>{_MIXED.pattern})|{_WHOLE}\s*/\s*{_WHOLE}"
+    rf"|{_WHOLE}(?:\.[0-9]+)?\^(?:-?[0-9]+|\{{-?[0-9]+\}})"
     rf"|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
 )
 _TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
 _OVER = re.compile(r"÷|\\div(?![A-Za-z])")
 _MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_COUNTED = re.compile(r"(?<=[0-9])\s*([A-Za-z]{2,})")
+_BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
 _SUM = re.compile(r"(?!.*(?:\*\*|//))[0-9.+\-*/() ]+")
 
 
@@ -45,9 +61,10 @@ def last_number(text: str) -> str | None:
     """The last number in a text, with its sign. A hyphen behind a number or a letter is no sign, an ordinal no number.
 
     A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a unit
-    is none, as in ``18 cm^2``. ``70 000`` is one number, and ``3 1/2`` another.
+    is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and ``3 1/2``
+    another.
     """
-    numbers = list(_IN_TEXT.finditer(_joined(text)))
+    numbers = list(_IN_TEXT.finditer(_joined(raised(text).translate(_FRACTIONS))))
     if not numbers:
         return None
     last = numbers[-1]
@@ -74,8 +91,9 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = _joined(text.strip().translate(_DASHES)).replace("{,}", ",")
-    first, *others = _FRACTION.sub(r" \1/\2", bare(text.lstrip("#"))).split("=")
+    text = _joined(text.strip().translate(_DASHES).translate(_FRACTIONS)).replace("{,}", ",")
+    text = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", bare(text.lstrip("#")))
+    first, *others = text.split("=")
     if not others:
         return _amount(first)
     value = _amount(others.pop())
@@ -92,8 +110,10 @@ def _is_name(side: str) -> bool:
 
 
 def _computed(side: str) -> Fraction | None:
-    """What a sum of plain numbers is worth, as ``2 * 9``; None where it is another expression."""
-    side = _MONEY.sub("", _OVER.sub("/", _TIMES.sub("*", side))).strip()
+    """What a sum of numbers is worth, as ``2 * 9`` and ``9 apples + 9 apples``; None where it is another expression."""
+    if len({word.removesuffix("s") for word in _COUNTED.findall(side)}) == 1:
+        side = _COUNTED.sub(lambda found: "" if harmless(found[1]) else found[0], side)
+    side = _BESIDE.sub("*", _MONEY.sub("", _OVER.sub("/", _TIMES.sub("*", side)))).strip()
     if not _SUM.fullmatch(side):
         return None
     try:
@@ -124,7 +144,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _amount(text: str) -> Fraction | None:
     """What one side says, without units and the like behind it."""
-    text = _TOUCHING.sub(" ", bare(text.replace("²", "^2").replace("³", "^3")))
+    text = _TOUCHING.sub(" ", bare(raised(text)))
+    text = _SYMBOL.sub("", text)  # a variable in a formula, but numbers have none
     text = without_nouns(as_text(DEGREES.sub("", RATE.sub("", without_unit(text))))).rstrip()
     text = _CURRENCY_BEHIND.sub("", text)
     text = text.removesuffix("%").removesuffix("\\").rstrip()

@@ -18,6 +18,9 @@ _SPELLINGS = {
     "celsius": r"(?:deg(?:rees?)?\s+)?(?:[Cc]elsius|C)",
     "fahrenheit": r"(?:deg(?:rees?)?\s+)?(?:[Ff]ahrenheit|F)",
     "radian": r"radians?|rad",
+    "nanosecond": r"ns|nanoseconds?",
+    "microsecond": r"microseconds?",
+    "millisecond": r"ms|milliseconds?",
     "second": r"seconds?|secs?|s",
     "minute": r"minutes?|mins?",
     "hour": r"hours?|hrs?|h",
@@ -25,6 +28,8 @@ _SPELLINGS = {
     "week": r"weeks?",
     "month": r"months?",
     "year": r"years?|yrs?",
+    "nm": r"nm|nanomet(?:er|re)s?",
+    "micrometer": r"micromet(?:er|re)s?|microns?",
     "mm": r"mm|millimet(?:er|re)s?",
     "cm": r"cm|centimet(?:er|re)s?",
     "m": r"m|met(?:er|re)s?",
@@ -33,6 +38,8 @@ _SPELLINGS = {
     "foot": r"feet|foot|ft",
     "yard": r"yards?|yds?",
     "mile": r"miles?|mi",
+    "acre": r"acres?",
+    "hectare": r"hectares?",
     "mg": r"mg|milligrams?",
     "g": r"g|grams?",
     "kg": r"kg|kilograms?|kilos?",
@@ -40,14 +47,29 @@ _SPELLINGS = {
     "ton": r"tons?|tonnes?",
     "ml": r"m[lL]|millilit(?:er|re)s?",
     "liter": r"lit(?:er|re)s?|l|L",
+    "teaspoon": r"teaspoons?|tsps?",
+    "tablespoon": r"tablespoons?|tbsps?",
     "cup": r"cups?",
     "pint": r"pints?",
     "quart": r"quarts?",
     "gallon": r"gallons?",
     "newton": r"newtons?|N",
+    "kilonewton": r"kN|kilonewtons?",
     "joule": r"joules?|J",
+    "kilojoule": r"kJ|kilojoules?",
+    "calorie": r"calories?|cals?",
+    "kilocalorie": r"kcals?|kilocalories?",
     "watt": r"watts?|W",
+    "kilowatt": r"kW|kilowatts?",
+    "megawatt": r"MW|megawatts?",
     "volt": r"volts?|V",
+    "kilovolt": r"kV|kilovolts?",
+    "ampere": r"amps?|amperes?",
+    "ohm": r"ohms?",
+    "hertz": r"hertz|Hz",
+    "kilohertz": r"kilohertz|kHz",
+    "megahertz": r"megahertz|MHz",
+    "mole": r"moles?|mol",
     "unit": r"units?",
     "mile/hour": r"mph",
     "km/hour": r"kmh|kmph|kph",
@@ -71,6 +93,8 @@ _UNITS = "|".join(_SPELLINGS.values())
 _MULTIPLE = "|".join(_MULTIPLES.values())
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "squared": 2, "cubic": 3, "cu": 3, "cu.": 3, "cubed": 3}
 _MEASURE = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{_UNITS})(?:\s+(?:squared|cubed))?"
+SYMBOLS = r"n[sm]|ms|k[NJWV]|MW"
+"""Units of two letters that behind a space may be variables, as those of one letter may."""
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
 
 TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{"
@@ -82,7 +106,8 @@ _CARDINALS = (
 NUMBER_WORDS = re.compile(rf"(?i:(?:(?:{_CARDINALS})(?:[\s-]+|$))+)")
 _NUMBERS = (
     rf"{_CARDINALS}|{_MULTIPLE}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
-    r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|million)th|double|triple|negative|equal|time|percent|doe"
+    r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand)th|[a-z]*illion(?:th)?|sixe|grand|double|triple|negative|"
+    r"equal|time|percent|doe"
 )
 _NO_NUMBER = rf"(?!(?i:{_NUMBERS})s?\b)"
 _NOUNS = (
@@ -107,10 +132,10 @@ _PLAIN_WORDS = re.compile(r"(?<=[0-9})])\s+([A-Za-z]{3,}(?:(?:\s+|/)[A-Za-z]+)*)
 
 WORDS = re.compile(rf"{TEXT}([^{{}}]*)(.)", re.DOTALL)
 _UNIT = re.compile(
-    # Behind a variable only words in braces are a unit. A letter alone behind a space is a variable, but for m and g.
+    # Behind a variable only words in braces are a unit. Letters alone behind a space are variables, but for m and g.
     rf"(?:(?<=[0-9}})$])|(?<=[A-Za-z!])(?=\s*(?:\\[,; ]\s*)*{TEXT}))"
-    rf"\s*(?:\\[,; ]\s*)*(?:(?P<text>{TEXT}\s*)|\s(?![hslLCFNJWV]\b)|(?=(?:mm|cm|km|ft|in)\s*\^))"
-    rf"{_PHRASE}(?(text)\s*\}})(?:\s*\^\s*(?:(?P<power>[23])|\{{\s*(?P<braced>[23])\s*\}}))?\s*$"
+    rf"\s*(?:\\[,; ]\s*)*(?:(?P<text>{TEXT}\s*)|\s(?!(?:[hslLCFNJWV]|{SYMBOLS})\b)|(?=(?:mm|cm|km|ft|in)\s*\^))"
+    rf"{_PHRASE}(?(text)\s*\}})(?:\s*\^\s*(?:(?P<power>[23])|\{{\s*(?P<braced>-?[1-3])\s*\}}))?\s*$"
 )
 _ONLY_WORDS = re.compile(rf"{TEXT}[^{{}}0-9]*\}}\s*$")
 _TOUCHING = re.compile(rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNITS}|(?:{_MULTIPLE})s?)\s*\}}?\s*$")
@@ -137,7 +162,8 @@ _MARKS = {
 """How units are written that are no words."""
 COUNTS = re.compile(
     r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|or|and|not|no|is|isn['’]?t|are|was|wrong|incorrect|"
-    r"false|if|but|than|least|most|plus|minus|times|negative|per cent)\b",
+    r"false|if|but|than|least|most|plus|minus|times|negative|per cent|twice|thrice|"
+    r"(?:double|triple)(?! (?:product|integral)))\b|^\s*(?:squared|cubed)\b",
     re.IGNORECASE,
 )
 """Words that make another answer of an equation whose first side they name."""
@@ -189,7 +215,8 @@ def _unit(text: str) -> tuple[str, int] | None:
     name, power = _named(parts["measure"])
     per, of = _named(parts.get("per") or "")
     rate = f"/{per}" * of if per else ""
-    return name + rate, int(parts.get("power") or parts.get("braced") or power)
+    unit = name + rate, int(parts.get("power") or parts.get("braced") or power)
+    return ("m/second", 1) if unit == ("millisecond", -1) else unit
 
 
 def _named(measure: str) -> tuple[str, int]:

@@ -23,7 +23,10 @@ _WRAPPERS = (
     ("{", "}"),
 )
 """What people put around an answer without meaning another: bold type, a box, dollar signs."""
-_SIGNS = {"²": "^2", "³": "^3", "∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-"}
+_SIGNS = {"∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-", "·": r"\cdot ", "×": r"\times "}
+_SIGNS |= {sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in ("½12", "¼14", "¾34", "⅓13", "⅔23")}
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 _OF_DEGREES = re.compile(
@@ -116,8 +119,19 @@ def in_latex(text: str) -> str:
     """A text with commands for the signs of Unicode and for a spelled ``pi``: ``\\sqrt{2}`` for ``√2``."""
     for sign, command in _SIGNS.items():
         text = text.replace(sign, command)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: _after("_", found[0].translate(_LOWERED)), raised(text))
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text)
     return _PI.sub(r"\\pi ", text).strip()
+
+
+def raised(text: str) -> str:
+    """A text whose powers stand behind ``^``: ``x^4`` for ``x⁴``."""
+    return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: _after("^", found[0].translate(_RAISED)), text)
+
+
+def _after(mark: str, digits: str) -> str:
+    """A power or an index; braces only around several characters."""
+    return f"{mark}{digits}" if len(digits) == 1 else f"{mark}{{{digits}}}"
 
 
 def tidied(formula: str) -> str:
