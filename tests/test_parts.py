@@ -9,10 +9,15 @@ import pytest
 from ftis.config import Recipe
 from ftis.lab.recipes import parse
 from ftis.loop.parts import parts_of_reward
+from ftis.prompts import Task
 from ftis.rewards.answers import format_and_answer
+from ftis.rollouts import Prompt
 
 BOTH = "<think>x</think><answer>7</answer>"
 ANSWER, FORMAT, NEITHER = "<answer>7</answer>", "<think>x</think><answer>8</answer>", "7"
+
+
+TASK = Task("t", (Prompt(0, "q", "8"), Prompt(1, "q", "7")), (), "number", "")
 
 
 def recipe(prefill: str = "", **reward: Any) -> Recipe:
@@ -31,10 +36,11 @@ def found(of: Recipe, completions: list[str]) -> dict[str, float]:
     rewards = format_and_answer([""] * len(texts), texts, ids, answer=["7"] * len(texts), **settings)
     rollouts = {
         "source": ["b", *("a" for _ in completions)],
+        "item": [0, *(1 for _ in completions)],
         "completion": [BOTH, *completions],
         "reward": [1.0, *rewards],
     }
-    return parts_of_reward(of, "a", rollouts)
+    return parts_of_reward(of, TASK, "a", rollouts)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1, 0.2, 1 / 3, 0.5, 0.8])
@@ -45,9 +51,20 @@ def test_a_weighed_reward_tells_both_parts(weight: float) -> None:
     assert found(of, [ANSWER, ANSWER]) == {"format_right": 0.0, "answer_right": 1.0}
 
 
-def test_what_the_reward_does_not_tell_is_left_out() -> None:
-    assert found(recipe(), [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5}  # ANSWER's is not rewarded
-    assert found(recipe(format_weight=1.0), [BOTH, FORMAT]) == {"format_right": 1.0}
+def test_what_the_reward_does_not_tell_is_graded_again() -> None:
+    assert found(recipe(), [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5, "answer_right": 0.5}
+    assert found(recipe(format_weight=1.0), [BOTH, FORMAT]) == {"format_right": 1.0, "answer_right": 0.5}
+
+
+@pytest.mark.parametrize(("mark", "right"), [(0.6, 1.0), (0.7, 0.0)])
+def test_an_answer_in_a_wrong_format_is_right_from_the_pass_mark_on(
+    mark: float, right: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis.loop.parts.graded", lambda *_: (False, 0.6))
+    assert found(recipe(pass_mark=mark), [ANSWER]) == {"format_right": 0.0, "answer_right": right}
+
+
+def test_a_reward_of_ones_own_has_no_parts() -> None:
     assert found(recipe(function="test_parts.own"), [BOTH]) == {}
     assert found(recipe(), []) == {}
 
@@ -60,15 +77,18 @@ def test_an_answer_without_tags_is_right_only_where_the_format_is() -> None:
 
 
 def test_a_prefill_is_a_part_of_the_format() -> None:
-    assert found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH]) == {"format_right": 0.5}
+    assert found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH]) == {
+        "format_right": 0.5,
+        "answer_right": 1.0,
+    }
 
 
 @pytest.mark.parametrize(("reward", "right"), [(0.2 + 0.8 * 0.6, 1.0), (0.2 + 0.8 * 0.4, 0.0), (0.8 * 0.6, 1.0)])
 def test_with_partial_credit_an_answer_is_right_from_the_pass_mark_on(reward: float, right: float) -> None:
     of = recipe(format_weight=0.2, partial_credit=True, pass_mark=0.6)
     completion = FORMAT if reward > 0.5 or not right else NEITHER
-    rollouts = {"source": ["a"], "completion": [completion], "reward": [reward]}
-    assert parts_of_reward(of, "a", rollouts)["answer_right"] == right
+    rollouts = {"source": ["a"], "item": [1], "completion": [completion], "reward": [reward]}
+    assert parts_of_reward(of, TASK, "a", rollouts)["answer_right"] == right
 
 
 def own(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:

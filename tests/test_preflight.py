@@ -396,6 +396,8 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
         assert f"{peer}: the format is right in 0 of 8 completions" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 2
+    (together,) = [line for line in said.replace("\n", " ").split("  ") if "together: at most" in line][:1] or [""]
+    assert "of disk for 2 checkpoints of each" in together
     assert not (tmp_path / "runs").exists()
 
 
@@ -459,6 +461,24 @@ def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:
     assert out.getvalue().splitlines() == [
         "seed 1 alone a/a: round 1 of 5  reward 0.50  20 s  20 tokens/s  about 80 s left",
         "seed 1 alone a/a: round 4 of 5  reward 0.50  20 s  20 tokens/s  25 s left",
+    ]
+
+
+def test_an_experiment_tells_what_does_not_work_after_some_rounds() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200), Clock())
+    place = Place(arm="alone", peer="a", job="seed 1 alone")
+    display(ArmBegun(("a",), 9, place=place))
+    heard = {"peer/b/delivered": False}
+    rows: list[dict[str, Any]] = [{"reward": 0.0, "frac_reward_zero_std": 1.0}] * 4
+    rows += [{"reward": 0.5, "frac_reward_zero_std": 0.5, "without_foreign": True, **heard}] * 5
+    for step, row in enumerate(rows, 1):
+        display(RoundEnded({"step": step, "step_time": 1.0, **row}, place))
+    first, *told = out.getvalue().splitlines()
+    assert first.startswith("seed 1 alone/a: round 1 of 9")
+    assert told == [
+        "seed 1 alone/a: no completion earned any reward in 4 rounds, so nothing is learned: ftis preflight says why",
+        "seed 1 alone/a: no foreign rollout was used in 4 rounds (b: nothing came)",
     ]
 
 

@@ -33,6 +33,7 @@ SENT: dict[str, Any] = {"delivered": True, "admitted": 4, "zero_advantage": 2, "
             [("bob", "in each of its groups all rewards are equal", 0)],
             " (bob: in each of its groups all rewards are equal)",
         ),
+        ({"admitted": 0}, [("bob", "offered no groups", 0)], " (bob: offered no groups)"),
         ({}, [], ""),
     ],
 )

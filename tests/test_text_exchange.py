@@ -432,6 +432,34 @@ def test_what_is_exchanged_is_not_known_where_a_tokenizer_is_absent(
     assert "exchange token ids" not in said
 
 
+def test_a_variant_of_a_starter_has_its_tokenizer_before_it_is_made(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTIS_HOME", str(place / "home"))
+    write(place, a=f"{SMALL}@1", b="starter:large@2")
+    ftis("doctor", "recipe.toml")
+    assert "a, b exchange token ids" in capsys.readouterr().out
+    write(place, a=f"{SMALL}@1", b=f"{MERGED}@2")
+    ftis("doctor", "recipe.toml")
+    said = capsys.readouterr().out
+    assert "a, b exchange text" in said
+    assert "not on this machine" not in said
+
+
+def test_many_swarms_that_exchange_token_ids_share_a_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "abcdefghij"
+    pairs = [list(names[i : i + 2]) for i in range(0, 10, 2)]
+    write(place, {"swarms": pairs[:4], "prompts_per_round": 8}, **dict.fromkeys(names[:8], SMALL))
+    ftis("doctor", "recipe.toml")
+    said = capsys.readouterr().out
+    assert all(f"{a}, {b} exchange token ids" in said for a, b in pairs[:4])
+    write(place, {"swarms": pairs, "prompts_per_round": 10}, **dict.fromkeys(names, SMALL))
+    ftis("doctor", "recipe.toml")
+    said = capsys.readouterr().out
+    assert "in 5 swarms the peers exchange token ids" in said
+    assert "a, b exchange" not in said
+
+
 def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:
     """The one of several ends that is text is not lost on the way."""
     recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["<eos>", "9"]'])

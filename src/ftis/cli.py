@@ -130,6 +130,7 @@ def preflight(
     from ftis.exchange import Stopped
     from ftis.lab import tables
     from ftis.lab.arms import arms_of
+    from ftis.lab.estimate import totals
     from ftis.lab.formatting import counted
     from ftis.lab.preflight import preflight as look
     from ftis.lab.prepare import exchanges
@@ -151,7 +152,7 @@ def preflight(
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in exchanges(chosen):
+    for line in [*totals(loaded, chosen[0].name), *exchanges(chosen)]:
         console.print(line, highlight=False, markup=False)
 
 

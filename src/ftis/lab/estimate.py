@@ -72,11 +72,7 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     """
     lines: list[str] = []
     arms = arms_of(recipe, only)
-    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
-    for examined in _examine(_costliest(arms), lines):
-        peer, _, memory = examined
-        if peer.name not in largest or memory.peak > largest[peer.name][2].peak:
-            largest[peer.name] = examined
+    largest = _largest(arms, lines)
     lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
         lines.append(_together(arms, largest))
@@ -92,6 +88,23 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
             f"rounds"
         )
     return lines
+
+
+def totals(recipe: Recipe, arm: str) -> list[str]:
+    """The line of :func:`estimate` about memory and disk of an arm's peers together, and those about what it lacks."""
+    arms, lines = arms_of(recipe, (arm,)), list[str]()
+    largest = _largest(arms, lines)
+    return [*dict.fromkeys(lines), *([_together(arms, largest)] if largest else [])]
+
+
+def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfig, Shape, Memory]]:
+    """Each peer's memory in the arm in which it takes most. A line says why one is left out."""
+    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
+    for examined in _examine(_costliest(arms), lines):
+        peer, _, memory = examined
+        if peer.name not in largest or memory.peak > largest[peer.name][2].peak:
+            largest[peer.name] = examined
+    return largest
 
 
 def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:

@@ -30,10 +30,10 @@ from ftis.lab.prepare import check, prepare
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
+from ftis.loop.parts import graded_in
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.prompts import AnswerKind
-from ftis.rewards import graded
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
@@ -375,15 +375,7 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
 
 def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
     """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
-    reward, prompt = swarm.reward, swarm.prompt
-    if reward.function != RewardConfig().function:
+    if swarm.reward.function != RewardConfig().function:
         return None, None
-    tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
-    kind = kind_of_answers(reward, peer.task.answer_kind)
-    found = [
-        graded(prompt.prefill + text, problem.answer, kind, *tags, problem.columns.get("reasoning_gym"))
-        for group in scored
-        for text in group.completions
-        if (problem := peer.task.train[group.group.item])
-    ]
-    return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
+    found = [graded_in(swarm, peer.task, group.group.item, text) for group in scored for text in group.completions]
+    return sum(well_formed for well_formed, _ in found), sum(score >= swarm.reward.pass_mark for _, score in found)

@@ -27,6 +27,9 @@ from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 
+MOST_SWARMS = 4
+"""Whose exchange is told one by one."""
+
 
 def check(arms: list[Arm]) -> None:
     """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, numbers of prompts.
@@ -113,9 +116,12 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
 
 
 def tokenizers_here(arm: Arm) -> dict[str, str]:
-    """Where each of an arm's models is, of those whose tokenizers are on this machine."""
+    """Where the tokenizer of each of an arm's models is, of those that are on this machine.
+
+    A variant of a starter has the tokenizer of that starter, which is shipped.
+    """
     models = {peer.model for peer in arm.recipe.peers}
-    places = {m: str(starters.path_of(m)) if starters.is_starter(m) else m for m in models}
+    places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
     return {model: place for model, place in places.items() if (Path(place) / "tokenizer.json").exists()}
 
 
@@ -159,15 +165,24 @@ def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) ->
 def exchanges(arms: Sequence[Arm]) -> list[str]:
     """A line for each set of peers that learn together: what they exchange, by the tokenizers on this machine.
 
+    More than :data:`MOST_SWARMS` that exchange token ids share one.
+
     Raises:
         FtisError: as :func:`with_exchange`.
     """
     lines: list[str] = []
+    by_ids: set[str] = set()
     for arm in arms:
         here = tokenizers_here(arm)
         for swarm in with_exchange(arm, here).swarms:
-            lines += _said(swarm, here) if len(swarm.peers) > 1 else []
-    return list(dict.fromkeys(lines))
+            said = _said(swarm, here) if len(swarm.peers) > 1 else []
+            by_ids.update(said if swarm.exchange == "ids" else [])
+            lines += said
+    lines = list(dict.fromkeys(lines))
+    if len(by_ids) <= MOST_SWARMS:
+        return lines
+    together = f"in {len(by_ids)} swarms the peers exchange token ids"
+    return [together, *(line for line in lines if line not in by_ids)]
 
 
 def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:

@@ -38,6 +38,8 @@ from ftis.metric_keys import by_peer
 FALLEN_OVER, WORTH_FALLING = 3, 0.1
 """Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
 
+LEAST_IN_JOBS = 4
+"""Rounds in a row after which a job of an experiment says what does not work."""
 SECONDS_BETWEEN_LINES = 60.0
 """Between two lines about rounds of an experiment's jobs, off a terminal."""
 
@@ -129,7 +131,8 @@ class Display:
     def _of_job(self, event: Event) -> None:
         """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round.
 
-        Off a terminal a line tells of it, one every :data:`SECONDS_BETWEEN_LINES`: an experiment has thousands.
+        Off a terminal a line tells of it, one every :data:`SECONDS_BETWEEN_LINES`: an experiment has thousands. What
+        does not work is told once it has lasted for :data:`LEAST_IN_JOBS` rounds.
         """
         job, peer = event.place.job, event.place.peer
         match event:
@@ -143,6 +146,11 @@ class Display:
                 if self._clock() - self._said >= SECONDS_BETWEEN_LINES:
                     self._said = self._clock()
                     self._line(line)
+                self._count_unlearned(name, metrics, LEAST_IN_JOBS)
+                if rounds := self._in_a_row(name, "no foreign", bool(metrics.get("without_foreign")), LEAST_IN_JOBS):
+                    self.console.print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
+                self._compare_rewards(name, metrics["reward"])
+                self._of_honesty(name, metrics)
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
@@ -242,25 +250,26 @@ class Display:
             parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
         return "  ".join(parts)
 
-    def _count_unlearned(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Say after 1, 2, 4, 8 … rounds in a row that nothing was learned, or that no answer was right."""
+    def _count_unlearned(self, name: str, metrics: Mapping[str, Any], least: int = 1) -> None:
+        """Say after 1, 2, 4, 8 … rounds in a row, from ``least`` on, that nothing was learned or no answer right."""
         no_signal, no_answer = metrics.get("frac_reward_zero_std") == 1, metrics.get("answer_right") == 0
         found = None
-        if rounds := self._in_a_row(name, "no answer", no_answer):
+        if rounds := self._in_a_row(name, "no answer", no_answer, least):
             found = f"no answer was right in {rounds}: ftis preflight says what to change"
-        if rounds := self._in_a_row(name, "no signal", no_signal):
+        if rounds := self._in_a_row(name, "no signal", no_signal, least):
             found = f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
             if no_answer:
                 found = f"no answer is right, and {found}"
-        if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0):
+        if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0, least):
             found = f"no completion earned any reward in {rounds}, so nothing is learned: ftis preflight says why"
         if found:
             self.console.print(f"{name}: {found}", highlight=False)
 
-    def _in_a_row(self, name: str, what: str, happened: bool) -> str:
-        """How many rounds in a row something has happened, in words where that is 1, 2, 4, 8 …, else empty."""
+    def _in_a_row(self, name: str, what: str, happened: bool, least: int = 1) -> str:
+        """How many rounds in a row something has happened, in words where that is 1, 2, 4, 8 …, from ``least`` on, else
+        empty."""
         rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
-        return counted(rounds, "round") if rounds and rounds & (rounds - 1) == 0 else ""
+        return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
 
     def _compare_rewards(self, name: str, reward: float) -> None:
         """Say that a peer's rewards have fallen to less than half of the best so far, over three rounds each."""

@@ -46,7 +46,7 @@ REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_e
 """Keys of ``training`` that a replay may change, besides all of ``objective``: they say how a peer learns from
 rollouts, not which rollouts there are."""
 
-OF_THE_EXCHANGE = ("delivered", "rejected", "first_rejection", "bytes")
+OF_THE_EXCHANGE = ("delivered", "rejected", "first_rejection", "bytes", "passed_over")
 """Metrics of a peer that a replay cannot measure; it copies them from the recorded round."""
 
 

@@ -87,6 +87,8 @@ def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
             continue
         if not measures.get("delivered"):
             yield name, "nothing came", 0
+        elif not any(measures.get(told) for told in ("admitted", "rejected", "dropped", "passed_over")):
+            yield name, "offered no groups", 0
         for measure, value in measures.items():
             kind, _, reason = measure.partition("/")
             if kind in ("rejected", "dropped") and reason and value:

@@ -167,8 +167,9 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             in_bytes(one.peak_bytes) if one.peak_bytes else "–",
         )
     table.caption = (
-        "peak memory is that of these groups; a round samples and learns from more: ftis train RECIPE --dry-run says "
-        "what that takes. Seconds are one peer's own work, extrapolated from half of the groups and all of them"
+        "peak memory is that of these groups; a round samples and learns from more: what that takes stands below, and "
+        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from half of the groups "
+        "and all of them"
     )
     if soundings and len(soundings[0].rewards) < FEW:
         groups = len(soundings[0].rewards)

@@ -82,12 +82,13 @@ class Trainer:
 
     def finish_round(self, record: RoundRecord, last: int, say: Say) -> None:
         """Record a round, and evaluate after it where the recipe says so and after the ``last``."""
-        record.metrics.update(parts_of_reward(self.peer.recipe, self.peer.name, record.rollouts))
-        if memory := peak_bytes(self.peer.policy.device):
+        peer = self.peer
+        record.metrics.update(parts_of_reward(peer.recipe, peer.task, peer.name, record.rollouts))
+        if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
         say(RoundEnded(record.metrics))
-        every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
+        every, step = peer.recipe.training.eval_every, peer.cursor.step
         if step == last or (every and step % every == 0):
             say(self.evaluate())
 
