@@ -1,6 +1,6 @@
 """Sampling, update and round of 0.5B and 1.5B Qwen2 shapes with random weights, in bfloat16 on a GPU.
 
-    python benchmarks/gpu.py                        # needs a CUDA device; within eight minutes
+    python benchmarks/gpu.py                        # needs a CUDA device; repeats are cut towards eight minutes
     python benchmarks/gpu.py --tiny --device cpu    # the same code at toy size, anywhere
 
 It checks itself first: in float32, greedy tokens of the built-in sampler, with and without CUDA graphs, are those of
@@ -10,14 +10,18 @@ and without CUDA graphs, their ratio to generate's, the share of the memory's ba
 (parameters and cached keys and values read once a step, against a large copy); seconds of an optimiser step and its
 share of the arithmetic that a large matrix product reaches (6 operations a parameter and token that the model is
 passed, which is each prompt once); and a round of one sampling, the check of log-probabilities and four steps.
+Last, for each way to keep a model (in full, also with AdamW in 8 bits; through LoRA, its base in float32, bfloat16 or 4
+bits): tokens a second, seconds of an optimiser step, and the most memory of both.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -25,12 +29,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.generate import generate_sampler
+from ftis.engines.models import load_model
 from ftis.lab.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -62,6 +67,16 @@ TINY = {
     }
 }
 GROUP, STEPS = 12, 4
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "full, AdamW in 8 bits": {"optim": "adamw_8bit"},
+    "LoRA": {"train": "lora"},
+    "LoRA, base in bfloat16": {"train": "lora", "frozen_dtype": "bfloat16"},
+    "LoRA, base in 4 bits": {"train": "lora", "frozen_dtype": "nf4"},
+}
+"""Ways to keep a model, as settings of its peer."""
+LARGEST_GAP = 0.05
+"""Mean difference in nats between the sampler's log-probabilities and the learner's in bfloat16."""
 
 
 class Bench:
@@ -88,6 +103,16 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    def forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            gc.collect()  # an earlier model, which its hooks refer to
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> dict[str, float]:
+        """The most memory since :meth:`forget_peak`, where it is told."""
+        return {"gigabytes": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if self.device.type == "cuda" else {}
+
     def limits(self) -> tuple[float, float]:
         """Floating-point operations (bfloat16) and bytes a second."""
         n, numbers = (512, 2**22) if self.settings.tiny else (8192, 2**30)
@@ -99,7 +124,8 @@ class Bench:
             2 * source.numel() * 2 / self.seconds(lambda: target.copy_(source), 9),
         )
 
-    def policy(self, shape: dict[str, int], dtype: Literal["float32", "bfloat16"]) -> Policy:
+    def policy(self, shape: dict[str, int], dtype: Literal["float32", "bfloat16"], **kept: Any) -> Policy:
+        """A model of random weights, kept as these settings of its peer say."""
         torch.manual_seed(0)
         config = Qwen2Config(
             **shape,  # type: ignore[arg-type]
@@ -109,7 +135,7 @@ class Bench:
             eos_token_id=2,
         )
         with self.device:
-            model = Qwen2ForCausalLM(config)
+            model: PreTrainedModel = Qwen2ForCausalLM(config)
         peer = PeerConfig(
             name="p",
             model="random",
@@ -117,7 +143,13 @@ class Bench:
             dtype=dtype,
             tokens_per_microbatch=self.settings.tokens_per_microbatch,
             gradient_checkpointing=self.settings.gradient_checkpointing,
+            **kept,
         )
+        if peer.frozen_dtype == "nf4":  # which only loading makes of a model
+            with tempfile.TemporaryDirectory() as place:
+                model.save_pretrained(place)
+                del model
+                model = load_model(place, peer)
         policy = Policy(model, make_tokenizer(), peer)
         policy.end_ids = frozenset({shape["vocab_size"]})  # no completion ends early: every step is a full one
         return policy
@@ -161,9 +193,7 @@ def checked(bench: Bench, shape: dict[str, int]) -> dict[str, Any]:
 def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float, float]) -> dict[str, Any]:
     settings, (flops, bandwidth) = bench.settings, limits
     result: dict[str, Any] = {"model": name, **checked(bench, shape)}
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    bench.forget_peak()
     policy = bench.policy(shape, "bfloat16")
     parameters = sum(p.numel() for p in policy.model.parameters())
     prompts = prompts_of(settings.prompts, settings.prompt_length)
@@ -173,7 +203,7 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
 
     gaps = logp_gaps(policy, prompts[:1], builtin_sampler(policy, prompts[:1], GROUP, decoding, 1))
     result["bfloat16_logp_gap_mean"] = float(gaps.mean())
-    if gaps.mean() > 0.05:
+    if gaps.mean() > LARGEST_GAP:
         sys.exit(f"self-check failed in bfloat16: mean log-probability gap {gaps.mean()}")
 
     n_rows, tokens = len(rollouts), len(rollouts) * length
@@ -194,18 +224,11 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
     slots = n_rows * sum(settings.prompt_length + t for t in range(length))
     result["share_of_bandwidth"] = round((2 * parameters * length + cache * slots) / bandwidth / sampling, 3)
 
-    of_row = [prompts[i // GROUP] for i in range(n_rows)]
     parts = np.array_split(np.random.default_rng(0).permutation(n_rows), STEPS)
 
     def step(part: Any) -> None:
-        policy.step(
-            [of_row[i] for i in part],
-            [rollouts[i].completion_ids for i in part],
-            1.0,
-            lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum() / tokens,
-        )
+        step_of(policy, prompts, rollouts, part)
 
-    policy.set_learning_rate(1e-7)
     update = bench.seconds(lambda: step(parts[0]), settings.repeats)
     passed: list[int] = []
     hook = policy.model.register_forward_pre_hook(
@@ -224,9 +247,44 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
             step(part)
 
     result["round_seconds"] = round(bench.seconds(a_round, settings.generate_repeats), 3)
-    if bench.device.type == "cuda":
-        result["gigabytes"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-    return result
+    return result | bench.peak()
+
+
+def step_of(policy: Policy, prompts: list[Ints], rollouts: list[Rollout], part: Any) -> None:
+    """An optimiser step on these of all rollouts, ``GROUP`` of each prompt."""
+    tokens = sum(len(rollout.completion_ids) for rollout in rollouts)
+    policy.set_learning_rate(1e-7)
+    policy.step(
+        [prompts[i // GROUP] for i in part],
+        [rollouts[i].completion_ids for i in part],
+        1.0,
+        lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum() / tokens,
+    )
+
+
+def kept(bench: Bench, name: str, shape: dict[str, int], way: str) -> dict[str, Any]:
+    """Speed and memory of a model kept in one of :data:`WAYS`."""
+    settings = bench.settings
+    bench.forget_peak()
+    policy = bench.policy(shape, "bfloat16", **WAYS[way])
+    prompts, decoding = prompts_of(settings.prompts, settings.prompt_length), Decoding(settings.length)
+    groups = builtin_sampler(policy, prompts, GROUP, decoding, 0)
+    gap = float(logp_gaps(policy, prompts[:1], groups[:1]).mean())
+    if gap > LARGEST_GAP:
+        sys.exit(f"self-check failed of {name} kept as {way}: mean log-probability gap {gap}")
+    rollouts = [rollout for group in groups for rollout in group]
+    part = np.random.default_rng(0).permutation(len(rollouts))[: len(rollouts) // STEPS]
+    bench.forget_peak()
+    sampling = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats)
+    update = bench.seconds(lambda: step_of(policy, prompts, rollouts, part), settings.generate_repeats)
+    return {
+        "model": name,
+        "way": way,
+        "trained": sum(p.numel() for p in policy.trainable),
+        "logp_gap_mean": gap,
+        "sampling_tokens_per_second": round(len(rollouts) * settings.length / sampling),
+        "update_seconds": round(update, 4),
+    } | bench.peak()
 
 
 def main() -> None:
@@ -253,12 +311,17 @@ def main() -> None:
     print(f"{where}, torch {torch.__version__}, {vars(settings)}", flush=True)
     limits = bench.limits()
     print(f"limits: {limits[0] / 1e12:.4g} TFLOP/s in bfloat16, {limits[1] / 1e9:.4g} GB/s", flush=True)
-    results = []
-    for name, shape in TINY.items() if settings.tiny else [(name, SHAPES[name]) for name in settings.models]:
+    shapes = TINY if settings.tiny else {name: SHAPES[name] for name in settings.models}
+    results, ways = [], []
+    for name, shape in shapes.items():
         results.append(measure(bench, name, shape, limits))
         print("  ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
+    for name, shape in shapes.items():
+        for way in WAYS:
+            ways.append(kept(bench, name, shape, way))
+            print("  ".join(f"{key} {value}" for key, value in ways[-1].items()), flush=True)
     facts = {"device": where, "tflops": round(limits[0] / 1e12, 4), "gigabytes_per_second": round(limits[1] / 1e9, 2)}
-    print(json.dumps({"benchmark": "gpu", **facts, "cases": results}))
+    print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "ways": ways}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+"""The benchmark for GPUs at toy size on a CPU: all of its code but what only CUDA has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_each_way_to_keep_a_model_is_measured() -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "--tiny", "--device", "cpu"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    (case,) = found["cases"]
+    assert case["greedy_parity"]
+    of = {way["way"]: way for way in found["ways"]}
+    full = {"full", "full, AdamW in 8 bits"}
+    through_lora = {"LoRA", "LoRA, base in bfloat16", "LoRA, base in 4 bits"}
+    assert set(of) == full | through_lora
+    assert {of[way]["trained"] for way in full} == {case["parameters"]}
+    (adapter,) = {of[way]["trained"] for way in through_lora}
+    assert 0 < adapter < case["parameters"]
+    # what is kept otherwise computes otherwise
+    assert len({of[way]["logp_gap_mean"] for way in ("LoRA", "LoRA, base in bfloat16", "LoRA, base in 4 bits")}) == 3
