@@ -31,7 +31,7 @@ from scene import (
 )
 
 from ftis.config import ObjectiveConfig
-from ftis.lab import page
+from ftis.lab import page, page_tables
 from ftis.lab.corrections import correction_of
 from ftis.lab.exchanges import exchanges
 from ftis.lab.reading import PeerRun, read_study
@@ -283,6 +283,15 @@ def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, 
     assert mean < curves.index("<summary>Each of the 6 peers</summary>") < curves.index("a, validation: greedy pass@1")
     drawn = [name for name in no_drawing if name.startswith("learning-validation-mean")]
     assert drawn == 2 * [f"learning-validation-mean~over~peers{over}" for over in ("", "-over-tokens", "-over-seconds")]
+    for section, means in (("accuracy", ["Mean over 6 peers"]), ("cost", ["Rollouts per round", "Seconds and bytes"])):
+        inside = many[many.index(f'id="{section}"') :]
+        inside = inside[: inside.index("</section>")]
+        assert inside.count("<summary>Each of the 6 peers</summary>") == len(means)
+        for caption in means:  # unfolded, before the peers' own
+            assert inside.index(f"<caption>{caption}") < inside.index("<summary>Each of the 6 peers</summary>")
+            inside = inside[inside.index("<summary>Each of the 6 peers</summary>") + 9 :]
+    assert "means over seeds and 6 peers" in many
+    assert "means over seeds and 3 peers" not in few
     curves = few[few.index('id="curves"') :]
     assert curves.index("mean over peers") < curves.index("a, validation: greedy pass@1")
     assert few.index("<h3>a ") > 0
@@ -536,3 +545,11 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(written: Path, tmp_
         assert image.width == width
         colours = image.convert("RGB").getcolors(maxcolors=1 << 20)
         assert colours is None or len(colours) > 50  # text and lines, not a blank sheet
+
+
+def test_what_peers_spent_on_the_mean() -> None:
+    spent = [
+        {"rounds": 4, "seconds": 3.0, "seconds_waited": 1.0},
+        {"rounds": 4, "seconds": 6.0, "seconds_waited": None},
+    ]
+    assert page_tables._mean_spent(spent) == {"rounds": 4.0, "seconds": 4.5, "seconds_waited": None}

@@ -10,7 +10,7 @@ from typing import Any
 from ftis.lab.drawing import Style
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.reading import Probe, Study
-from ftis.lab.views import ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
+from ftis.lab.views import MOST_UNFOLDED, ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
 
 NOTHING = Cell("–")
 SHOWN = ("better", "worse")
@@ -20,13 +20,22 @@ MOST_PEER_COLUMNS = 8
 """More peers would make the table of means wider than a page."""
 
 
+OF_ROLLOUTS = ("Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated")
+OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received")
+"""Headings of what a peer spent."""
+
+
 @dataclass(frozen=True)
 class SplitAccuracy:
-    """Attributes: ``means`` is the mean over peers; None where there is one peer, or nothing is compared."""
+    """Attributes:
+    means: of the mean over peers; None where there is one peer, or nothing is compared.
+    folded: whether the peers' own table is shown on request only, as they are many.
+    """
 
     heading: str
     means: Table | None
     table: Table
+    folded: bool
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,13 @@ class Cost:
 
     Attributes:
         collaborative: whether an arm's peers learn together, so that joining can have saved something.
+        means: of rollouts, and of seconds and bytes, over many peers, whose own tables are shown on request only; empty
+            where they are few.
     """
 
     matched: Sequence[str]
     collaborative: bool
+    means: Sequence[Table]
     rollouts: Table
     seconds: Table
 
@@ -61,10 +73,11 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accurac
     """None while no seed is finished."""
     if not results["seeds"]:
         return None
-    splits = [
-        SplitAccuracy(split_heading(s), _means_table(results, s, styles), _accuracy_table(results, s, styles))
-        for s in results["splits"]
-    ]
+    splits = []
+    for s in results["splits"]:
+        means = _means_table(results, s, styles)
+        folded = means is not None and len(results["peers"]) > MOST_UNFOLDED
+        splits.append(SplitAccuracy(split_heading(s), means, _accuracy_table(results, s, styles), folded))
     return Accuracy(bool(results["comparisons"]), splits, _seeds_table(results, styles))
 
 
@@ -176,24 +189,41 @@ def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) 
     """None while no seed is finished."""
     if not results["seeds"]:
         return None
-    head = ["Arm", "Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated"]
-    rollouts = _spent_table("Rollouts per round, tokens over all rounds; means over seeds", head, results, styles)
-    head = ["Arm", "Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received"]
-    seconds = _spent_table("Seconds and bytes over all rounds; means over seeds", head, results, styles)
+    budget, arms, peers = results["budget"], results["arms"], results["peers"]
+    of_peers = {peer: {arm: budget[arm][peer] for arm in arms} for peer in peers}
+    rollouts, seconds = _spent_tables("means over seeds", of_peers, styles)
+    means: Sequence[Table] = []
+    if len(peers) > MOST_UNFOLDED:
+        of_mean: dict[str | None, Any] = {None: {arm: _mean_spent(list(budget[arm].values())) for arm in arms}}
+        means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
     together = any(arm.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
-    return Cost([matched["text"] for matched in results["matched"]], together, rollouts, seconds)
+    return Cost([matched["text"] for matched in results["matched"]], together, means, rollouts, seconds)
 
 
-def _spent_table(caption: str, head: Sequence[str], results: Mapping[str, Any], styles: Mapping[str, Style]) -> Table:
-    """A row per arm under each peer, of the columns that ``head`` names."""
-    groups = []
-    for peer in results["peers"]:
-        rows = []
-        for arm in results["arms"]:
-            texts = _spent_texts(results["budget"][arm][peer])
-            rows.append([_arm(arm, styles), *(Cell(texts[name]) for name in head[1:])])
-        groups.append(RowGroup(peer, rows))
-    return Table(caption, head, groups)
+def _mean_spent(of_peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The mean over peers of what they spent; None of what is not known of all."""
+    return {
+        key: None if any(spent[key] is None for spent in of_peers) else fmean(spent[key] for spent in of_peers)
+        for key in of_peers[0]
+    }
+
+
+def _spent_tables(
+    means: str, spent: Mapping[str | None, Mapping[str, Mapping[str, Any]]], styles: Mapping[str, Style]
+) -> list[Table]:
+    """What was spent of rollouts, and of seconds and bytes: under each title a row per arm."""
+    captions = {"Rollouts per round, tokens over all rounds": OF_ROLLOUTS, "Seconds and bytes over all rounds": OF_TIME}
+    tables = []
+    for caption, columns in captions.items():
+        groups = []
+        for title, by_arm in spent.items():
+            rows = []
+            for arm, of_arm in by_arm.items():
+                texts = _spent_texts(of_arm)
+                rows.append([_arm(arm, styles), *(Cell(texts[name]) for name in columns)])
+            groups.append(RowGroup(title, rows))
+        tables.append(Table(f"{caption}; {means}", ["Arm", *columns], groups))
+    return tables
 
 
 def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:

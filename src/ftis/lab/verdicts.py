@@ -13,10 +13,7 @@ from ftis.lab.formatting import counted, number, true_minus
 from ftis.lab.plots import Panel
 from ftis.lab.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.lab.results import by_budget
-from ftis.lab.views import ArmLabel, PanelRow, split_heading
-
-MOST_CARDS = 4
-"""So many peers have their verdicts shown at once."""
+from ftis.lab.views import MOST_UNFOLDED, ArmLabel, PanelRow, split_heading
 
 SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 
@@ -110,7 +107,7 @@ def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Styl
         last_evaluations=LAST_EVALUATIONS,
         mean=_mean_card(study, results, styles) if results["together"] else None,
         cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
-        folded=len(study.peer_names) > MOST_CARDS and bool(results["together"]),
+        folded=len(study.peer_names) > MOST_UNFOLDED and bool(results["together"]),
         cautions=_cautions(study, results),
     )
 
@@ -219,7 +216,7 @@ def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, S
     """
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
     peers = len(results["peers"])
-    mean, folded = None, peers > MOST_CARDS
+    mean, folded = None, peers > MOST_UNFOLDED
     if folded or results["together"]:
         mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs))
     panels = PanelRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)

@@ -12,6 +12,9 @@ from ftis.lab.reading import VALIDATION
 
 MOST_COLUMNS = 3
 
+MOST_UNFOLDED = 4
+"""Peers that a page shows one by one; of more, each lies under a line that opens, below their mean."""
+
 T = TypeVar("T")
 
 
