@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,44 @@ def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.Captur
     assert "clock: greedy pass@1" in said
     assert "of 3 samples at temperature 0.5" in said
     assert [len(row["samples"]) for row in read_jsonl(out)] == [3] * 6
+
+
+def test_the_recipes_seed_draws_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(Path(__file__).parents[1] / "recipes" / "demo.toml")
+    drawn = []
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        out = tmp_path / name
+        asked = ("--limit", "6", "--samples", "4", "--set", f"seed={seed}", "--output", str(out))
+        assert ftis("eval", "starter:small", "--recipe", recipe, *asked) == 0
+        drawn.append([row["samples"] for row in read_jsonl(out)])
+    assert drawn[0] != drawn[1] == drawn[2]
+
+
+def test_more_problems_than_the_recipe_holds_out_would_be_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(30)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"""
+name = "r"
+task = {{ name = "jsonl", path = "{tmp_path / "mine.jsonl"}", validation_size = 5 }}
+reward = {{ extract = "last_number" }}
+sampling = {{ max_completion_length = 8 }}
+peers = [{{ name = "a", model = "starter:small" }}, {{ name = "b", model = "starter:small" }}]
+""",
+        encoding="utf-8",
+    )
+    asked = ("eval", "starter:small", "--recipe", str(recipe), "--limit")
+    assert ftis(*asked, "5") == ftis(*asked, "3") == 0
+    capsys.readouterr()
+    assert ftis(*asked, "12") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--limit 12: task 'jsonl': 7 of its questions are trained on" in said
+    assert "lower --limit to the number of problems that the recipe validates on" in said
+    gsm = ("--set", 'task={ name = "clock", options = { operators = 2 }, validation_size = 5 }')
+    assert ftis(*asked, "12", *gsm) == 0  # whose other validation problems are not trained on either
 
 
 def test_a_model_runs_as_a_peer_of_the_recipe_does(

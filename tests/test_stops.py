@@ -11,6 +11,7 @@ from admissions import admitter, group, message, only, score
 from conftest import TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from ftis.admission import Admitter, Reason
 from ftis.config import RecipeError
@@ -178,6 +179,16 @@ def test_a_stop_string_that_text_never_holds_is_refused(policy: Policy) -> None:
     with pytest.raises(RecipeError) as caught:
         check_stop(("a", "x<eos>"), policy)
     assert_one_line(caught, "'x<eos>' holds '<eos>', a special token", "put it in sampling.end_tokens")
+
+
+def test_a_special_token_without_a_role_is_no_stop_string_either(policy: Policy) -> None:
+    """As most of SmolLM2's: decoding leaves it out, but ``all_special_tokens`` does not name it."""
+    policy.tokenizer.add_tokens([AddedToken("<sep>", special=True), AddedToken("<plain>", special=False)])
+    assert "<sep>" not in policy.tokenizer.all_special_tokens
+    check_stop(("<plain>",), policy)
+    with pytest.raises(RecipeError) as caught:
+        check_stop(("<sep>",), policy)
+    assert_one_line(caught, "'<sep>' holds '<sep>', a special token", "put it in sampling.end_tokens")
 
 
 def test_what_the_last_token_adds_behind_a_stop_string_is_not_read(policy: Policy) -> None:

@@ -128,6 +128,7 @@ def evaluate_model(
     from ftis.lab.assembly import examine
     from ftis.loop.files import write_jsonl
     from ftis.rewards.answers import require_rewardable
+    from ftis.tasks.problems import load_task, require_unseen
 
     try:
         options = tomllib.loads("\n".join(option or []))
@@ -146,6 +147,10 @@ def evaluate_model(
         assert loaded is not None
         given = {"path": path, "validation_size": limit, "options": options or None}
         config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
+        if limit is not None and limit > (loaded.task.validation_size or 0):
+            # Where problems are held out of training, more of them are others, which the recipe trains on.
+            fewer = "lower --limit to the number of problems that the recipe validates on"
+            require_unseen(load_task(loaded.task), load_task(config), f"--limit {limit}: task", fewer)
     prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
     sampling = loaded.sampling if loaded else SamplingConfig()
     if max_completion_length:
@@ -166,7 +171,7 @@ def evaluate_model(
     rows = [vars(problem) for problem in result.problems]
     if samples:
         with console.status(f"sampling {samples} completions of each"):
-            drawn = examinee.sampled(samples)
+            drawn = examinee.sampled(samples, loaded.seed if loaded else 0)
         console.print(
             f"{config.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} of "
             f"{samples} samples at temperature {sampling.temperature:g}"

@@ -20,10 +20,12 @@ def check_stop(stop: Sequence[str], policy: Policy) -> None:
     Raises:
         RecipeError: a stop string holds a special token.
     """
-    for token in policy.tokenizer.all_special_tokens:
-        if found := [s for s in stop if str(token) in s]:
+    added = policy.tokenizer.added_tokens_decoder.values()
+    left_out = {*policy.tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    for token in sorted(left_out):
+        if found := [s for s in stop if token in s]:
             raise RecipeError(
-                f"sampling.stop: {found[0]!r} holds {str(token)!r}, a special token of {policy.config.model} that text "
+                f"sampling.stop: {found[0]!r} holds {token!r}, a special token of {policy.config.model} that text "
                 f"leaves out: put it in sampling.end_tokens"
             )
 

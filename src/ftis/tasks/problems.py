@@ -80,17 +80,26 @@ def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], wh
         )
 
 
-def require_unseen(task: Task, ood: Task) -> None:
-    """Refuse an out-of-distribution task some of whose problems are trained on.
+def require_unseen(
+    task: Task,
+    evaluated: Task,
+    where: str = "ood task",
+    remedy: str = "remove them from one, or the evaluation measures memory",
+) -> None:
+    """Refuse to evaluate on a task some of whose validation problems are trained on.
+
+    Args:
+        task: that is trained on.
+        where: names the other, for messages; and so does ``remedy`` what to do.
 
     Raises:
         TaskError: how many questions they share, and one of them.
     """
-    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in ood.validation}
+    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in evaluated.validation}
     if shared:
         raise TaskError(
-            f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
-            f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
+            f"{where} {evaluated.name!r}: {len(shared)} of its questions are trained on, the first of them "
+            f"{excerpt(min(shared))}; {remedy}"
         )
 
 
