@@ -847,17 +847,20 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     settings += ["training.steps_per_generation=1", "sampling.num_generations=4", "sampling.max_completion_length=6"]
     settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={workplace / 'runs'}"]
     settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
-    settings += ["arms.F-TIS-16-limited.set.training.max_foreign_rollouts=12"]
+    settings += [f"arms.F-TIS-{m}-limited.set.training.max_foreign_rollouts=12" for m in (8, 16)]
+    settings += ["arms.F-TIS-8-steps.set.training.steps_per_generation=2"]
     settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
     # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
     settings += ["arms.F-TIS-2-horizontal.set.training.prompts_per_round=2"]
     settings += [f"arms.F-TIS-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
     settings += ["arms.alone-part-wide.set.training.prompts_per_peer=2"]
     settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
+    settings += ["arms.alone-part-wider.set.training.prompts_per_peer=2"]
+    settings += ["arms.alone-part-wider.set.sampling.num_generations=2"]
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "127 jobs, 0 of them finished before" in done.stdout
+    assert "147 jobs, 0 of them finished before" in done.stdout
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
