@@ -90,9 +90,9 @@ def test_what_a_scorer_takes_for_an_answer_is_none(
     assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
 
 
-def entries_of(dataset: str) -> list[dict[str, Any]]:
+def entries_of(dataset: str, seed: int = 5) -> list[dict[str, Any]]:
     reasoning_gym = pytest.importorskip("reasoning_gym")
-    made = reasoning_gym.create_dataset(dataset, size=8, seed=5)
+    made = reasoning_gym.create_dataset(dataset, size=8, seed=seed)
     return [{key: made[i][key] for key in ("question", "answer", "metadata")} for i in range(8)]
 
 
@@ -116,6 +116,50 @@ def test_a_data_set_scores_itself_where_right_is_right_and_wrong_is_wrong(datase
     finally:
         gym_judge._guard(False)
         gym_judge._dataset.cache_clear()
+
+
+@pytest.mark.parametrize("seed", [1000, 2000, 3000])
+def test_boards_that_share_solutions_are_scored_by_their_own_scorer(seed: int) -> None:
+    entries = [json.loads(json.dumps(entry)) for entry in entries_of("n_queens", seed)]
+    try:
+        shared = [
+            (entry["question"], other["answer"])
+            for entry in entries
+            for other in entries
+            if other["answer"] != entry["answer"]
+            and gym_judge.judge("n_queens", "{}", entry, other["answer"].strip()) == 1
+        ]
+        assert shared  # another problem's answer is right here too
+        assert gym_judge.scores_itself("n_queens", {}, entries)
+    finally:
+        gym_judge._guard(False)
+        gym_judge._dataset.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "wrong", "itself"),
+    [(8, 0, 0, True), (6, 0, 0, True), (5, 0, 0, False), (8, 27, 0, True), (8, 28, 0, False), (8, 0, 1, False)],
+)
+def test_when_a_scorer_is_trusted(
+    own: int, others: int, wrong: int, itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 answers so many score 1, of the 56 pairs with another's answer, and of texts that are none."""
+    entries = [{"question": f"q{i}", "answer": f"answer {i}", "metadata": {}} for i in range(8)]
+    left = {"own": own, "others": others, "wrong": wrong}
+
+    def score(dataset: str, options: str, entry: dict[str, str], text: str) -> float:
+        kind = "own" if text == entry["answer"] else "wrong" if text in gym_judge.WRONG else "others"
+        left[kind] -= 1
+        return float(left[kind] >= 0)
+
+    monkeypatch.setattr(gym_judge, "_score", score)
+    monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
+    assert gym_judge.scores_itself("any", {}, entries) == itself
+
+
+class Scoring:
+    def score_answer(self) -> None:
+        """Its own, not the library's."""
 
 
 def test_bitwise_arithmetic_has_many_spellings() -> None:

@@ -14,8 +14,9 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any, TypedDict
 
 FUNCTIONS = frozenset(
@@ -34,6 +35,8 @@ EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
 
 TRIED = 8
 """Problems on which a data set's own scorer is tried before it is used."""
+RIGHT, MOST_SHARED = 0.75, 0.5
+"""The least share of their answers to which it must give 1, and of the other problems' the share that it must not."""
 WRONG = ("x", "0", "1", "-1", "True", "[]", "[0]", "no idea", "nan", "0 0 0 0")
 
 _ALLOWED = (
@@ -133,8 +136,9 @@ def _plain(value: object) -> bool:
 def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the data set has a scorer of its own that can be trusted with these problems.
 
-    On some of them, after a way through JSON, it must give 1 to their answers and less to what answers none, among
-    them the other problems' answers.
+    On some of them, after a way through JSON, it must give 1 to at least :data:`RIGHT` of their answers, less to what
+    answers none, and less to most of the other problems' answers. Some of those may be right: boards share solutions.
+    A problem whose answer the scorer cannot read is rewarded for that answer letter by letter.
     """
     from reasoning_gym.dataset import ProceduralDataset
 
@@ -144,15 +148,21 @@ def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Ma
     if any("metadata" not in entry or entry["question"] is None for entry in entries):
         return False
     tried = [json.loads(json.dumps(entry)) for entry in entries[:TRIED]]
+    right, others_right = list[bool](), list[bool]()
     for entry in tried:
-        expected = entry["answer"].strip()
-        if _score(dataset, settings, entry, expected) < 1:
+        if any(_right(dataset, settings, entry, WRONG)):
             return False
+        right.append(_score(dataset, settings, entry, entry["answer"].strip()) == 1)
         others = {other["answer"].strip() for other in tried if other["question"] != entry["question"]}
-        wrong = [text for text in {*WRONG, *others} if text != expected and not _same_number(text, expected)]
-        if any(_score(dataset, settings, entry, text) == 1 for text in wrong):
-            return False
-    return True
+        others_right += _right(dataset, settings, entry, others)
+    return fmean(right) >= RIGHT and (not others_right or fmean(others_right) < MOST_SHARED)
+
+
+def _right(dataset: str, options: str, entry: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
+    """Whether each of the texts that are not the entry's answer earns as much."""
+    expected = entry["answer"].strip()
+    other = [text for text in texts if text != expected and not _same_number(text, expected)]
+    return [_score(dataset, options, entry, text) == 1 for text in other]
 
 
 def _same_number(one: str, other: str) -> bool:
