@@ -17,7 +17,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
-from ftis.loop.evaluate import Answered, Evaluation, Sampled, evaluate, sample
+from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, Sampled, evaluate, sample
 from ftis.loop.files import read_jsonl
 from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout
@@ -94,12 +94,22 @@ def test_results_depend_neither_on_the_order_nor_on_the_batches(batch_size: int)
         order = np.random.default_rng(seed).permutation(10).tolist()
         evaluation, sampler = run(order, batch_size)
         assert evaluation.problems == tuple(expected[i] for i in order)
-        assert sampler.batch_sizes == [batch_size]
+        assert sampler.batch_sizes == [batch_size or EVAL_BATCH]
         assert sampler.prompt_lengths == sorted(LENGTHS)  # like lengths go together
 
 
 def test_decoding_is_greedy_whatever_training_does() -> None:
     assert run()[1].decodings == {Decoding(max_completion_length=7, temperature=0.0, top_k=0, top_p=1.0)}
+
+
+def test_many_problems_are_answered_some_at_a_time() -> None:
+    sampler = FakeSampler()
+    n = EVAL_BATCH + 3
+    problems = [Prompt(i, "q", "a") for i in range(n)]
+    ids = [np.zeros(1, np.int32)] * n
+    evaluation = evaluate(FakePolicy(), sampler, problems, ids, score, Decoding(7))  # type: ignore[arg-type]
+    assert sampler.batch_sizes == [EVAL_BATCH]
+    assert evaluation.accuracy == 1.0
 
 
 def test_rewards_other_than_0_and_1_are_averaged() -> None:

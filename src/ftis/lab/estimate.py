@@ -29,7 +29,6 @@ from ftis.lab.memory import (
     checkpoint_bytes,
     peak_memory,
     resident_bytes,
-    validation_sizes,
 )
 from ftis.lab.prepare import tokenizers_here, with_exchange
 from ftis.lab.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
@@ -45,6 +44,9 @@ log-probabilities, and another with its backward pass."""
 
 LENGTH = 0.5
 """Mean length of a completion, as a part of the maximum."""
+
+UNKNOWN_PROBLEMS = 300
+"""What a task is taken to validate with if the recipe does not say."""
 
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
@@ -316,7 +318,7 @@ def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int
 
 def validation_problems(recipe: Recipe) -> int:
     """How many problems one evaluation has, out of distribution too, as far as the recipe says. Loads no task."""
-    return sum(validation_sizes(recipe))
+    return sum(task.validation_size or UNKNOWN_PROBLEMS for task in (recipe.task, *recipe.ood))
 
 
 def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import cache_bytes, groups_within
+from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 
@@ -32,9 +33,6 @@ VOCABULARY = 512
 MEASURED = 5e10
 """The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
 rows are run."""
-
-UNKNOWN_PROBLEMS = 300
-"""What a task is taken to validate with if the recipe does not say."""
 
 LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
 """What a round is likely to have: groups with signal, and of the greatest length a completion's mean. Assumptions."""
@@ -108,10 +106,10 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     embedding = vocabulary * text.hidden_size
 
     batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
-    evaluated = max(validation_sizes(swarm))
+    evaluated = swarm.task.validation_size or EVAL_BATCH + 1
     drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
         (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),
-        (evaluated, 1, batch or evaluated),
+        (evaluated, 1, batch or EVAL_BATCH),
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
     cache = 0
@@ -148,11 +146,6 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         activations=kept,
         share=LIKELY_SIGNAL * (prompt + LIKELY_LENGTH * completion) / (prompt + completion),
     )
-
-
-def validation_sizes(recipe: Recipe) -> list[int]:
-    """How many problems the task and each one out of distribution have, as far as the recipe says. Loads no task."""
-    return [task.validation_size or UNKNOWN_PROBLEMS for task in (recipe.task, *recipe.ood)]
 
 
 def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:

@@ -12,6 +12,8 @@ from ftis.policy import Policy
 from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
 
+EVAL_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -97,7 +99,7 @@ def sample(
     batch_size: int = 0,
 ) -> Sampled:
     """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
-    groups = sampler(policy, prompt_ids, samples, decoding, seed, batch_size)
+    groups = sampler(policy, prompt_ids, samples, decoding, seed, batch_size or max(EVAL_BATCH, samples))
     completions, rewards = [], []
     for problem, group in zip(problems, groups, strict=True):
         ids = [rollout.completion_ids.tolist() for rollout in group]
@@ -120,14 +122,14 @@ def evaluate(
     Args:
         prompt_ids: token ids of each problem's prompt.
         decoding: of the samples; its longest completion and its stop strings hold here too.
-        batch_size: problems at a time; 0 is as many as the sampler has memory for.
+        batch_size: problems at a time; 0 is 256.
     """
     if not problems:
         raise ValueError("no problems to evaluate on")
     greedy = Decoding(decoding.max_completion_length, temperature=0.0, stop=decoding.stop)
     # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
     order = sorted(range(len(problems)), key=lambda i: len(prompt_ids[i]))
-    groups = sampler(policy, [prompt_ids[i] for i in order], 1, greedy, 0, batch_size)
+    groups = sampler(policy, [prompt_ids[i] for i in order], 1, greedy, 0, batch_size or EVAL_BATCH)
     answered: dict[int, Answered] = {}
     for i, (rollout,) in zip(order, groups, strict=True):
         problem, ids = problems[i], rollout.completion_ids.tolist()
