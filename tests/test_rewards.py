@@ -244,7 +244,7 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken(answer: str, kind: Ans
         ("two", "exact", "last_number", r"answer 'two' earns nothing .*'last_number': only numbers .*\"tags\" or"),
         ("two", "number", "last_number", "'two' earns nothing"),
         ("12 dollars", "exact", "last_number", "'12 dollars' earns nothing"),
-        (r"\frac{1}{2}", "math", "last_number", "earns nothing"),
+        (r"\sqrt{2}", "math", "last_number", "earns nothing"),
         ("{", "exact", "boxed", "'{' earns nothing .*'boxed': the braces .* must balance; set"),
         ("} {", "exact", "boxed", "earns nothing"),
         ("</answer>", "exact", "tags", "nor hold the tags; choose others by prompt.think_tag"),

@@ -6,6 +6,8 @@ import pytest
 
 from ftis.rewards import answers_equal
 
+DIAGONAL = r"\begin{pmatrix} 2 & 0 \\ 0 & 2 \end{pmatrix}"
+
 
 @pytest.mark.parametrize(
     ("given", "expected"),
@@ -422,6 +424,17 @@ from ftis.rewards import answers_equal
         ("2 ns", "2ns"),
         ("2kN", "2 kN"),
         ("2 nm", "2mn"),
+        ("x = 58,500", "58,500"),
+        ("x = 58,500", "58500"),
+        (r"x = \$58,500", "58,500"),
+        (r"\text{Total} = 10,080", "10,080"),
+        ("x = 1,200.50", "1200.50"),
+        ("= 58,500", "58500"),
+        ("June 20", r"\text{June 20}"),
+        (r"\text{6 hours}", "6 hours"),
+        ("6:30", r"\text{6:30}"),
+        ("A^{-1} = " + DIAGONAL, DIAGONAL),
+        ("AB = " + DIAGONAL, DIAGONAL),
         (r"\text{R squared} = 9", "9"),
         (r"\text{Triple product} = 6", "6"),
         (r"9\text{ ms}^{-1}", r"9\text{ m/s}"),
@@ -453,7 +466,6 @@ def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
         (r"9\text{ thousand{}}", "9"),
         (r"9\text{ is{} wrong}", "9"),
         ("5 cm^2", r"5\text{ cm}^3"),
-        ("1<x<2", "(1,2)"),
         (r"\frac{4}{3}=2", "2"),
         (r"9\text{ or more}", "9"),
         ("-52_9", "-52_8"),
@@ -766,6 +778,13 @@ def test_one_answer_in_two_ways_of_writing(given: str, expected: str) -> None:
         ("9 grand", "9"),
         (r"9\text{ octillions}", "9"),
         (r"9\text{ quadrillion}", "9"),
+        ("x = 5,850", "58,500"),
+        ("x = 1,200", "1,2,0,0"),
+        (r"\text{June 21}", "June 20"),
+        (r"x^\text{12}", "x^12"),
+        ("1<x<2", "(1,2)"),
+        ("15<x<-29", "(15,-29)"),
+        ("2 3", "23"),
         ("x>9", "9"),
         (r"x\neq 9", "9"),
         (r"x \ge 9", "9"),

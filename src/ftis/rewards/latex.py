@@ -32,6 +32,8 @@ def formulas_equal(given: str, expected: str) -> bool:
     """
     if writing.too_nested(given, writing.MOST_WRITTEN):
         return False
+    if _said(given) == _said(expected):
+        return True
     given, expected = writing.in_latex(given), writing.in_latex(expected)
     one, other = _tidy(given), words.as_text(_tidy(expected) or expected)
     if one is None or writing.too_nested(one) or words.units_differ(writing.bare(given), writing.bare(expected)):
@@ -51,6 +53,16 @@ def formulas_equal(given: str, expected: str) -> bool:
     return all(_alike(*writing.as_intervals(side, other)) for side in sides)
 
 
+def _said(text: str) -> str:
+    """A text without the commands around its words: ``June 20`` for ``\\text{June 20}``."""
+
+    def bare(found: re.Match[str]) -> str:
+        raised = found.string[: found.start()].rstrip().endswith(("^", "_"))  # where TeX takes one sign without braces
+        return found[0] if raised or found[2] != "}" else found[1]
+
+    return " ".join(words.WORDS.sub(bare, text).split())
+
+
 def _alike(given: str, expected: str) -> bool:
     return not equations.is_more_infinite(given, expected) and _equal(given, expected)
 
@@ -61,7 +73,7 @@ def _tidy(text: str) -> str | None:
     math-verify looks for formulas in running text and takes one of several, so a completion could give several
     answers. What it gets here is exactly one formula in balanced braces.
     """
-    text = writing.tidied(writing.bare(writing.tidied(writing.bare(text))))
+    text = re.sub(r"^\s*=(?!=)", "", writing.tidied(writing.bare(writing.tidied(writing.bare(text)))))
     if text.count("$") == 1:  # an amount, written as people do
         text = re.sub(r"^([+-]?)\$(?=[0-9.])", r"\1", text)
     text = re.sub(r"\s*[\r\n]\s*", " ", text) if "\\begin{" in text else text  # matrices are written over lines

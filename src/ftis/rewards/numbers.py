@@ -29,12 +29,13 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(
     rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
-_SIGN = re.compile(r"([+-]?)\s*(?:\\?\$|[€£¥])?\s*([+-]?)\s*")
+_SIGN = re.compile(r"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:USD|EUR|GBP)(?=\s))?\s*([+-]?)\s*")
+_IN_WORDS = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}A-Za-z]*)\}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
 _TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
 _SYMBOL = re.compile(rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})$")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![0-9.,])")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 
@@ -45,10 +46,15 @@ _FRACTIONS = str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 _DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")
 _IN_TEXT = re.compile(
     rf"(?<![\w.])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])[-\N{{MINUS SIGN}}\N{{EN DASH}}]?\\?\$?"
-    rf"(?:(?P<mixed>{_MIXED.pattern})|{_WHOLE}\s*/\s*{_WHOLE}"
+    rf"(?:(?:[0-9]+ ?)?{_FRACTION.pattern}|(?P<mixed>{_MIXED.pattern})|{_WHOLE}\s*/\s*{_WHOLE}"
     rf"|{_WHOLE}(?:\.[0-9]+)?\^(?:-?[0-9]+|\{{-?[0-9]+\}})"
     rf"|(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
 )
+_IN_ROOT = re.compile(
+    r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√(?:\([^()\n=]*)?$"
+)
+_TIMES_MORE = re.compile(r"[ \t]*(?:\\(?:pi|sqrt)(?![A-Za-z])|π|√(?=[0-9({]))")
+_POWER = re.compile(r"(?P<base>[1-9][0-9]{0,8})\^(?:\{\s*(?P<braced>-?[0-9]{1,2})\s*\}|(?P<plain>-?[0-9]{1,2}))")
 _TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
 _OVER = re.compile(r"÷|\\div(?![A-Za-z])")
 _MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -61,15 +67,20 @@ def last_number(text: str) -> str | None:
     """The last number in a text, with its sign. A hyphen behind a number or a letter is no sign, an ordinal no number.
 
     A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a unit
-    is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and ``3 1/2``
-    another.
+    is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and so are
+    ``3 1/2`` and ``\\frac{1}{2}``. There is none where the last is a part of a root or of a multiple of π.
     """
-    numbers = list(_IN_TEXT.finditer(_joined(raised(text).translate(_FRACTIONS))))
+    text = _joined(raised(text).translate(_FRACTIONS))
+    numbers = list(_IN_TEXT.finditer(text))
     if not numbers:
         return None
     last = numbers[-1]
+    if _IN_ROOT.search(text, 0, last.start()) or _TIMES_MORE.match(text, last.end()):
+        return None
     if last["mixed"] and int(last["over"]) >= int(last["under"]):
         return f"{last['over']}/{last['under']}"
+    if (part := _FRACTION.search(last[0])) and int(part[1] or part[3]) >= int(part[2] or part[4]):
+        return part[0] if part.start() and last[0][part.start() - 1] in "0123456789 " else last[0]
     return last[0]
 
 
@@ -92,6 +103,7 @@ def read_number(text: str) -> Fraction | None:
     if len(text) > MAX_ANSWER_LENGTH:
         return None
     text = _joined(text.strip().translate(_DASHES).translate(_FRACTIONS)).replace("{,}", ",")
+    text = _IN_WORDS.sub(r"\1", text)
     text = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", bare(text.lstrip("#")))
     first, *others = text.split("=")
     if not others:
@@ -158,6 +170,8 @@ def _amount(text: str) -> Fraction | None:
     if found := _DECIMAL.fullmatch(text):
         whole, part = (found["whole"] or "").replace(",", ""), found["part"] or found["only"] or ""
         value = Fraction(int(whole + part), 10 ** len(part)) * Fraction(10) ** int(found["exp"] or 0)
+    elif found := _POWER.fullmatch(text):
+        value = Fraction(int(found["base"])) ** int(found["braced"] or found["plain"])
     elif found := _MIXED.fullmatch(text):
         over, under = int(found["over"]), int(found["under"])
         if over >= under:
