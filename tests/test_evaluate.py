@@ -248,15 +248,20 @@ peers = [{{ name = "a", model = "starter:small" }}, {{ name = "b", model = "star
 """,
         encoding="utf-8",
     )
-    asked = ("eval", "starter:small", "--recipe", str(recipe), "--limit")
-    assert ftis(*asked, "5") == ftis(*asked, "3") == 0
+    asked = ("eval", "starter:small", "--recipe", str(recipe))
+    answered = []
+    for limit in ((), ("--limit", "5"), ("--limit", "3")):
+        assert ftis(*asked, *limit, "--output", str(tmp_path / "out.jsonl")) == 0
+        answered.append({row["question"] for row in read_jsonl(tmp_path / "out.jsonl")})
+    assert answered[0] == answered[1] > answered[2]
+    assert [len(questions) for questions in answered] == [5, 5, 3]
     capsys.readouterr()
-    assert ftis(*asked, "12") == 1
+    assert ftis(*asked, "--limit", "12") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "--limit 12: task 'jsonl': 7 of its questions are trained on" in said
-    assert "lower --limit to the number of problems that the recipe validates on" in said
-    gsm = ("--set", 'task={ name = "clock", options = { operators = 2 }, validation_size = 5 }')
-    assert ftis(*asked, "12", *gsm) == 0  # whose other validation problems are not trained on either
+    assert "--limit 12: the recipe validates on 5 problems, and may train on others; lower it, or name" in said
+    other = tmp_path / "others.jsonl"
+    (tmp_path / "mine.jsonl").rename(other)
+    assert ftis(*asked, "--limit", "12", "--path", str(other)) == 0  # other problems, whatever the recipe's are
 
 
 def test_a_model_runs_as_a_peer_of_the_recipe_does(

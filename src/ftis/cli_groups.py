@@ -124,11 +124,13 @@ def evaluate_model(
 ) -> None:
     """Greedy pass@1 of one model on a task's validation problems, and pass@k of sampled completions."""
     import tomllib
+    from dataclasses import replace
 
     from ftis.lab.assembly import examine
     from ftis.loop.files import write_jsonl
     from ftis.rewards.answers import require_rewardable
-    from ftis.tasks.problems import load_task, require_unseen
+    from ftis.tasks.problems import load_task
+    from ftis.tasks.splitting import subset
 
     try:
         options = tomllib.loads("\n".join(option or []))
@@ -141,23 +143,29 @@ def evaluate_model(
         raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
     if peer is not None and loaded is None:
         raise typer.BadParameter("--peer is one of a recipe: name it with --recipe")
+    as_trained = task is None and path is None and not options
     if task is not None:
         config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
     else:
         assert loaded is not None
-        given = {"path": path, "validation_size": limit, "options": options or None}
+        of_others = None if as_trained else limit
+        given = {"path": path, "options": options or None, "validation_size": of_others}
         config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
-        if limit is not None and limit > (loaded.task.validation_size or 0):
-            # Where problems are held out of training, more of them are others, which the recipe trains on.
-            fewer = "lower --limit to the number of problems that the recipe validates on"
-            require_unseen(load_task(loaded.task), load_task(config), f"--limit {limit}: task", fewer)
     prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
     sampling = loaded.sampling if loaded else SamplingConfig()
     if max_completion_length:
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
     with console.status("answering the task's validation problems"):
         run_as = loaded.peer(peer) if loaded and peer is not None else None
-        examinee = examine(model, config, prompt, reward, sampling, run_as)
+        asked = load_task(config)
+        if as_trained and limit is not None:  # another split than the recipe's may hold what was trained on
+            if limit > len(asked.validation):
+                raise typer.BadParameter(
+                    f"--limit {limit}: the recipe validates on {len(asked.validation)} problems, and may train on "
+                    "others; lower it, or name other problems with --path or --option"
+                )
+            asked = replace(asked, validation=tuple(subset(asked.validation, limit, config.seed, "validation")))
+        examinee = examine(model, asked, prompt, reward, sampling, run_as)
         if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
             console.print(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "

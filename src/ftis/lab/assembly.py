@@ -18,7 +18,7 @@ from ftis.alignment.messages import TextReader, end_of_text, spoken, terms_of_te
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig, TaskConfig
+from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig
 from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.replicas import Plan, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
@@ -256,7 +256,7 @@ class Examinee:
 
 def examine(
     model: str,
-    task: TaskConfig,
+    task: Task,
     prompt: PromptConfig,
     reward: RewardConfig,
     sampling: SamplingConfig,
@@ -269,9 +269,8 @@ def examine(
         run_as: a peer on whose device, and in whose precision, the model runs; by default as ``auto`` has it.
 
     Raises:
-        FtisError: the model or the task cannot be loaded.
+        FtisError: the model cannot be loaded, or has not what the recipe names.
     """
-    loaded = load_task(task)
     source = str(starters.make(model)) if starters.is_starter(model) else model
     config = PeerConfig(name="model", model=source)
     if run_as is not None:
@@ -282,8 +281,8 @@ def examine(
     return Examinee(
         policy,
         open_sampler(sampling.sampler, policy, sampling.options),
-        loaded.validation,
-        [render_prompt(problem, prompt, policy.tokenizer) for problem in loaded.validation],
-        load_scorer(reward, prompt, loaded.answer_kind),
+        task.validation,
+        [render_prompt(problem, prompt, policy.tokenizer) for problem in task.validation],
+        load_scorer(reward, prompt, task.answer_kind),
         sampling,
     )

@@ -97,7 +97,7 @@ def get(name: str, directory: Path, report: Report) -> Path:
                 model, downloads, partial, report
             )
             write_json(partial / "source.json", {"name": name, "licence": model.licence, **source})
-            for file in partial.iterdir():  # safetensors writes for its owner's eyes alone
+            for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
                 file.chmod(0o644)
             partial.chmod(0o755)
             partial.rename(target)

@@ -36,7 +36,8 @@ EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
 TRIED = 8
 """Problems on which a data set's own scorer is tried before it is used."""
 RIGHT, MOST_SHARED = 0.75, 0.5
-"""The least share of their answers to which it must give 1, and of the other problems' the share that it must not."""
+"""The least share of their own answers to which it must give 1, and the share of other problems' answers that must
+stay below. Small boards share solutions: of n_queens' answers 7% are right for another's problem."""
 WRONG = ("x", "0", "1", "-1", "True", "[]", "[0]", "no idea", "nan", "0 0 0 0")
 
 _ALLOWED = (

@@ -80,26 +80,17 @@ def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], wh
         )
 
 
-def require_unseen(
-    task: Task,
-    evaluated: Task,
-    where: str = "ood task",
-    remedy: str = "remove them from one, or the evaluation measures memory",
-) -> None:
-    """Refuse to evaluate on a task some of whose validation problems are trained on.
-
-    Args:
-        task: that is trained on.
-        where: names the other, for messages; and so does ``remedy`` what to do.
+def require_unseen(task: Task, ood: Task) -> None:
+    """Refuse an out-of-distribution task some of whose problems are trained on.
 
     Raises:
         TaskError: how many questions they share, and one of them.
     """
-    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in evaluated.validation}
+    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in ood.validation}
     if shared:
         raise TaskError(
-            f"{where} {evaluated.name!r}: {len(shared)} of its questions are trained on, the first of them "
-            f"{excerpt(min(shared))}; {remedy}"
+            f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
+            f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
         )
 
 
