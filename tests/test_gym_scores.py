@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from ftis.config import PromptConfig, RewardConfig
+from ftis.config import PromptConfig, RewardConfig, TaskConfig
 from ftis.rewards import graded, gym, helper
-from ftis.rewards.answers import answer_score
+from ftis.rewards.answers import answer_score, require_rewardable
 from ftis.rewards.helper import Helper
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Prompt
 from ftis.tasks import gym_judge
 from ftis.tasks.gym_judge import OwnScore
+from ftis.tasks.problems import load_task
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -155,6 +156,35 @@ def test_when_a_scorer_is_trusted(
     monkeypatch.setattr(gym_judge, "_score", score)
     monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
     assert gym_judge.scores_itself("any", {}, entries) == itself
+
+
+@pytest.mark.parametrize(
+    ("dataset", "known"),
+    [
+        ("graph_color", "possible_answer"),
+        ("rubiks_cube", "example_correct_answer"),
+        ("propositional_logic", "example_answer"),
+        ("boxnet", None),
+        ("rush_hour", None),
+    ],
+)
+def test_where_a_data_set_gives_no_answers_what_solves_the_problem_is_right(dataset: str, known: str | None) -> None:
+    task = load_task(TaskConfig(name=f"reasoning_gym:{dataset}", train_size=12, validation_size=2))
+    assert task.answer_kind == "reasoning_gym"
+    scorer = load_scorer(RewardConfig(), PromptConfig(), task.answer_kind)
+    require_rewardable(scorer, task.train, "problem")
+    exact = load_scorer(RewardConfig(answer="exact"), PromptConfig(), task.answer_kind)
+    with pytest.raises(RewardError, match="'' earns nothing"):
+        require_rewardable(exact, task.train, "problem")
+    for problem in task.train[:4]:
+        assert problem.answer == ""
+        answers = ["", "x", "0", "R U F", "P"]
+        if known:
+            right = problem.columns["metadata"][known]
+            answers = [right if isinstance(right, str) else json.dumps(right), *answers[:3]]
+        texts = [f"<think></think><answer>{answer}</answer>" for answer in answers]
+        rewards = scorer(problem, texts, [[0]] * len(texts))
+        assert rewards == (float(bool(known)), *([0.0] * (len(texts) - 1)))
 
 
 class Scoring:

@@ -84,7 +84,8 @@ def graded(
 def require_rewardable(score: object, problems: Iterable[Prompt], where: str) -> None:
     """Refuse a problem whose own answer, written in the reward's format, is not right to the built-in reward.
 
-    An answer that comes out of the format as it was put in is right by itself; others alone are compared.
+    An answer that comes out of the format as it was put in is right by itself; others alone are compared. A problem of
+    reasoning-gym that has none is scored by what solves it.
 
     Args:
         score: anything but a :class:`~ftis.rewards.scoring.Scorer` of the built-in reward has answers of its own.
@@ -99,6 +100,8 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
     layout = (of["think_tag"], of["answer_tag"], of["extract"])
     think, answer, extract = layout
     for problem in problems:
+        if not problem.answer and of["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
+            continue
         written = {
             "tags": f"<{think}></{think}><{answer}>{problem.answer}</{answer}>",
             "boxed": f"\\boxed{{{problem.answer}}}",

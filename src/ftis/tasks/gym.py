@@ -69,9 +69,14 @@ def load(config: TaskConfig) -> Task:
 
 
 def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str] | None) -> Iterator[Problem]:
-    """Problems with the columns ``metadata`` and, where the data set scores answers itself, ``reasoning_gym``."""
+    """Problems with the columns ``metadata`` and, where the data set scores answers itself, ``reasoning_gym``.
+
+    The answer is empty where the data set gives none and scores whatever solves the problem.
+    """
     for number, entry in enumerate(entries):
         question, answer = entry["question"], entry["answer"]
+        if answer is None and scorer is not None:
+            answer = ""
         if not isinstance(question, str) or not isinstance(answer, str):
             raise TaskError(
                 f"{where} {number}: its answer is {excerpt(answer)}, not a text to compare with; "
@@ -145,9 +150,8 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
         kept = {"question": entry["question"], "answer": entry["answer"]}
         if _is_json(entry.get("metadata")):
             kept["metadata"] = entry["metadata"]
-        if not isinstance(kept["answer"], str):
-            kept["answer"] = None if kept["answer"] is None else repr(kept["answer"])
-            kept["question"] = None
+        if not isinstance(kept["answer"], str | None):
+            kept |= {"answer": repr(kept["answer"]), "question": None}
         entries.append(kept)
     return entries
 

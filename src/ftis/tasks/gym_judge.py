@@ -139,7 +139,8 @@ def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Ma
 
     On some of them, after a way through JSON, it must give 1 to at least :data:`RIGHT` of their answers, less to what
     answers none, and less to most of the other problems' answers. Some of those may be right: boards share solutions.
-    A problem whose answer the scorer cannot read is rewarded for that answer letter by letter.
+    A problem whose answer the scorer cannot read is rewarded for that answer letter by letter. Where a data set gives
+    no answers there is nothing to hold against it but what answers none.
     """
     from reasoning_gym.dataset import ProceduralDataset
 
@@ -153,15 +154,18 @@ def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Ma
     for entry in tried:
         if any(_right(dataset, settings, entry, WRONG)):
             return False
+        if entry["answer"] is None:
+            continue
         right.append(_score(dataset, settings, entry, entry["answer"].strip()) == 1)
-        others = {other["answer"].strip() for other in tried if other["question"] != entry["question"]}
+        different = [other for other in tried if other["question"] != entry["question"]]
+        others = {other["answer"].strip() for other in different if other["answer"] is not None}
         others_right += _right(dataset, settings, entry, others)
-    return fmean(right) >= RIGHT and (not others_right or fmean(others_right) < MOST_SHARED)
+    return (not right or fmean(right) >= RIGHT) and (not others_right or fmean(others_right) < MOST_SHARED)
 
 
 def _right(dataset: str, options: str, entry: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
     """Whether each of the texts that are not the entry's answer earns as much."""
-    expected = entry["answer"].strip()
+    expected = (entry["answer"] or "").strip()
     other = [text for text in texts if text != expected and not _same_number(text, expected)]
     return [_score(dataset, options, entry, text) == 1 for text in other]
 
