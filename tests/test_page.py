@@ -276,20 +276,22 @@ def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, 
         return text[text.index("The mean over peers") :]
 
     many, few = shown("abcdef"), shown("abc")
-    assert many.index("<summary>Each of the 6 peers</summary>") < many.index("<h3>a ")
+    assert many.index("<summary>Each of the 6 peers: ") < many.index("<h3>a ")
     assert "Each of the" not in few
+    summaries = re.findall("<summary>(Each of the 6 peers: [^<]*)</summary>", many)
+    assert len(set(summaries)) == len(summaries) == 5  # verdicts, curves, accuracy, rollouts, seconds
     curves = many[many.index('id="curves"') :]
     mean = curves.index("mean over peers")
-    assert mean < curves.index("<summary>Each of the 6 peers</summary>") < curves.index("a, validation: greedy pass@1")
+    assert mean < curves.index("<summary>Each of the 6 peers: ") < curves.index("a, validation: greedy pass@1")
     drawn = [name for name in no_drawing if name.startswith("learning-validation-mean")]
     assert drawn == 2 * [f"learning-validation-mean~over~peers{over}" for over in ("", "-over-tokens", "-over-seconds")]
     for section, means in (("accuracy", ["Mean over 6 peers"]), ("cost", ["Rollouts per round", "Seconds and bytes"])):
         inside = many[many.index(f'id="{section}"') :]
         inside = inside[: inside.index("</section>")]
-        assert inside.count("<summary>Each of the 6 peers</summary>") == len(means)
+        assert inside.count("<summary>Each of the 6 peers: ") == len(means)
         for caption in means:  # unfolded, before the peers' own
-            assert inside.index(f"<caption>{caption}") < inside.index("<summary>Each of the 6 peers</summary>")
-            inside = inside[inside.index("<summary>Each of the 6 peers</summary>") + 9 :]
+            assert inside.index(f"<caption>{caption}") < inside.index("<summary>Each of the 6 peers: ")
+            inside = inside[inside.index("<summary>Each of the 6 peers: ") + 9 :]
     assert "means over seeds and 6 peers" in many
     assert "means over seeds and 3 peers" not in few
     curves = few[few.index('id="curves"') :]

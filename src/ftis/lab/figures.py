@@ -179,15 +179,16 @@ def plot_learning_curves(directory: Path) -> Path:
 
 
 def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
-    """Draw an experiment's accuracy over rounds as ``learning_curves.png``, laid out as a run's, with bands.
+    """Draw an experiment's accuracy over rounds as ``learning_curves.png``, with bands.
 
-    The mean over several peers comes first.
+    The mean over several peers comes first, on a line and a scale of its own.
     """
     styles = arm_styles(results["arms"], results["baselines"])
     rows: list[Sequence[Chart]] = []
     for split in results["splits"]:
         mean = of_mean(results, split, styles) if len(results["peers"]) > 1 else []
-        rows += _in_lines([panel.chart for panel in [*mean, *of_split(results, split, styles)]])
+        rows += _in_lines([panel.chart for panel in mean])
+        rows += _in_lines([panel.chart for panel in of_split(results, split, styles)])
     path = directory / "learning_curves.png"
     write_sheet(path, rows)
     return path

@@ -27,9 +27,11 @@ OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent
 
 @dataclass(frozen=True)
 class SplitAccuracy:
-    """Attributes:
-    means: of the mean over peers; None where there is one peer, or nothing is compared.
-    folded: whether the peers' own table is shown on request only, as they are many.
+    """The accuracy on one split.
+
+    Attributes:
+        means: of the mean over peers; None where there is one peer, or nothing is compared.
+        folded: whether the peers' own table is shown on request only, as they are many.
     """
 
     heading: str
