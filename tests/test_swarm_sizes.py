@@ -11,8 +11,9 @@ import pytest
 from scene import ROUNDS, G, Scene
 
 from ftis.lab import page
+from ftis.lab.drawing import COLOURS
 from ftis.lab.formatting import seconds_text
-from ftis.lab.plots import Words
+from ftis.lab.plots import Area, Line, Words
 from ftis.lab.reading import read_study
 from ftis.lab.scaling import draw, scaling, section, write_scaling
 
@@ -69,6 +70,20 @@ def test_the_chart_is_as_high_as_arms_need_and_the_start_is_told(tmp_path: Path)
     assert {"alone", "alone, × sampling", "F-TIS"} <= set(words)
     heights = [float(text) for text in words if text.startswith("0.")]
     assert min(heights) >= 0.3
+
+
+def test_a_series_without_the_least_swarms_is_not_joined_to_the_peers_alone(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES, CEILING)
+    whole = result["series"][0]
+    alone, _, fours = whole["sizes"]
+    result["series"].append({"name": "later", "sizes": [alone, fours]})
+    marks = draw(result)[0].chart.marks
+    lines = [mark for mark in marks if isinstance(mark, Line) and mark.width == 1.9]
+    assert [len(line.points) for line in lines if line.ink == COLOURS[0]] == [3]
+    assert not [line for line in lines if line.ink == COLOURS[1]]
+    (square,) = [mark for mark in marks if isinstance(mark, Area) and mark.ink == COLOURS[1]]
+    right = max(x for line in lines for x, _ in line.points)
+    assert fmean(x for x, _ in square.points) == pytest.approx(right)
 
 
 def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None:

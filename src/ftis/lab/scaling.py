@@ -313,10 +313,16 @@ def _in_swarms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _draw_sizes(plot: Plot, found: Mapping[str, Any], key: str, unit: float = 1.0) -> None:
-    """Draw each series, its means joined and their intervals upright."""
+    """Draw each series, its means joined and their intervals upright.
+
+    One that lacks the least swarms of the others begins with its own: joined to the peers alone it would pass by them.
+    """
+    least = min((size["size"] for size in _in_swarms(found) if size["size"] > 1), default=1)
     for i, series in enumerate(found["series"]):
         ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        of_sizes = [(size["size"], size[key]) for size in series["sizes"]]
+        swarms = [size for size in series["sizes"] if size["size"] > 1]
+        joined = series["sizes"] if swarms and swarms[0]["size"] == least else swarms
+        of_sizes = [(size["size"], size[key]) for size in joined]
         _draw_intervals(plot, of_sizes, ink, unit)
         points = [(x, estimate["mean"] / unit) for x, estimate in of_sizes]
         plot.line(points, ink, series["name"], width=1.9, marker=marker)
