@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,23 @@ def with_another_tokenizer(model: Path, place: Path) -> Path:
     return place
 
 
+def with_another_end(model: Path, place: Path) -> Path:
+    """A copy of a model that ends at 9."""
+    shutil.copytree(model, place)
+    nine = json.loads((place / "tokenizer.json").read_text())["model"]["vocab"]["9"]
+    for name, key, value in (("tokenizer_config.json", "eos_token", "9"), ("config.json", "eos_token_id", nine)):
+        written = json.loads((place / name).read_text())
+        assert written[key] != value
+        (place / name).write_text(json.dumps(written | {key: value}))
+    (place / "generation_config.json").unlink(missing_ok=True)
+    return place
+
+
+@pytest.mark.parametrize("change", [with_another_tokenizer, pytest.param(with_another_end, marks=pytest.mark.slow)])
 def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_on(
-    place: Path, models: dict[str, Path]
+    change: Callable[[Path, Path], Path], place: Path, models: dict[str, Path]
 ) -> None:
-    other = with_another_tokenizer(models["c"], place / "other")
+    other = change(models["c"], place / "other")
     keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8", "--set", "training.rounds=2")
     processes = {name: joined(place, name, *keys) for name in "ab"}
     processes["c"] = joined(place, "c", *keys, "--set", f"peers.c.model={json.dumps(str(other))}")
