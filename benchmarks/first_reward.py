@@ -1,0 +1,130 @@
+"""From the default prompt to a recipe that learns: what ``ftis preflight`` sees of a model, and where its advice leads.
+
+    python benchmarks/first_reward.py models/smollm2-135m models/gemma3-270m
+    python benchmarks/first_reward.py models/smollm2-135m --train 3
+
+Sums of two digits, for two peers of one model, in full and through LoRA. Each model is tried with the default prompt
+and with the parts of recipes that preflight prints where a default earns nothing. A row is a mean over both peers,
+which are as they came. ``--train N`` then trains with the part that gives the most groups signal: twelve rounds of 12
+prompts by 8 completions, under seeds 0 to N − 1, beginning with ``--rates`` in full and through LoRA. It says what the
+peers solve of 40 problems before and after. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ftis.config import run_directory
+from ftis.lab.preflight import EASY_FORMATS, Sounding, preflight
+from ftis.lab.recipes import load
+from ftis.lab.runs import run
+from ftis.loop.events import unheard
+
+DEFAULT = "default prompt"
+RECIPE = """
+name = "first-reward"
+seed = {seed}
+output_dir = {output_dir}
+
+[task]
+name = "reasoning_gym:chain_sum"
+options = {{ min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 1 }}
+train_size = 60
+validation_size = {validation_size}
+
+[training]
+rounds = 12
+prompts_per_round = 12
+eval_every = 12
+save_every = 12
+
+[[peers]]
+name = "full"
+model = {model}
+learning_rate = {full}
+lr_scheduler_type = "linear"
+
+[[peers]]
+name = "lora"
+model = {model}
+train = "lora"
+learning_rate = {lora}
+lr_scheduler_type = "linear"
+
+"""
+
+
+def easy_formats() -> dict[str, str]:
+    """The parts of recipes that preflight prints, by whom they are for."""
+    _, *told = re.split(r"^(an? \w+ model),.*:$", EASY_FORMATS, flags=re.MULTILINE)
+    return dict(zip(told[::2], told[1::2], strict=True))
+
+
+def recipe_text(model: str, part: str, **values: Any) -> str:
+    rates = {"full": 1e-6, "lora": 1e-4, **values}
+    quoted = {key: json.dumps(value) for key, value in {"model": model, **rates}.items()}
+    return RECIPE.format(**quoted) + part
+
+
+def row(name: str, soundings: Sequence[Sounding], seconds: float) -> dict[str, Any]:
+    completions = sum(sounding.completions for sounding in soundings)
+    formats = sum(sounding.formats or 0 for sounding in soundings)
+    return {
+        "recipe": name,
+        "reward": fmean(sounding.reward for sounding in soundings),
+        "format_right": formats / completions,
+        "signal": fmean(sounding.signal for sounding in soundings),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--groups", type=int, default=6)
+    parser.add_argument("--train", type=int, default=0, metavar="N")
+    parser.add_argument("--rates", type=float, nargs=2, default=(1e-5, 3e-4), metavar=("FULL", "LORA"))
+    chosen = parser.parse_args()
+    few = ["sampling.num_generations=4", "sampling.max_completion_length=32"]
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "recipe.toml"
+        for model in chosen.models:
+            rows = []
+            for name, part in {DEFAULT: "", **easy_formats()}.items():
+                file.write_text(recipe_text(model, part, seed=0, output_dir=place, validation_size=8), encoding="utf-8")
+                began = time.monotonic()
+                soundings = preflight(load(file, few), None, chosen.groups, unheard)
+                rows.append(row(name, soundings, time.monotonic() - began))
+                told = "{recipe}: reward {reward:.2f}, format right {format_right:.0%}, groups with signal {signal:.0%}"
+                print(f"{model}, {told.format(**rows[-1])}, {rows[-1]['seconds']:.0f} s", flush=True)
+            found[model] = {"preflight": rows, "trained": []}
+            best = max(rows, key=lambda tried: float(tried["signal"]))["recipe"]
+            for seed in range(chosen.train if best != DEFAULT else 0):
+                rates = dict(zip(("full", "lora"), chosen.rates, strict=True))
+                text = recipe_text(
+                    model, easy_formats()[best], seed=seed, output_dir=place, validation_size=40, **rates
+                )
+                file.write_text(text, encoding="utf-8")
+                recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])
+                began = time.monotonic()
+                run(recipe, overwrite=True)
+                summary = json.loads((run_directory(recipe) / "summary.json").read_text(encoding="utf-8"))
+                (peers,) = summary["arms"].values()
+                ends = {peer: (of["start"], of["last"]) for peer, of in peers.items()}
+                found[model]["trained"].append({"recipe": best, "seed": seed, "ends": ends})
+                told = ", ".join(f"{peer} {start:.3f} to {last:.3f}" for peer, (start, last) in ends.items())
+                print(f"{model}, {best}, seed {seed}: {told}, {time.monotonic() - began:.0f} s", flush=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
