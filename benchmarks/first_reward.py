@@ -4,10 +4,11 @@
     python benchmarks/first_reward.py models/smollm2-135m --train 3
 
 Sums of two digits, for two peers of one model, in full and through LoRA. Each model is tried with the default prompt
-and with the parts of recipes that preflight prints where a default earns nothing. A row is a mean over both peers,
-which are as they came. ``--train N`` then trains with the part that gives the most groups signal: twelve rounds of 12
-prompts by 8 completions, under seeds 0 to N − 1, beginning with ``--rates`` in full and through LoRA. It says what the
-peers solve of 40 problems before and after. The last line is one JSON object.
+and with the parts of recipes that preflight prints where a default earns nothing: 4 completions a group, of at most 32
+tokens. Both peers are the same untrained model, so a row has twice the groups. ``--train N`` then trains with the part
+that gives the most groups signal: twelve rounds of 12 prompts by 8 completions of at most 24 tokens, under seeds 0 to
+N − 1, beginning with ``--rates`` in full and through LoRA. It says what the peers solve of 40 problems before and
+after. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def main() -> None:
                 told = "{recipe}: reward {reward:.2f}, format right {format_right:.0%}, groups with signal {signal:.0%}"
                 print(f"{model}, {told.format(**rows[-1])}, {rows[-1]['seconds']:.0f} s", flush=True)
             found[model] = {"preflight": rows, "trained": []}
-            best = max(rows, key=lambda tried: float(tried["signal"]))["recipe"]
-            for seed in range(chosen.train if best != DEFAULT else 0):
+            best = max(rows[1:], key=lambda tried: float(tried["signal"]))["recipe"]
+            for seed in range(chosen.train):
                 rates = dict(zip(("full", "lora"), chosen.rates, strict=True))
                 text = recipe_text(
                     model, easy_formats()[best], seed=seed, output_dir=place, validation_size=40, **rates

@@ -91,9 +91,9 @@ def test_what_a_scorer_takes_for_an_answer_is_none(
     assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
 
 
-def entries_of(dataset: str, seed: int = 5) -> list[dict[str, Any]]:
+def entries_of(dataset: str, seed: int = 5, **options: Any) -> list[dict[str, Any]]:
     reasoning_gym = pytest.importorskip("reasoning_gym")
-    made = reasoning_gym.create_dataset(dataset, size=8, seed=seed)
+    made = reasoning_gym.create_dataset(dataset, size=8, seed=seed, **options)
     return [{key: made[i][key] for key in ("question", "answer", "metadata")} for i in range(8)]
 
 
@@ -185,6 +185,27 @@ def test_where_a_data_set_gives_no_answers_what_solves_the_problem_is_right(data
         texts = [f"<think></think><answer>{answer}</answer>" for answer in answers]
         rewards = scorer(problem, texts, [[0]] * len(texts))
         assert rewards == (float(bool(known)), *([0.0] * (len(texts) - 1)))
+
+
+def test_a_solved_board_of_rush_hour_is_right() -> None:
+    (entry, *_) = entries_of("rush_hour", min_moves=1, max_moves=1)
+    known = own("rush_hour", "")
+    known["entry"] = json.dumps(entry)
+    # The red car AA is to leave at the right: one move is enough, of so many places.
+    scores = {places: answer_score(f"AA+{places}", "", "reasoning_gym", known) for places in range(1, 5)}
+    assert max(scores.values()) == 1.0
+    assert min(scores.values()) < 0.1
+
+
+@pytest.mark.parametrize(("answers", "itself"), [((None, None), True), ((None, "right"), True), ((None, "odd"), False)])
+def test_problems_without_an_answer_say_nothing_of_a_scorer(
+    answers: tuple[str | None, ...], itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that gives 1 to the text "right" alone."""
+    entries = [{"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)]
+    monkeypatch.setattr(gym_judge, "_score", lambda dataset, options, entry, text: float(text == "right"))
+    monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
+    assert gym_judge.scores_itself("any", {}, entries) == itself
 
 
 class Scoring:

@@ -105,7 +105,9 @@ def evaluate_model(
         str | None, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>; default: the recipe's.")
     ] = None,
     path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of problems, a seeded subset: with --recipe, of its own.")
+    ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")
     ] = None,
@@ -143,13 +145,12 @@ def evaluate_model(
         raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
     if peer is not None and loaded is None:
         raise typer.BadParameter("--peer is one of a recipe: name it with --recipe")
-    as_trained = task is None and path is None and not options
+    own_problems = task is None and path is None and not options
     if task is not None:
         config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
     else:
         assert loaded is not None
-        of_others = None if as_trained else limit
-        given = {"path": path, "options": options or None, "validation_size": of_others}
+        given = {"path": path, "options": options or None, "validation_size": None if own_problems else limit}
         config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
     prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
     sampling = loaded.sampling if loaded else SamplingConfig()
@@ -158,7 +159,7 @@ def evaluate_model(
     with console.status("answering the task's validation problems"):
         run_as = loaded.peer(peer) if loaded and peer is not None else None
         asked = load_task(config)
-        if as_trained and limit is not None:  # another split than the recipe's may hold what was trained on
+        if own_problems and limit is not None:  # another split than the recipe's may hold what was trained on
             if limit > len(asked.validation):
                 raise typer.BadParameter(
                     f"--limit {limit}: the recipe validates on {len(asked.validation)} problems, and may train on "

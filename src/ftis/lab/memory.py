@@ -106,6 +106,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     embedding = vocabulary * text.hidden_size
 
     batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
+    # Of a task of unknown size there may be more problems than are answered at a time.
     evaluated = max(task.validation_size or EVAL_BATCH + 1 for task in (swarm.task, *swarm.ood))
     drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
         (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),

@@ -321,7 +321,7 @@ def _draw_sizes(plot: Plot, found: Mapping[str, Any], key: str, unit: float = 1.
     for i, series in enumerate(found["series"]):
         ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         swarms = [size for size in series["sizes"] if size["size"] > 1]
-        joined = series["sizes"] if swarms and swarms[0]["size"] == least else swarms
+        joined = series["sizes"] if not swarms or swarms[0]["size"] == least else swarms
         of_sizes = [(size["size"], size[key]) for size in joined]
         _draw_intervals(plot, of_sizes, ink, unit)
         points = [(x, estimate["mean"] / unit) for x, estimate in of_sizes]

@@ -13,6 +13,7 @@ from ftis.rollouts import Ints, Prompt
 from ftis.sampling import Decoding, Sampler
 
 EVAL_BATCH = 256
+"""Problems answered at a time by default. Many more take longer on a CPU, and reading their prompts in takes memory."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ def sample(
     seed: int = 0,
     batch_size: int = 0,
 ) -> Sampled:
-    """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
+    """Draw ``samples`` completions of every problem as ``decoding`` says, and score them.
+
+    Args:
+        batch_size: completions at a time; 0 is :data:`EVAL_BATCH`, but one problem's at least.
+    """
     groups = sampler(policy, prompt_ids, samples, decoding, seed, batch_size or max(EVAL_BATCH, samples))
     completions, rewards = [], []
     for problem, group in zip(problems, groups, strict=True):
@@ -122,7 +127,7 @@ def evaluate(
     Args:
         prompt_ids: token ids of each problem's prompt.
         decoding: of the samples; its longest completion and its stop strings hold here too.
-        batch_size: problems at a time; 0 is 256.
+        batch_size: problems at a time; 0 is :data:`EVAL_BATCH`.
     """
     if not problems:
         raise ValueError("no problems to evaluate on")

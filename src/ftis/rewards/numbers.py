@@ -68,7 +68,7 @@ def last_number(text: str) -> str | None:
 
     A number may touch what follows it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a unit
     is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and so are
-    ``3 1/2`` and ``\\frac{1}{2}``. There is none where the last is a part of a root or of a multiple of π.
+    ``3 1/2`` and ``\\frac{1}{2}``. There is none where the last stands inside a root, or right before one or π.
     """
     text = _joined(raised(text).translate(_FRACTIONS))
     numbers = list(_IN_TEXT.finditer(text))
