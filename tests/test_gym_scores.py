@@ -202,7 +202,9 @@ def test_problems_without_an_answer_say_nothing_of_a_scorer(
     answers: tuple[str | None, ...], itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that gives 1 to the text "right" alone."""
-    entries = [{"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)]
+    entries: list[dict[str, Any]] = [
+        {"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)
+    ]
     monkeypatch.setattr(gym_judge, "_score", lambda dataset, options, entry, text: float(text == "right"))
     monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
     assert gym_judge.scores_itself("any", {}, entries) == itself

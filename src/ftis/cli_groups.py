@@ -106,7 +106,7 @@ def evaluate_model(
     ] = None,
     path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of problems, a seeded subset: with --recipe, of its own.")
+        int | None, typer.Option(min=1, help="Number of problems, a seeded subset; with --recipe of its own.")
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")

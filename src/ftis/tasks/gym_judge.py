@@ -36,8 +36,8 @@ EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
 TRIED = 8
 """Problems on which a data set's own scorer is tried before it is used."""
 RIGHT, MOST_SHARED = 0.75, 0.5
-"""At least so many of their own answers must earn 1, and fewer than so many of the other problems' answers. Small boards
-share solutions: of n_queens' answers 7% are right for another's problem."""
+"""At least so many of their own answers must earn 1, and fewer than so many of the other problems' answers. Small
+boards share solutions: of n_queens' answers 7% are right for another's problem."""
 WRONG = ("", "x", "0", "1", "-1", "True", "[]", "[0]", "no idea", "nan", "0 0 0 0")
 
 _ALLOWED = (
