@@ -8,7 +8,8 @@ and with the parts of recipes that preflight prints where a default earns nothin
 tokens. Both peers are the same untrained model, so a row has twice the groups. ``--train N`` then trains with the part
 that gives the most groups signal: twelve rounds of 12 prompts by 8 completions of at most 24 tokens, under seeds 0 to
 N − 1, beginning with ``--rates`` in full and through LoRA. It says what the peers solve of 40 problems before and
-after. The last line is one JSON object.
+after. ``sampling_cost`` are seconds to sample a rollout over seconds to train on one, by peer. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def row(name: str, soundings: Sequence[Sounding], seconds: float) -> dict[str, A
         "reward": fmean(sounding.reward for sounding in soundings),
         "format_right": formats / completions,
         "signal": fmean(sounding.signal for sounding in soundings),
+        "sampling_cost": {sounding.peer: sounding.sampling_cost for sounding in soundings},
         "seconds": seconds,
     }
 
