@@ -869,12 +869,13 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     sizes = found["series"]
     assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
         ("F-TIS", [1, 2, 4, 8, 16]),
-        ("F-TIS-16-limited", [16]),
+        ("F-TIS-limited", [1, 8, 16]),
         ("F-TIS-2-horizontal", [2]),
         ("F-TIS-horizontal", [1, 4, 8, 16]),  # groups of 16
+        ("F-TIS-8-steps", [8]),
     ]
     assert [size["trained"] for size in sizes[0]["sizes"]] == [4, 8, 16, 32, 64]
-    assert sizes[1]["sizes"][0]["trained"] == 16
+    assert [size["trained"] for size in sizes[1]["sizes"]] == [4, 16, 16]
     assert sizes[2]["sizes"][0]["trained"] == sizes[0]["sizes"][1]["trained"]
     assert [size["trained"] for size in sizes[3]["sizes"]] == [4, 16, 32, 64]
     assert (directory / "figures" / "scaling-accuracy.png").exists()
