@@ -528,7 +528,10 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
     assert disjoint(task)
     assert 0 < len(task.validation) == len(set(questions(task.validation))) < 20
     fails(
-        "lower task.train_size or task.validation_size, or widen", "reasoning_gym:x", train_size=10, validation_size=20
+        "(task.train_size), of which 8 are different; lower task.train_size, as to 4, or task.validation_size",
+        "reasoning_gym:x",
+        train_size=10,
+        validation_size=20,
     )
     fails("lower task.train_size", "reasoning_gym:x", train_size=1000)
 

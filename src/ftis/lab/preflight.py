@@ -56,7 +56,7 @@ an instruct model, where answers are numbers:
   template = "{question} Give only the number."
   [reward]
   extract = "last_number"
-a base model, which is shown how and stopped where the next problem would begin:
+a base model, or an instruct one that gets nothing right, shown how and stopped where the next problem would begin:
   [prompt]
   system_prompt = ""
   chat_template = "never"

@@ -26,7 +26,7 @@ TABLE_WIDTH = 100
 
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
-    """The comparison of arms, a row for each arm and peer."""
+    """The comparison of arms: a row for each arm and peer, and one for an arm's mean over several peers."""
     title = f"{summary['name']}, seed {summary['seed']}: {summary['accuracy_is']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("arm", "peer"):
@@ -59,6 +59,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
                 f"{peer['bytes_sent'] / 1e6:.2f}",
                 f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
             )
+        if len(peers) > 1:
+            table.add_row(arm, "mean", *_means(list(peers.values())))
         table.add_section()
     table.caption = (
         f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; secs: the peer's own work, without "
@@ -66,6 +68,13 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     )
     table.caption_justify = "left"
     return table
+
+
+def _means(peers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Over peers, of the accuracies at the start and at the end, in distribution and out of it."""
+    means = [f"{fmean(peer[end] for peer in peers):.3f}" for end in ("start", "final")]
+    ood = [[fmean(o[end] for o in peer["ood"].values()) for peer in peers if peer["ood"]] for end in ("start", "final")]
+    return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:

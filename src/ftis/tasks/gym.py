@@ -59,10 +59,12 @@ def load(config: TaskConfig) -> Task:
         for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)])[0]:
             add(more)
     if not fresh or (config.validation_size is not None and len(fresh) < wanted):
+        of = "" if config.train_size else ", the default"
         raise TaskError(
-            f"{config.name}: of {4 * wanted} validation problems only {len(fresh)} are different and not "
-            f"among the {train_size} for training; lower task.train_size or task.validation_size, or widen the "
-            "problems with task.options"
+            f"{config.name}: of {4 * wanted} problems made for validation only {len(fresh)} are different and not "
+            f"among the {train_size} for training (task.train_size{of}), of which {len(trained)} are different; lower "
+            f"task.train_size, as to {max(1, len(trained) // 2)}, or task.validation_size, or widen the problems with "
+            "task.options"
         )
     kind: AnswerKind = "reasoning_gym" if own else "exact"
     return make_task(config.name, train, list(fresh.values())[:wanted], kind)
