@@ -28,6 +28,7 @@ from ftis.config import run_directory
 from ftis.lab.preflight import EASY_FORMATS, Sounding, preflight
 from ftis.lab.recipes import load
 from ftis.lab.runs import run
+from ftis.lab.summary import summarise
 from ftis.loop.events import unheard
 
 DEFAULT = "default prompt"
@@ -120,8 +121,7 @@ def main() -> None:
                 recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])
                 began = time.monotonic()
                 run(recipe, overwrite=True)
-                summary = json.loads((run_directory(recipe) / "summary.json").read_text(encoding="utf-8"))
-                (peers,) = summary["arms"].values()
+                (peers,) = summarise(run_directory(recipe))["arms"].values()
                 ends = {peer: (of["start"], of["last"]) for peer, of in peers.items()}
                 found[model]["trained"].append({"recipe": best, "seed": seed, "ends": ends})
                 told = ", ".join(f"{peer} {start:.3f} to {last:.3f}" for peer, (start, last) in ends.items())
