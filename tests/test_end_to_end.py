@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,33 +172,25 @@ def test_processes_and_turns_give_the_same_numbers(workplace: Path) -> None:
     assert inline == parallel
 
 
+def said_rounds(process: Watched, rounds: int) -> bool:
+    return sum(re.search(r": round \d+ of ", line) is not None for line in process.lines) >= rounds
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path) -> None:
     settings = ["--set", "training.rounds=12"]
     unbroken = f"output_dir={workplace / 'unbroken'}"
-    began = time.monotonic()
     subprocess.run(command("train", "recipe.toml", *settings, "--set", unbroken), check=True, capture_output=True)
-    whole = time.monotonic() - began
     moments = random.Random(7)
     run = run_of(workplace)
-    killed = 0
-    for _ in range(6):
-        process = subprocess.Popen(
-            command("train", "recipe.toml", "--resume", *settings),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout=moments.uniform(0.35, 0.95) * whole)
-            break
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            killed += 1
-            for checkpoint in run.glob("*/*/checkpoint-*"):
-                AutoModelForCausalLM.from_pretrained(checkpoint)
-    assert killed >= 1
+    for rounds in (1, 0, 3, 2):  # that the two peers say they have finished before it is killed, some time later
+        process = Watched(command("train", "recipe.toml", "--resume", *settings), workplace / "out.txt", own_group=True)
+        assert process.until(partial(said_rounds, process, rounds), 120)
+        time.sleep(moments.uniform(0.0, 0.2))
+        os.killpg(process.process.pid, signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        for checkpoint in run.glob("*/*/checkpoint-*"):
+            AutoModelForCausalLM.from_pretrained(checkpoint)
     subprocess.run(command("train", "recipe.toml", "--resume", *settings), check=True, capture_output=True)
     expected, got = records_of(workplace / "unbroken" / "tiny-seed0"), records_of(run)
     assert got.keys() == expected.keys()
