@@ -90,6 +90,39 @@ def row(name: str, soundings: Sequence[Sounding], seconds: float) -> dict[str, A
     }
 
 
+def tried(model: str, groups: int, place: Path) -> list[dict[str, Any]]:
+    """A row for the default prompt and for each part that preflight prints."""
+    rows = []
+    for name, part in {DEFAULT: "", **easy_formats()}.items():
+        file = place / "recipe.toml"
+        text = recipe_text(model, part, seed=0, output_dir=str(place), validation_size=8)
+        file.write_text(text, encoding="utf-8")
+        recipe = load(file, ["sampling.num_generations=4", "sampling.max_completion_length=32"])
+        began = time.monotonic()
+        soundings = preflight(recipe, None, groups, unheard)
+        rows.append(row(name, soundings, time.monotonic() - began))
+        told = "{recipe}: reward {reward:.2f}, format right {format_right:.0%}, groups with signal {signal:.0%}"
+        print(f"{model}, {told.format(**rows[-1])}, {rows[-1]['seconds']:.0f} s", flush=True)
+    return rows
+
+
+def trained(model: str, name: str, seed: int, rates: Sequence[float], place: Path) -> dict[str, Any]:
+    """Accuracy of each peer before and after training with the part of that name."""
+    file = place / "recipe.toml"
+    full, lora = rates
+    part = easy_formats()[name]
+    text = recipe_text(model, part, seed=seed, output_dir=str(place), validation_size=40, full=full, lora=lora)
+    file.write_text(text, encoding="utf-8")
+    recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])
+    began = time.monotonic()
+    run(recipe, overwrite=True)
+    (peers,) = summarise(run_directory(recipe))["arms"].values()
+    ends = {peer: (of["start"], of["last"]) for peer, of in peers.items()}
+    told = ", ".join(f"{peer} {start:.3f} to {last:.3f}" for peer, (start, last) in ends.items())
+    print(f"{model}, {name}, seed {seed}: {told}, {time.monotonic() - began:.0f} s", flush=True)
+    return {"recipe": name, "seed": seed, "ends": ends}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
@@ -97,35 +130,14 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=0, metavar="N")
     parser.add_argument("--rates", type=float, nargs=2, default=(1e-5, 3e-4), metavar=("FULL", "LORA"))
     chosen = parser.parse_args()
-    few = ["sampling.num_generations=4", "sampling.max_completion_length=32"]
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "recipe.toml"
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
         for model in chosen.models:
-            rows = []
-            for name, part in {DEFAULT: "", **easy_formats()}.items():
-                file.write_text(recipe_text(model, part, seed=0, output_dir=place, validation_size=8), encoding="utf-8")
-                began = time.monotonic()
-                soundings = preflight(load(file, few), None, chosen.groups, unheard)
-                rows.append(row(name, soundings, time.monotonic() - began))
-                told = "{recipe}: reward {reward:.2f}, format right {format_right:.0%}, groups with signal {signal:.0%}"
-                print(f"{model}, {told.format(**rows[-1])}, {rows[-1]['seconds']:.0f} s", flush=True)
-            found[model] = {"preflight": rows, "trained": []}
-            best = max(rows[1:], key=lambda tried: float(tried["signal"]))["recipe"]
-            for seed in range(chosen.train):
-                rates = dict(zip(("full", "lora"), chosen.rates, strict=True))
-                text = recipe_text(
-                    model, easy_formats()[best], seed=seed, output_dir=place, validation_size=40, **rates
-                )
-                file.write_text(text, encoding="utf-8")
-                recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])
-                began = time.monotonic()
-                run(recipe, overwrite=True)
-                (peers,) = summarise(run_directory(recipe))["arms"].values()
-                ends = {peer: (of["start"], of["last"]) for peer, of in peers.items()}
-                found[model]["trained"].append({"recipe": best, "seed": seed, "ends": ends})
-                told = ", ".join(f"{peer} {start:.3f} to {last:.3f}" for peer, (start, last) in ends.items())
-                print(f"{model}, {best}, seed {seed}: {told}, {time.monotonic() - began:.0f} s", flush=True)
+            rows = tried(model, chosen.groups, place)
+            best = max(rows[1:], key=lambda of: float(of["signal"]))["recipe"]
+            runs = [trained(model, best, seed, chosen.rates, place) for seed in range(chosen.train)]
+            found[model] = {"preflight": rows, "trained": runs}
     print(json.dumps(found))
 
 

@@ -45,14 +45,10 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for arm, peers in summary["arms"].items():
         for name, peer in peers.items():
-            ood = list(peer["ood"].values())
             table.add_row(
                 arm,
                 name,
-                f"{peer['start']:.3f}",
-                f"{peer['final']:.3f}",
-                f"{fmean(o['start'] for o in ood):.3f}" if ood else "–",
-                f"{fmean(o['final'] for o in ood):.3f}" if ood else "–",
+                *_accuracies([peer]),
                 str(peer["rounds"]),
                 seconds_text(peer["seconds"]),
                 f"{peer['tokens_sampled']:,}",
@@ -60,7 +56,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
                 f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
             )
         if len(peers) > 1:
-            table.add_row(arm, "mean", *_means(list(peers.values())))
+            table.add_row(arm, "mean", *_accuracies(list(peers.values())))
         table.add_section()
     table.caption = (
         f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; secs: the peer's own work, without "
@@ -70,8 +66,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _means(peers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Over peers, of the accuracies at the start and at the end, in distribution and out of it."""
+def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Means over peers at the start and at the end, in distribution and out of it."""
     means = [f"{fmean(peer[end] for peer in peers):.3f}" for end in ("start", "final")]
     ood = [[fmean(o[end] for o in peer["ood"].values()) for peer in peers if peer["ood"]] for end in ("start", "final")]
     return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
