@@ -179,7 +179,7 @@ SCALES = {
         steps=3,
         rounds=1,
         prompts_per_peer=1,
-        num_generations=4,
+        num_generations=8,
         train_size=100,
         validation_size=8,
     ),
@@ -188,23 +188,9 @@ SEEDS = {"": 0, "-b": 1}
 """What a model's name ends in, and the seed of its warm-up."""
 
 
-COMPARISON = """
-[[arms]]
-name = "alone-part"
-collaborate = false
-budget = "generated"
-
-[[arms]]
-name = "F-TIS"
-
-[[arms]]
-name = "alone"                  # four times the sampling
-collaborate = false
-"""
-
-
 def recipe_of(dataset: str, scale: Scale, out: Path) -> Recipe:
     """The comparison, as a file in ``out`` that the commands of ftis read too."""
+    peers = len(scale.sizes) * len(SEEDS)
     text = f"""# reasoning-gym's {dataset}: four models that examples/gym_starters.py has warmed up.
 name = "{dataset}"
 output_dir = "{out}"
@@ -233,7 +219,7 @@ max_completion_length = {DATASETS[dataset].tokens}
 
 [training]
 rounds = {scale.rounds}
-prompts_per_peer = {scale.prompts_per_peer}
+prompts_per_round = {peers * scale.prompts_per_peer}
 steps_per_generation = 4
 eval_every = {scale.eval_every}
 
@@ -241,7 +227,32 @@ eval_every = {scale.eval_every}
 name = "F-TIS"
 kl_estimator = "k3"
 kl_threshold = 0.5
-{COMPARISON}"""
+
+[[arms]]
+name = "alone-part"
+collaborate = false
+budget = "generated"
+
+[[arms]]
+name = "alone-part-wide"        # as many rollouts of its own over all of a round's prompts, as in horizontal mode
+collaborate = false
+budget = "generated"
+
+[arms.set]
+training.prompts_per_round = {peers * peers * scale.prompts_per_peer}
+sampling.num_generations = {scale.num_generations // peers}
+
+[[arms]]
+name = "F-TIS"
+
+[[arms]]
+name = "F-TIS-horizontal"
+set = {{ training.mode = "horizontal" }}
+
+[[arms]]
+name = "alone"                  # four times the sampling
+collaborate = false
+"""
     for name, size in scale.sizes.items():
         for suffix in SEEDS:
             text += f"""
