@@ -13,6 +13,7 @@ from ftis.loop.events import (
     Evaluated,
     Event,
     Failed,
+    FirstGroup,
     JobEnded,
     JobsKnown,
     NetworkEvent,
@@ -33,6 +34,11 @@ LINES: dict[str, tuple[Event, str]] = {
     "preflight": (
         Sounded(1, 10, Place(peer="a")),
         '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}',
+    ),
+    "first-group": (
+        FirstGroup(12, 0.25, 6, None, 3, 99.5, Place(peer="a")),
+        '{"kind": "first-group", "completions": 12, "reward": 0.25, "formats": 6, "answers": null, "unfinished": 3, '
+        '"tokens_per_second": 99.5, "peer": "a"}',
     ),
     "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
     "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),

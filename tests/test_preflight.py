@@ -26,7 +26,7 @@ from ftis.lab.preflight import Sounding, advice, extrapolated, rate_advice, soun
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import print_soundings, shortened
-from ftis.loop.events import ArmBegun, Evaluated, Event, JobEnded, JobsKnown, Place, RoundEnded, Sounded
+from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
@@ -286,7 +286,13 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
+    first = heard.pop(1)
     assert heard == [Sounded(done, 10, Place(peer="a")) for done in (0, 1, 2, 5, 6, 7, 10)]
+    assert isinstance(first, FirstGroup)
+    assert (first.completions, first.reward, first.place) == (4, sum(looked.rewards[0]) / 4, Place(peer="a"))
+    assert first.formats is not None
+    assert first.answers == sum(looked.rewards[0])
+    assert 0 <= first.unfinished <= min(4, looked.unfinished)
     assert looked.compared == "exact"
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     assert looked.completions == 12
@@ -391,14 +397,38 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
     said = capsys.readouterr().out
     for peer in "ab":
         assert (
-            f"{peer}: loaded\n{peer}: 1 of 8 groups\n{peer}: 2 of 8 groups\n{peer}: 4 of 8 groups\n{peer}: 5 of" in said
-        )
+            f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
+        ) in said
+        assert f"tokens/s\n{peer}: 1 of 8 groups\n{peer}: 2 of 8 groups\n{peer}: 4 of 8 groups\n{peer}: 5 of" in said
         assert f"{peer}: the format is right in 0 of 8 completions" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 2
     (together,) = [line for line in said.replace("\n", " ").split("  ") if "together: at most" in line][:1] or [""]
     assert "of disk for 2 checkpoints of each" in together
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -> None:
+    out, now = io.StringIO(), 100.0
+    display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock=lambda: now)
+    display(Sounded(0, 14, Place(peer="a")))
+    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, Place(peer="a")))
+    now = 130.0
+    display(Sounded(1, 14, Place(peer="a")))
+    now = 140.0
+    display(Sounded(12, 14, Place(peer="a")))
+    display(Sounded(13, 14, Place(peer="a")))  # three seconds left: not worth a word
+    display(Sounded(14, 14, Place(peer="a")))
+    display(FirstGroup(12, 0.25, None, None, 0, 80.0, Place(peer="b")))
+    verdict = (
+        "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
+        "11 without an end  1,234 tokens/s"
+    )
+    other = "b: first group: reward 0.25  80 tokens/s"
+    lines = ["a: loaded", verdict, "a: 1 of 14 groups, about 6.5 min left", "a: 12 of 14 groups, about 7 s left"]
+    lines += ["a: 13 of 14 groups", "a: 14 of 14 groups", other]
+    assert out.getvalue().split("\n")[:-1] == ([verdict, other] if terminal else lines)
 
 
 def test_a_text_in_one_line() -> None:

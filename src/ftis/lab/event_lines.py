@@ -11,6 +11,7 @@ from ftis.loop.events import (
     Evaluated,
     Event,
     Failed,
+    FirstGroup,
     JobEnded,
     JobsKnown,
     NetworkEvent,
@@ -28,6 +29,7 @@ from ftis.loop.events import (
 KINDS: Mapping[str, type[Event]] = {
     "warm-up": WarmUp,
     "preflight": Sounded,
+    "first-group": FirstGroup,
     "experiment": JobsKnown,
     "job": JobEnded,
     "left": TimeLeft,

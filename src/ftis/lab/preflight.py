@@ -28,7 +28,7 @@ from ftis.lab.local import AloneExchange
 from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare
 from ftis.lab.workers import Job, Stop, cores, run_jobs
-from ftis.loop.events import Place, Say, Sounded, unheard
+from ftis.loop.events import FirstGroup, Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.loop.parts import graded_in
 from ftis.measures import Heard, has_ended
@@ -289,6 +289,8 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     tried, learning = [], []
     for part in parts:  # the first is for the start: the first calls of a process take longer
         tried.append(sample(peer, part))
+        if len(tried) == 1:
+            say(_first_group(peer, tried[0]))
         advance(len(part))
     for one in tried:  # last, as each takes steps
         learning.append(seconds_to_learn(peer, one.scored))
@@ -296,11 +298,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     _, few, many = tried
     own, scored = many.own, many.scored
     message = encode(Message(peer.header, tuple(peer.write(own))), swarm.wire.format, swarm.wire.logp)
-    rollouts = [rollout for group in own for rollout in group.rollouts]
-    ends, stops = peer.policy.end_ids, peer.decoding.stop
-    texts = [text for group in scored for text in group.completions]
-    ended = [has_ended(rollout, text, ends, stops) for rollout, text in zip(rollouts, texts, strict=True)]
-    formats, answers = _right(swarm, peer, scored)
+    formats, answers = _right(peer, scored)
     sampled, trained = rollouts_per_round(swarm)
     signal = float(np.mean([group.has_signal for group in scored]))
     reserve = swarm.reserve_per_peer / swarm.prompts_per_peer
@@ -313,11 +311,11 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         rewards=tuple(group.rewards for group in scored),
         formats=formats,
         answers=answers,
-        unfinished=ended.count(False),
+        unfinished=_unfinished(peer, many),
         parameters=peer.policy.n_parameters,
         groups_a_round=trained // swarm.sampling.num_generations,
         reserve=reserve,
-        tokens_per_second=sum(map(len, rollouts)) / many.seconds,
+        tokens_per_second=many.tokens / many.seconds,
         seconds_to_sample=sampling,
         seconds_to_learn=training,
         sampling_cost=sampling / all_sampled / max(training / trained, 1e-9),
@@ -325,7 +323,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         checkpoint_bytes=checkpoint_bytes(
             peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
         ),
-        message_bytes=len(message) * sampled // len(rollouts),
+        message_bytes=len(message) * sampled // many.rollouts,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
         samples=tuple(
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
@@ -345,6 +343,10 @@ class Tried:
     @property
     def rollouts(self) -> int:
         return sum(len(group.rollouts) for group in self.own)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout) for group in self.own for rollout in group.rollouts)
 
 
 def sample(peer: Peer, items: Sequence[int]) -> Tried:
@@ -373,9 +375,31 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
     return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
-def _right(swarm: Recipe, peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
+def _first_group(peer: Peer, tried: Tried) -> FirstGroup:
+    (group,) = tried.scored
+    formats, answers = _right(peer, tried.scored)
+    return FirstGroup(
+        completions=tried.rollouts,
+        reward=float(np.mean(group.rewards)),
+        formats=formats,
+        answers=answers,
+        unfinished=_unfinished(peer, tried),
+        tokens_per_second=tried.tokens / tried.seconds,
+        place=Place(peer=peer.name),
+    )
+
+
+def _unfinished(peer: Peer, tried: Tried) -> int:
+    ends, stops = peer.policy.end_ids, peer.decoding.stop
+    texts = [text for group in tried.scored for text in group.completions]
+    rollouts = [rollout for group in tried.own for rollout in group.rollouts]
+    return sum(not has_ended(rollout, text, ends, stops) for rollout, text in zip(rollouts, texts, strict=True))
+
+
+def _right(peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
     """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
-    if swarm.reward.function != RewardConfig().function:
+    reward = peer.recipe.reward
+    if reward.function != RewardConfig().function:
         return None, None
-    found = [graded_in(swarm, peer.task, group.group.item, text) for group in scored for text in group.completions]
-    return sum(well_formed for well_formed, _ in found), sum(score >= swarm.reward.pass_mark for _, score in found)
+    found = [graded_in(peer.recipe, peer.task, g.group.item, text) for g in scored for text in g.completions]
+    return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)

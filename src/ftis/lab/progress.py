@@ -23,6 +23,7 @@ from ftis.loop.events import (
     ArmBegun,
     Evaluated,
     Event,
+    FirstGroup,
     JobEnded,
     JobsKnown,
     NetworkEvent,
@@ -42,6 +43,9 @@ LEAST_IN_JOBS = 4
 """Rounds in a row after which a job of an experiment says what does not work."""
 SECONDS_BETWEEN_LINES = 60.0
 """Between two lines about rounds of an experiment's jobs, off a terminal."""
+
+WORTH_WAITING = 5.0
+"""Seconds left from which on pre-flight tells them, off a terminal."""
 
 WIDTH_OF_BARS = 110
 """Columns of a terminal from which on there is room for a bar beside what a round is like."""
@@ -91,8 +95,9 @@ class Display:
                     self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
             case Sounded():
                 self._advance(event.place.peer, event.groups, event.most, "")
-                done = f"{event.groups} of {counted(event.most, 'group')}" if event.groups else "loaded"
-                self._line(f"{event.place.peer}: {done}")
+                self._line(self._sounded_line(event))
+            case FirstGroup():
+                self.console.print(_first_group_line(event), highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")
@@ -119,6 +124,16 @@ class Display:
                 self._of_peer(event)
             case NetworkEvent():
                 self.console.print(event.text, highlight=False, markup=False)
+
+    def _sounded_line(self, event: Sounded) -> str:
+        """How far pre-flight is with a peer. A group that is sampled and one that is learned from count alike."""
+        peer, now = event.place.peer, self._clock()
+        if not event.groups:
+            self._first[peer] = (0, now)
+            return f"{peer}: loaded"
+        left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
+        told = f", about {in_time(left)} left" if left >= WORTH_WAITING else ""
+        return f"{peer}: {event.groups} of {counted(event.most, 'group')}{told}"
 
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
@@ -297,6 +312,16 @@ class Display:
     def _line(self, text: str) -> None:
         if not self.console.is_terminal:
             self.console.print(text, highlight=False)
+
+
+def _first_group_line(event: FirstGroup) -> str:
+    parts = [f"{event.place.peer}: first group: reward {event.reward:.2f}"]
+    if event.formats is not None and event.answers is not None:
+        of = counted(event.completions, "completion")
+        parts.append(f"format right in {event.formats} of {of}, answer in {event.answers}")
+    if event.unfinished:
+        parts.append(f"{event.unfinished} without an end")
+    return "  ".join([*parts, f"{event.tokens_per_second:,.0f} tokens/s"])
 
 
 def _in_line(notes: Mapping[str, str]) -> str:

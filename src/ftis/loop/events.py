@@ -47,6 +47,26 @@ class Sounded:
 
 
 @dataclass(frozen=True)
+class FirstGroup:
+    """Pre-flight has sampled the first of a peer's groups; it has learned from none.
+
+    Attributes:
+        reward: the mean of its completions.
+        formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
+        unfinished: completions that reached the longest length.
+        tokens_per_second: sampled, the first calls of the process among them.
+    """
+
+    completions: int
+    reward: float
+    formats: int | None
+    answers: int | None
+    unfinished: int
+    tokens_per_second: float
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
 class JobsKnown:
     """An experiment has ``jobs`` jobs; ``done`` of them were finished before."""
 
@@ -172,6 +192,7 @@ class Failed:
 Event = (
     WarmUp
     | Sounded
+    | FirstGroup
     | JobsKnown
     | JobEnded
     | TimeLeft
