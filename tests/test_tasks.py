@@ -524,15 +524,13 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
         return [made(*part) for part in parts], False
 
     monkeypatch.setattr(gym, "_generate", generate)
-    task = load("reasoning_gym:x", train_size=10)
+    told = "(task.train_size), of which 8 are different; lower task.train_size, as to 4, or"
+    fails(f"only 12 are different and not among the 10 for training {told} set", "reasoning_gym:x", train_size=10)
+    fails(f"{told} lower task.validation_size", "reasoning_gym:x", train_size=10, validation_size=20)
+    task = load("reasoning_gym:x", train_size=10, validation_size=10)
     assert disjoint(task)
-    assert 0 < len(task.validation) == len(set(questions(task.validation))) < 20
-    fails(
-        "(task.train_size), of which 8 are different; lower task.train_size, as to 4, or task.validation_size",
-        "reasoning_gym:x",
-        train_size=10,
-        validation_size=20,
-    )
+    assert len(task.validation) == len(set(questions(task.validation))) == 10
+    fails("set task.validation_size = 12, or widen the problems", "reasoning_gym:x", train_size=10)
     fails("lower task.train_size", "reasoning_gym:x", train_size=1000)
 
 
