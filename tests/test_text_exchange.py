@@ -428,7 +428,7 @@ def test_what_is_exchanged_is_not_known_where_a_tokenizer_is_absent(
     write(place, a=SMALL, b="org/not-here")
     ftis("doctor", "recipe.toml")
     said = capsys.readouterr().out
-    assert "a, b: what they exchange is not known until org/not-here is on this machine" in said
+    assert "a, b: what they exchange is not known before this machine has org/not-here" in said
     assert "exchange token ids" not in said
 
 

@@ -24,12 +24,14 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ftis.config import PeerConfig
+from ftis.engines.hub import only_here
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
 
@@ -47,8 +49,11 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
     """
     _check_directory(source)
     quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
+    here = only_here(source)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **quantised)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, local_files_only=here, adapter_kwargs={"local_files_only": here}, **quantised
+        )
         if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
             from peft import AutoPeftModelForCausalLM
 
@@ -59,7 +64,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
                 layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack it for inference alone
         return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"model {source!r} cannot be loaded: {first_line(error)}") from None
+        raise ModelError(f"model {source!r} cannot be loaded: {_why(error, source)}") from None
 
 
 def _four_bits(config: PeerConfig) -> dict[str, Any]:
@@ -73,6 +78,17 @@ def _four_bits(config: PeerConfig) -> dict[str, Any]:
     return {"quantization_config": nf4, "device_map": {"": device}}
 
 
+def load_config(source: str) -> PreTrainedConfig:
+    """A model's configuration, from a directory or the Hub.
+
+    Raises:
+        OSError: there is none, or the Hub is out of reach.
+        ValueError: it is none that transformers knows.
+    """
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, local_files_only=only_here(source))
+    return config
+
+
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model.
 
@@ -81,14 +97,20 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """
     _check_directory(source)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, local_files_only=only_here(source))
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {first_line(error)}") from None
+        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_why(error, source)}") from None
     if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers invents an empty one
         raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
     return tokenizer
+
+
+def _why(error: Exception, source: str) -> str:
+    if isinstance(error, OSError) and only_here(source):
+        return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
+    return first_line(error)
 
 
 def _check_directory(source: str) -> None:
@@ -258,9 +280,9 @@ def generation_defaults(source: str) -> GenerationConfig | None:
     if adapter.exists():
         return generation_defaults(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
     with suppress(OSError):
-        return GenerationConfig.from_pretrained(source)
+        return GenerationConfig.from_pretrained(source, local_files_only=only_here(source))
     with suppress(OSError, ValueError):
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(source))
+        return GenerationConfig.from_model_config(load_config(source))
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
-from ftis.engines.models import load_tokenizer
+from ftis.engines.models import load_config, load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.lab.formatting import counted, in_bytes
@@ -293,10 +293,10 @@ def _examine(
 
 def _shape(source: str, peer: PeerConfig) -> Shape:
     """The model's size. Loads no weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
-    config = AutoConfig.from_pretrained(source)
+    config = load_config(source)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     trained = _trained_parameters(model, peer)

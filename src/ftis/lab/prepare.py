@@ -189,7 +189,7 @@ def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
     names = ", ".join(peer.name for peer in swarm.peers)
     if swarm.exchange == "auto":
         absent = ", ".join(dict.fromkeys(peer.model for peer in swarm.peers if peer.model not in places))
-        return [f"{names}: what they exchange is not known until {absent} is on this machine"]
+        return [f"{names}: what they exchange is not known before this machine has {absent}"]
     if swarm.exchange == "ids":
         return [f"{names} exchange token ids"]
     of_one: dict[tuple[str, frozenset[str]], list[str]] = {}

@@ -47,7 +47,9 @@ def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
 
 def parameters_of(model: str) -> int:
     """How many parameters a model has, guessed where nobody can tell. Loads no weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    from ftis.engines.models import load_config
 
     source = model
     if starters.is_starter(model):
@@ -59,7 +61,7 @@ def parameters_of(model: str) -> int:
             return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
     try:
         with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+            made = AutoModelForCausalLM.from_config(load_config(source))
     except (OSError, ValueError, KeyError):
         return UNKNOWN_PARAMETERS
     return sum(p.numel() for p in made.parameters())
