@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import run_directory
-from ftis.lab.preflight import EASY_FORMATS, Sounding, preflight
+from ftis.lab.preflight import WITH_EXAMPLES, WITHOUT_TAGS, Sounding, preflight
 from ftis.lab.recipes import load
 from ftis.lab.runs import run
 from ftis.lab.summary import summarise
@@ -67,7 +67,7 @@ lr_scheduler_type = "linear"
 
 def easy_formats() -> dict[str, str]:
     """The parts of recipes that preflight prints, by whom they are for."""
-    _, *told = re.split(r"^(an? \w+ model),.*:$", EASY_FORMATS, flags=re.MULTILINE)
+    _, *told = re.split(r"^(an? \w+ model),.*:$", WITHOUT_TAGS + WITH_EXAMPLES, flags=re.MULTILINE)
     return dict(zip(told[::2], told[1::2], strict=True))
 
 

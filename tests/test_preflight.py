@@ -200,6 +200,25 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sections", "instruct"),
+    [
+        ({}, True),
+        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "last_number"}}, False),
+        ({"prompt": {"system_prompt": "Be brief."}, "reward": {"extract": "last_number"}}, True),
+        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "boxed"}}, True),
+    ],
+)
+def test_advice_that_a_recipe_follows_is_not_given_again(
+    sections: dict[str, Any], instruct: bool, tiny_model_dir: TinyModelDir
+) -> None:
+    recipe = parse(document(tiny_model_dir(), **sections), where="test")
+    said = shown([sounding(NONE, answers=0)], recipe)
+    assert ("an instruct model, where answers are numbers:" in said) == instruct
+    assert said.count("a base model, or an instruct one that gets nothing right") == 1
+    assert "a base model" not in shown([sounding(SOME)], recipe)
+
+
+@pytest.mark.parametrize(
     ("compared", "said"),
     [
         ("number", "answers are compared as numbers"),
@@ -469,10 +488,11 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
         spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
         display(RoundEnded({**row, **spent}, place))
     assert out.getvalue().splitlines()[1:] == [
-        "F-TIS/a: round 1 of 4  reward 0.25  50% of groups with signal  12.3 s  150 tokens/s  about 37 s left",
-        "F-TIS/a: round 2 of 4  reward 0.25  50% of groups with signal  12.3 s  75 tokens/s  60 s left",
-        "F-TIS/a: round 3 of 4  reward 0.25  50% of groups with signal  8.34 s and 4 s waiting  50 tokens/s  30 s left",
-        "F-TIS/a: round 4 of 4  reward 0.25  50% of groups with signal  12.3 s  38 tokens/s",
+        "F-TIS/a: round 1 of 4  reward 0.25  50% of all groups with signal  12.3 s  150 tokens/s  about 37 s left",
+        "F-TIS/a: round 2 of 4  reward 0.25  50% of all groups with signal  12.3 s  75 tokens/s  60 s left",
+        "F-TIS/a: round 3 of 4  reward 0.25  50% of all groups with signal  8.34 s and 4 s waiting  50 tokens/s  "
+        "30 s left",
+        "F-TIS/a: round 4 of 4  reward 0.25  50% of all groups with signal  12.3 s  38 tokens/s",
     ]
 
 
@@ -537,8 +557,8 @@ def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
     place = Place(arm="F-TIS", peer="a")
     printed, bars = on_a_terminal([ArmBegun(("a",), 4, place=Place(arm="F-TIS")), *rounds_of_a_peer(place)])
     assert printed.splitlines() == [
-        "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of groups with signal  9 s  "
-        "150 tokens/s  12.3 kB sent  peak memory 3.21 GB  about 27 s left"
+        "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of all groups with signal  "
+        "9 s  150 tokens/s  12.3 kB sent  peak memory 3.21 GB  about 27 s left"
     ]
     assert "2/4" in bars
     assert "reward 0.25  signal 50%  tokens/s 75" in bars

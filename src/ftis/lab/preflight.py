@@ -48,14 +48,16 @@ LOW_FOR_SMALL, SMALL = 2e-6, 1e9
 """A learning rate below which the full training of a model with fewer parameters than that is slow."""
 
 BELOW = "as below"
-"""Where advice refers to :data:`EASY_FORMATS`."""
-EASY_FORMATS = """\
+"""Where advice refers to :func:`easy_formats`."""
+WITHOUT_TAGS = """\
 an instruct model, where answers are numbers:
   [prompt]
   system_prompt = ""
   template = "{question} Give only the number."
   [reward]
   extract = "last_number"
+"""
+WITH_EXAMPLES = """\
 a base model, or an instruct one that gets nothing right, shown how and stopped where the next problem would begin:
   [prompt]
   system_prompt = ""
@@ -67,8 +69,9 @@ a base model, or an instruct one that gets nothing right, shown how and stopped 
   [reward]
   extract = "last_number"
   [sampling]
-  stop = ["\\n"]"""
-"""Parts of recipes in which small pretrained models earn a first reward."""
+  stop = ["\\n"]
+"""
+"""Two parts of recipes in which small pretrained models earn a first reward."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,12 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...], prom
             f"{sounding.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
         )
     return said
+
+
+def easy_formats(prompt: PromptConfig, reward: RewardConfig) -> list[str]:
+    """The parts of recipes that advice refers to, without what the recipe does already."""
+    asks_plainly = not prompt.system_prompt and reward.extract == "last_number"
+    return [WITH_EXAMPLES] if asks_plainly else [WITHOUT_TAGS, WITH_EXAMPLES]
 
 
 def _easier(prompt: PromptConfig) -> tuple[str, str]:

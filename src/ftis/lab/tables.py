@@ -16,7 +16,7 @@ from ftis.config import Recipe
 from ftis.lab.estimate import checkpoints_kept
 from ftis.lab.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
-from ftis.lab.preflight import BELOW, EASY_FORMATS, Sounding, advice, rate_advice
+from ftis.lab.preflight import BELOW, Sounding, advice, easy_formats, rate_advice
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
@@ -209,7 +209,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             console.print(f"{one.peer}: {line}", highlight=False, markup=False)
         advised += said
     if any(line.endswith(BELOW) for line in advised):
-        console.print(EASY_FORMATS, highlight=False, markup=False)
+        for part in easy_formats(recipe.prompt, recipe.reward):
+            console.print(part, end="", highlight=False, markup=False)
 
 
 def shortened(text: str, most: int = 160) -> str:
