@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import TinyModelDir
@@ -16,18 +17,20 @@ from ftis.policy import ModelError
 
 
 class Session:
-    """What asks the Hub: it answers, or raises what the HTTP library would."""
+    """What asks the Hub: each answer in turn, the last for good, or what the HTTP library would raise."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, *answers: Exception | int) -> None:
         self.asked: list[str] = []
-        self._error = error
+        self._answers = answers
 
-    def head(self, url: str, *, timeout: float) -> int:
+    def head(self, url: str, *, timeout: float, follow_redirects: bool) -> SimpleNamespace:
         assert 0 < timeout <= 10
+        assert not follow_redirects
+        answer = self._answers[min(len(self.asked), len(self._answers) - 1)]
         self.asked.append(url)
-        if self._error:
-            raise self._error
-        return 503  # whatever it says: it answers
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(status_code=answer)
 
 
 @pytest.fixture(autouse=True)
@@ -37,28 +40,47 @@ def asked_anew() -> Iterator[None]:
     hub.answers.cache_clear()
 
 
-def with_session(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> Session:
-    session = Session(error)
+def with_session(monkeypatch: pytest.MonkeyPatch, *answers: Exception | int) -> Session:
+    session = Session(*answers)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
     return session
 
 
+GONE = ConnectionError("Name or service not known")
+
+
 def test_a_directory_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    session = with_session(monkeypatch, OSError("no network"))
+    session = with_session(monkeypatch, GONE)
     assert not hub.only_here(str(tmp_path))
     assert session.asked == []
 
 
-def test_a_hub_that_answers_is_asked_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = with_session(monkeypatch)
-    assert not hub.only_here("org/model")
-    assert not hub.only_here("org/other")
-    assert len(session.asked) == 1
+@pytest.mark.parametrize(
+    ("answers", "asked", "only_here"),
+    [
+        ((200,), 1, False),
+        ((307,), 1, False),  # to a page for people; its files may be there
+        ((401,), 1, False),
+        ((503,), 2, True),
+        ((503, 200), 2, False),
+        ((GONE, 200), 2, False),
+        ((GONE,), 2, True),
+    ],
+)
+def test_whether_the_hub_answers_is_asked_once(
+    answers: tuple[Exception | int, ...], asked: int, only_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = with_session(monkeypatch, *answers)
+    assert hub.only_here("org/model") == only_here
+    assert hub.only_here("org/other") == only_here
+    assert len(session.asked) == asked
 
 
-def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """With it out of reach, transformers alone retries for 23 seconds, and logs each of the six times."""
-    session = with_session(monkeypatch, ConnectionError("Name or service not known"))
+def test_what_is_told_where_the_hub_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers alone retries for 23 seconds, and logs each of the six times."""
+    with_session(monkeypatch, GONE)
     told = "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
     with pytest.raises(ModelError, match=f"^tokenizer of 'org/not-here' cannot be loaded: {told}$"):
         load_tokenizer("org/not-here")
@@ -67,20 +89,29 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch, caplo
     with pytest.raises(OSError, match="in the cached files"):
         load_config("org/not-here")
     assert generation_defaults("org/not-here") is None
-    assert len(session.asked) == 1
     assert "Retrying" not in caplog.text
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="it is not here, and HF_HUB_OFFLINE is set; unset it, or name"):
+        load_tokenizer("org/not-here")
 
 
 def test_a_copy_in_the_cache_serves(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_dir: TinyModelDir
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_dir: TinyModelDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the Hub's clients lay it: refs/main names the snapshot."""
-    with_session(monkeypatch, ConnectionError("Name or service not known"))
+    with_session(monkeypatch, GONE)
     place = tmp_path / "models--org--copied"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("abc", encoding="utf-8")
     (place / "snapshots").mkdir()
-    os.symlink(tiny_model_dir(), place / "snapshots" / "abc")
+    copied = place / "snapshots" / "abc"
+    shutil.copytree(tiny_model_dir(), copied)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert load_config("org/copied").vocab_size == load_config(str(tiny_model_dir())).vocab_size
     assert load_tokenizer("org/copied").get_vocab() == load_tokenizer(str(tiny_model_dir())).get_vocab()
+    loaded = load_model("org/copied", PeerConfig(name="a", model="org/copied"))
+    assert loaded.num_parameters() == load_model(str(copied), PeerConfig(name="a", model="m")).num_parameters()
+    assert "Retrying" not in caplog.text
+    (copied / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"cannot be loaded: .*config\.json"):  # what is wrong with the copy
+        load_model("org/copied", PeerConfig(name="a", model="org/copied"))

@@ -218,6 +218,16 @@ def test_advice_that_a_recipe_follows_is_not_given_again(
     assert "a base model" not in shown([sounding(SOME)], recipe)
 
 
+def test_nothing_is_below_where_a_recipe_has_all_of_it(tiny_model_dir: TinyModelDir) -> None:
+    examples = [{"question": "1 + 1 =", "completion": " 2"}]
+    prompt = {"system_prompt": "", "chat_template": "never", "examples": examples}
+    recipe = parse(document(tiny_model_dir(), prompt=prompt, reward={"extract": "last_number"}), where="test")
+    said = shown([sounding(NONE, formats=0, answers=0)], recipe)
+    assert "the format is right in 0 of" in said
+    assert "below" not in said.partition("what that takes stands below")[2]
+    assert "a base model" not in said
+
+
 @pytest.mark.parametrize(
     ("compared", "said"),
     [
@@ -445,7 +455,12 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
         "11 without an end  1,234 tokens/s"
     )
     other = "b: first group: reward 0.25  80 tokens/s"
-    lines = ["a: loaded", verdict, "a: 1 of 14 groups, about 6.5 min left", "a: 12 of 14 groups, about 7 s left"]
+    lines = [
+        "a: loaded",
+        verdict,
+        "a: 1 of 14 groups, about 6.5 min left for it",
+        "a: 12 of 14 groups, about 7 s left for it",
+    ]
     lines += ["a: 13 of 14 groups", "a: 14 of 14 groups", other]
     assert out.getvalue().split("\n")[:-1] == ([verdict, other] if terminal else lines)
 

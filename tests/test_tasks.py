@@ -524,13 +524,13 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
         return [made(*part) for part in parts], False
 
     monkeypatch.setattr(gym, "_generate", generate)
-    told = "(task.train_size), of which 8 are different; lower task.train_size, as to 4, or"
-    fails(f"only 12 are different and not among the 10 for training {told} set", "reasoning_gym:x", train_size=10)
-    fails(f"{told} lower task.validation_size", "reasoning_gym:x", train_size=10, validation_size=20)
-    task = load("reasoning_gym:x", train_size=10, validation_size=10)
+    told = "only 12 are different and not among the 10 for training (task.train_size), of which 8 are different; "
+    remedy = "lower task.train_size, as to 4, or set task.validation_size = 12, or widen the problems"
+    for size in ({}, {"validation_size": 20}):
+        fails(f"of 800 problems made for validation {told}{remedy}", "reasoning_gym:x", train_size=10, **size)
+    task = load("reasoning_gym:x", train_size=10, validation_size=12)
     assert disjoint(task)
-    assert len(task.validation) == len(set(questions(task.validation))) == 10
-    fails("set task.validation_size = 12, or widen the problems", "reasoning_gym:x", train_size=10)
+    assert len(task.validation) == len(set(questions(task.validation))) == 12
     fails("lower task.train_size", "reasoning_gym:x", train_size=1000)
 
 

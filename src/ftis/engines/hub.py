@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-SECONDS = 10
-"""How long to wait for the Hub's first answer."""
+TRIES = 2
 
 
 def only_here(source: str) -> bool:
-    """Whether to look for a model or a data set on this machine alone, as ``local_files_only`` of the Hub's clients.
+    """Whether to look for a model on this machine alone, as ``local_files_only`` of the Hub's clients.
 
     They would ask for each of its files six times, 23 seconds long, where the Hub does not answer.
 
@@ -22,10 +21,14 @@ def only_here(source: str) -> bool:
 
 @cache
 def answers() -> bool:
+    """Whether it does, by other than an error of its own. Not where ``HF_HUB_OFFLINE`` is set."""
     from huggingface_hub import constants, get_session
 
-    try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS)
-    except Exception:  # those of the HTTP library, which is not the same in every huggingface_hub
-        return False
-    return True
+    for _ in range(TRIES):
+        try:
+            told = get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)
+        except Exception:  # those of the HTTP library, which is not the same in every huggingface_hub
+            continue
+        if told.status_code < 500:
+            return True
+    return False

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import huggingface_hub
 import torch
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
@@ -108,9 +109,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _why(error: Exception, source: str) -> str:
-    if isinstance(error, OSError) and only_here(source):
-        return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
-    return first_line(error)
+    told = first_line(error)
+    if "in the cached files" not in told or not only_here(source):
+        return told
+    if huggingface_hub.is_offline_mode():
+        return "it is not here, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
+    return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
 
 
 def _check_directory(source: str) -> None:

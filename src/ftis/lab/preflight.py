@@ -160,7 +160,8 @@ def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...], prom
 def easy_formats(prompt: PromptConfig, reward: RewardConfig) -> list[str]:
     """The parts of recipes that advice refers to, without what the recipe does already."""
     asks_plainly = not prompt.system_prompt and reward.extract == "last_number"
-    return [WITH_EXAMPLES] if asks_plainly else [WITHOUT_TAGS, WITH_EXAMPLES]
+    shows = prompt.examples and prompt.chat_template == "never"
+    return [*([] if asks_plainly else [WITHOUT_TAGS]), *([] if asks_plainly and shows else [WITH_EXAMPLES])]
 
 
 def _easier(prompt: PromptConfig) -> tuple[str, str]:
@@ -191,9 +192,10 @@ def _about_rewards(sounding: Sounding, reward: RewardConfig, prompt: PromptConfi
                 'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
                 '(prompt.system_prompt = "")'
             )
+        shown = f", {BELOW}" if easy_formats(prompt, reward) else ""
         return [
             f"the format is right in {formats} of {n} completions: show it in prompt.examples, begin it in "
-            f"prompt.prefill, or {other}, {BELOW}"
+            f"prompt.prefill, or {other}{shown}"
         ]
     if sounding.reward > 0.9 and (answers is None or answers > 0.9 * n):
         return ["nearly all completions earn the reward already: give harder problems"]

@@ -132,7 +132,7 @@ class Display:
             self._first[peer] = (0, now)
             return f"{peer}: loaded"
         left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
-        told = f", about {in_time(left)} left" if left >= WORTH_WAITING else ""
+        told = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
         return f"{peer}: {event.groups} of {counted(event.most, 'group')}{told}"
 
     def _job_ended(self, label: str) -> None:

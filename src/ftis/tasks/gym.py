@@ -6,11 +6,13 @@ generating process runs with that order fixed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,8 +21,9 @@ from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.tasks.gym_judge import OwnScore, scores_itself
 from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
 
-FEWEST = 50
-"""Fewest validation problems where task.validation_size is unset: on 50 the standard error at .5 is .07."""
+VALIDATION, FEWEST = 200, 50
+"""Validation problems where task.validation_size is unset, and the fewest then. On 50 an accuracy of .5 has a standard
+error of .07."""
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""
@@ -40,7 +43,7 @@ def load(config: TaskConfig) -> Task:
         )
     for reserved in {"size", "seed"} & set(config.options):
         raise TaskError(f"task.options.{reserved}: set task.train_size, task.validation_size and task.seed instead")
-    train_size, wanted = config.train_size or 2000, config.validation_size or 200
+    train_size, wanted = config.train_size or 2000, config.validation_size or VALIDATION
 
     def part(name: str, size: int) -> Part:
         digest = hashlib.sha256(f"{config.seed}/{name}".encode()).digest()
@@ -59,16 +62,16 @@ def load(config: TaskConfig) -> Task:
 
     add(made[1])
     if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
-        for more in _generate(dataset, config.options, [part(f"validation{n}", wanted) for n in (1, 2, 3)])[0]:
+        most = max(wanted, VALIDATION)  # so many also for fewer wanted, or a number told below might not be reached
+        for more in _generate(dataset, config.options, [part(f"validation{n}", most) for n in range(4)])[0]:
             add(more)
     if len(fresh) < (config.validation_size or FEWEST):
         of = "" if config.train_size else ", the default"
-        fewer = "lower task.validation_size" if config.validation_size else f"set task.validation_size = {len(fresh)}"
+        fewer = f" or set task.validation_size = {len(fresh)}," if fresh else ""
         raise TaskError(
-            f"{config.name}: of {4 * wanted} problems made for validation only {len(fresh)} are different and not "
+            f"{config.name}: of {4 * most} problems made for validation only {len(fresh)} are different and not "
             f"among the {train_size} for training (task.train_size{of}), of which {len(trained)} are different; lower "
-            f"task.train_size, as to {max(1, len(trained) // 2)},{f' or {fewer},' if fresh else ''} or widen the "
-            "problems with task.options"
+            f"task.train_size, as to {max(1, len(trained) // 2)},{fewer} or widen the problems with task.options"
         )
     kind: AnswerKind = "reasoning_gym" if own else "exact"
     return make_task(config.name, train, list(fresh.values())[:wanted], kind)
@@ -128,12 +131,14 @@ def _serve() -> None:
     request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no part of the reply
-    try:
-        dataset, options = request["dataset"], request["options"]
-        made = [_entries(dataset, options, *part) for part in request["parts"]]
-        reply: dict[str, Any] = {"parts": made, "own": scores_itself(dataset, options, made[0])}
-    except TaskError as error:
-        reply = {"error": str(error)}
+    sys.path[:] = map(os.path.abspath, sys.path)
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # codeio's problems write files
+        try:
+            dataset, options = request["dataset"], request["options"]
+            made = [_entries(dataset, options, *part) for part in request["parts"]]
+            reply: dict[str, Any] = {"parts": made, "own": scores_itself(dataset, options, made[0])}
+        except TaskError as error:
+            reply = {"error": str(error)}
     with output:
         json.dump(reply, output)
 

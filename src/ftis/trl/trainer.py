@@ -31,6 +31,7 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
+from ftis.engines.hub import only_here
 from ftis.lab import starters
 from ftis.lab.arms import RunError
 from ftis.lab.provenance import claim
@@ -145,7 +146,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             model = str(starters.make(model))
         if processing_class is None:
             place = model if isinstance(model, str) else model.config._name_or_path
-            processing_class = AutoTokenizer.from_pretrained(place, padding_side="left", truncation_side="left")
+            processing_class = AutoTokenizer.from_pretrained(
+                place, padding_side="left", truncation_side="left", local_files_only=only_here(place)
+            )
         if train_dataset is None:
             train_dataset = dataset_of(task, recipe.prompt, processing_class)
         if isinstance(train_dataset, IterableDataset) or len(train_dataset) != len(task.train):
