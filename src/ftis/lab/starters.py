@@ -119,8 +119,8 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("devices", "optimizers", "models", "windows", "lines", "head", "linear")),
-    *(f"engines/{name}.py" for name in ("decoder", "rows", "slots", "stops", "generate", "builtin")),
+    *(f"engines/{name}.py" for name in ("devices", "optimizers", "hub", "models", "windows", "lines", "head")),
+    *(f"engines/{name}.py" for name in ("linear", "decoder", "rows", "slots", "stops", "generate", "builtin")),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 
