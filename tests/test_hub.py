@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_what_is_told_where_the_hub_does_not_answer(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="it is not here, and HF_HUB_OFFLINE is set; unset it, or name"):
         load_tokenizer("org/not-here")
+
+
+def test_an_adapter_whose_base_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_dir: TinyModelDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = with_session(monkeypatch, GONE)
+    base = tiny_model_dir()
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    assert load_config(str(tmp_path)).vocab_size == load_config(str(base)).vocab_size
+    assert session.asked == []
+    config.write_text(json.dumps({"base_model_name_or_path": "org/not-here"}), encoding="utf-8")
+    with pytest.raises(ModelError, match="it is not here, and the Hub does not answer"):
+        load_model(str(tmp_path), PeerConfig(name="a", model=str(tmp_path)))
+    with pytest.raises(OSError, match="in the cached files"):
+        load_config(str(tmp_path))
+    assert generation_defaults(str(tmp_path)) is None
+    assert len(session.asked) == hub.TRIES
+    assert "Retrying" not in caplog.text
 
 
 def test_a_copy_in_the_cache_serves(

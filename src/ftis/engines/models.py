@@ -50,7 +50,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
     """
     _check_directory(source)
     quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
-    here = only_here(source)
+    here = only_here(_place_of_base(source))
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, local_files_only=here, adapter_kwargs={"local_files_only": here}, **quantised
@@ -58,7 +58,8 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
         if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
             from peft import AutoPeftModelForCausalLM
 
-            model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32).merge_and_unload()
+            adapted = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=here)
+            model = adapted.merge_and_unload()
         layer: Any
         for layer in model.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -80,13 +81,14 @@ def _four_bits(config: PeerConfig) -> dict[str, Any]:
 
 
 def load_config(source: str) -> PreTrainedConfig:
-    """A model's configuration, from a directory or the Hub.
+    """A model's configuration, from a directory or the Hub; of a LoRA directory, that of its base.
 
     Raises:
         OSError: there is none, or the Hub is out of reach.
         ValueError: it is none that transformers knows.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, local_files_only=only_here(source))
+    place = _place_of_base(source)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place))
     return config
 
 
@@ -110,11 +112,19 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def _why(error: Exception, source: str) -> str:
     told = first_line(error)
-    if "in the cached files" not in told or not only_here(source):
+    if "in the cached files" not in told or not only_here(_place_of_base(source)):
         return told
     if huggingface_hub.is_offline_mode():
         return "it is not here, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
     return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
+
+
+def _place_of_base(source: str) -> str:
+    """Where a model's weights are: of a LoRA directory, those of its base."""
+    adapter = Path(source) / "adapter_config.json"
+    if not adapter.exists():
+        return source
+    return _place_of_base(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _check_directory(source: str) -> None:
@@ -280,13 +290,11 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def generation_defaults(source: str) -> GenerationConfig | None:
     """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none."""
-    adapter = Path(source) / "adapter_config.json"
-    if adapter.exists():
-        return generation_defaults(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    place = _place_of_base(source)
     with suppress(OSError):
-        return GenerationConfig.from_pretrained(source, local_files_only=only_here(source))
+        return GenerationConfig.from_pretrained(place, local_files_only=only_here(place))
     with suppress(OSError, ValueError):
-        return GenerationConfig.from_model_config(load_config(source))
+        return GenerationConfig.from_model_config(load_config(place))
     return None
 
 
