@@ -27,7 +27,7 @@ SIZE, SMALLER = {"width": 1080, "height": 1000}, 0.7
 EVERY, FRAME, LAST = 2.0, 600, 3000
 """Seconds between two looks at the page; milliseconds for which a frame, and the last one, is shown."""
 
-MOST_FRAMES, COLOURS = 40, 32
+MOST_FRAMES, COLOURS = 40, 128  # with 32, lines of different peers come out in one colour
 
 
 @contextmanager
