@@ -115,6 +115,18 @@ def test_an_adapter_whose_base_is_not_here(
     assert "Retrying" not in caplog.text
 
 
+@pytest.mark.parametrize("written", ["{", "{}", '{"base_model_name_or_path": null}', "[]"])
+def test_an_adapter_that_names_no_base(written: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(written, encoding="utf-8")
+    told = r"adapter_config\.json names no base_model_name_or_path: put back the file that peft wrote$"
+    with pytest.raises(ModelError, match=told):
+        load_model(str(tmp_path), PeerConfig(name="a", model=str(tmp_path)))
+    with pytest.raises(ModelError, match=told):
+        load_config(str(tmp_path))
+    with pytest.raises(ModelError, match=told):
+        generation_defaults(str(tmp_path))
+
+
 def test_a_copy_in_the_cache_serves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_dir: TinyModelDir, caplog: pytest.LogCaptureFixture
 ) -> None:

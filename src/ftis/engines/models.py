@@ -84,6 +84,7 @@ def load_config(source: str) -> PreTrainedConfig:
     """A model's configuration, from a directory or the Hub; of a LoRA directory, that of its base.
 
     Raises:
+        ModelError: a LoRA directory names no base.
         OSError: there is none, or the Hub is out of reach.
         ValueError: it is none that transformers knows.
     """
@@ -120,11 +121,20 @@ def _why(error: Exception, source: str) -> str:
 
 
 def _place_of_base(source: str) -> str:
-    """Where a model's weights are: of a LoRA directory, those of its base."""
+    """Where a model's weights are: of a LoRA directory, those of its base.
+
+    Raises:
+        ModelError: ``adapter_config.json`` there names no base.
+    """
     adapter = Path(source) / "adapter_config.json"
     if not adapter.exists():
         return source
-    return _place_of_base(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    base = None
+    with suppress(ValueError, KeyError, TypeError):  # it is no JSON, has no such key, or is no object
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if not isinstance(base, str):
+        raise ModelError(f"{adapter} names no base_model_name_or_path: put back the file that peft wrote")
+    return _place_of_base(base)
 
 
 def _check_directory(source: str) -> None:
@@ -289,7 +299,11 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def generation_defaults(source: str) -> GenerationConfig | None:
-    """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none."""
+    """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none.
+
+    Raises:
+        ModelError: a LoRA directory names no base.
+    """
     place = _place_of_base(source)
     with suppress(OSError):
         return GenerationConfig.from_pretrained(place, local_files_only=only_here(place))
