@@ -206,3 +206,21 @@ def assert_gone(pid: int) -> None:
         assert select.select([handle], [], [], 60)[0], f"process {pid} still runs"
     finally:
         os.close(handle)
+
+
+PLAIN = """
+import threading
+from ftis.lab.workers import Job, run_jobs
+from test_workers import count
+print("begun", flush=True)
+heard = []
+run_jobs([Job("one", count, (3,)), Job("two", count, (2,))], 2, heard.append, threading.Event(), "")
+print(len(heard), flush=True)
+"""
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    ended = subprocess.run([sys.executable, tmp_path / "plain.py"], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "begun\n5\n"), ended.stderr

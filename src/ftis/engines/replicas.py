@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ftis.config import FtisError, PeerConfig
+from ftis.engines.launch import start
 from ftis.engines.samplers import open_sampler
 from ftis.engines.shards import Shard
 from ftis.learning import StepLoss
@@ -316,7 +317,7 @@ def lead(plan: Plan) -> Leader:
         ]
         with _without_ctrl_c():
             for process in processes:
-                process.start()
+                start(process)
         for _, far_end in ends:
             far_end.close()  # the process has its own
         crew = Crew(plan.config.name, processes, [near_end for near_end, _ in ends])

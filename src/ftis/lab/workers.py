@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from ftis.config import FtisError
+from ftis.engines.launch import start
 from ftis.lab.arms import RunError
 from ftis.loop.events import Event, Failed, Say, Stopping
 
@@ -174,7 +175,7 @@ def _context() -> Any:
 def _start(context: Any, job: Job) -> Worker:
     pipe, far_end = context.Pipe()
     process = context.Process(target=_work, args=(job, far_end), name=job.label)
-    process.start()
+    start(process)
     far_end.close()  # the process has its own
     return Worker(job, process, pipe)
 
