@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,7 +24,8 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import run_directory
-from ftis.lab.preflight import WITH_EXAMPLES, WITHOUT_TAGS, Sounding, preflight
+from ftis.lab.advice import WITH_EXAMPLES, WITHOUT_TAGS
+from ftis.lab.preflight import Sounding, preflight
 from ftis.lab.recipes import load
 from ftis.lab.runs import run
 from ftis.lab.summary import summarise
@@ -65,10 +65,8 @@ lr_scheduler_type = "linear"
 """
 
 
-def easy_formats() -> dict[str, str]:
-    """The parts of recipes that preflight prints, by whom they are for."""
-    _, *told = re.split(r"^(an? \w+ model),.*:$", WITHOUT_TAGS + WITH_EXAMPLES, flags=re.MULTILINE)
-    return dict(zip(told[::2], told[1::2], strict=True))
+EASY_FORMATS = {"with examples": WITH_EXAMPLES, "without tags": WITHOUT_TAGS}
+"""The parts of recipes that preflight prints."""
 
 
 def recipe_text(model: str, part: str, **values: Any) -> str:
@@ -93,7 +91,7 @@ def row(name: str, soundings: Sequence[Sounding], seconds: float) -> dict[str, A
 def tried(model: str, groups: int, place: Path) -> list[dict[str, Any]]:
     """A row for the default prompt and for each part that preflight prints."""
     rows = []
-    for name, part in {DEFAULT: "", **easy_formats()}.items():
+    for name, part in {DEFAULT: "", **EASY_FORMATS}.items():
         file = place / "recipe.toml"
         text = recipe_text(model, part, seed=0, output_dir=str(place), validation_size=8)
         file.write_text(text, encoding="utf-8")
@@ -110,7 +108,7 @@ def trained(model: str, name: str, seed: int, rates: Sequence[float], place: Pat
     """Accuracy of each peer before and after training with the part of that name."""
     file = place / "recipe.toml"
     full, lora = rates
-    part = easy_formats()[name]
+    part = EASY_FORMATS[name]
     text = recipe_text(model, part, seed=seed, output_dir=str(place), validation_size=40, full=full, lora=lora)
     file.write_text(text, encoding="utf-8")
     recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])

@@ -167,7 +167,7 @@ def test_whole_numbers_are_good_floats_and_infinity_is_a_threshold() -> None:
 def test_an_unknown_key_is_named_with_the_nearest_at_every_level(key: str, nearest: str) -> None:
     message = refusal(document(**{key: 1}))
     last = key.split("__")[-1]
-    assert re.search(rf"unknown key '(.+\.)?{last}'; did you mean '{nearest}'\?", message)
+    assert re.search(rf"unknown key '(.+\.)?{last}' \(did you mean '{nearest}'\?\)", message)
 
 
 def test_an_unknown_key_like_no_other_gets_the_list() -> None:
@@ -176,12 +176,30 @@ def test_an_unknown_key_like_no_other_gets_the_list() -> None:
 
 
 def test_an_entry_of_a_list_is_named_by_its_place() -> None:
-    assert "'peers.1.learnin_rate'" in refusal(document(**{"peers__1__learnin_rate": 1}))
+    assert "'peers.qwen2.5.learnin_rate'" in refusal(document(**{"peers__1__learnin_rate": 1}))
 
 
-def test_the_first_mistake_is_named_and_the_others_counted() -> None:
-    assert "(and 2 more)" in refusal(document(training__a=1, training__b=1, training__c=1))
-    assert "more)" not in refusal(document(training__a=1))
+def test_three_mistakes_are_named_and_the_others_counted() -> None:
+    said = refusal(document(training__a=1, training__b=1, training__c=1, training__d=1))
+    for key in "abc":
+        assert f"unknown key 'training.{key}'" in said
+    assert said.count("known: eval_every") == 1
+    assert said.endswith("(and one more)")
+    assert "more)" not in refusal(document(training__a=1, training__b=1, training__c=1))
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("rounds", "training.rounds"),
+        ("sampling__rounds", "training.rounds"),
+        ("training__learning_rate", "peers.*.learning_rate"),
+        ("task__budget", "arms.*.budget"),
+    ],
+)
+def test_a_key_of_another_section_leads_there(key: str, place: str) -> None:
+    said = refusal(document(**{key: 1}))
+    assert said == f"recipe: unknown key {key.replace('__', '.')!r} (did you mean {place!r}?)"
 
 
 @pytest.mark.parametrize(
@@ -203,13 +221,13 @@ def test_the_first_mistake_is_named_and_the_others_counted() -> None:
         ("peers", [], "peers is empty: a recipe needs at least one [[peers]]"),
         ("peers", ["small"], "peers.0 = 'small': input should be a table"),
         ("peers__small__lora_target_modules", "q_proj", "input should be an array"),
-        ("peers__small__lora_target_modules", ["q_proj", 3], "peers.0.lora_target_modules.1 = 3"),
-        ("peers__small__train", "Lora", "peers.0.train = 'Lora': input should be 'full', 'lora' or 'subset'"),
-        ("peers__small__learning_rate", "1e-3", "peers.0.learning_rate = '1e-3'"),
+        ("peers__small__lora_target_modules", ["q_proj", 3], "peers.small.lora_target_modules.1 = 3"),
+        ("peers__small__train", "Lora", "peers.small.train = 'Lora': input should be 'full', 'lora' or 'subset'"),
+        ("peers__small__learning_rate", "1e-3", "peers.small.learning_rate = '1e-3'"),
         ("peers__small__learning_rate", 0, "greater than 0"),
         ("peers__small__learning_rate", math.nan, "finite"),
         ("peers__small__learning_rate", math.inf, "finite"),
-        ("peers__small__gradient_checkpointing", 1, "peers.0.gradient_checkpointing = 1"),
+        ("peers__small__gradient_checkpointing", 1, "peers.small.gradient_checkpointing = 1"),
         ("training__rounds", 0, "training.rounds = 0: input should be greater than or equal to 1"),
         ("training__rounds", 10.0, "training.rounds = 10.0"),
         ("training__mode", "diagonal", "'vertical' or 'horizontal'"),
@@ -241,7 +259,7 @@ def test_a_wrong_value_is_named_with_its_place(key: str, value: Any, said: str) 
         (["task"], "name", "task.name"),
         (["ood", 0], "name", "ood.0.name"),
         (["peers", 0], "name", "peers.0.name"),
-        (["peers", 1], "model", "peers.1.model"),
+        (["peers", 1], "model", "peers.qwen2.5.model"),
         (["arms", 0], "name", "arms.0.name"),
     ],
 )
@@ -329,7 +347,7 @@ def test_a_subset_is_named_and_only_a_subset() -> None:
 
 
 def test_asking_for_a_peer_that_is_not_there(path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no peer 'smal' in the recipe; did you mean 'small'\?"):
+    with pytest.raises(RecipeError, match=r"no peer 'smal' in the recipe \(did you mean 'small'\?\)"):
         load(path).peer("smal")
 
 
@@ -350,7 +368,7 @@ def test_what_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_mistake_in_a_file_names_the_file(path: Path) -> None:
     path.write_text(TEXT + "colour = 1\n", encoding="utf-8")
-    assert refusal(path).startswith(f"{path}: unknown key 'arms.1.colour'")
+    assert refusal(path).startswith(f"{path}: unknown key 'arms.NoIS.colour'")
 
 
 # --- --set --------------------------------------------------------------------------------------------
@@ -449,8 +467,8 @@ def test_a_dotted_name_goes_before_its_first_part() -> None:
         ("", "--set '': write key=value"),
         ("=3", "--set '=3': write key=value"),
         (" =3", "write key=value"),
-        ("trainin.rounds=3", "unknown key 'trainin'; did you mean 'training'?"),
-        ("training.round=3", "unknown key 'training.round'; did you mean 'rounds'?"),
+        ("trainin.rounds=3", "unknown key 'trainin' (did you mean 'training'?)"),
+        ("training.round=3", "unknown key 'training.round' (did you mean 'rounds'?)"),
         ("training..rounds=3", "unknown key 'training.'"),
         ("task.name.x=3", "task.name.x: 'x' lies inside a plain value"),
         ("seed=", "seed = ''"),
@@ -458,16 +476,26 @@ def test_a_dotted_name_goes_before_its_first_part() -> None:
         ("seed=07", "seed = '07'"),
         ("training.rounds=2\nseed=3", r"training.rounds = '2\nseed=3'"),
         ("name.first=x", "name.first: 'first' lies inside a plain value"),
-        ("peers.smal.lora_r=3", "peers.smal.lora_r: no entry 'smal'; did you mean 'small'?"),
+        ("peers.smal.lora_r=3", "peers.smal.lora_r: no entry 'smal' (did you mean 'small'?)"),
         ("peers.2.lora_r=3", "peers.2.lora_r: no entry '2'; known: qwen2.5, small"),
         ("peers.-1.lora_r=3", "no entry '-1'"),
         ("peers.².lora_r=3", "no entry '²'"),
-        ("peers.qwen2.lora_r=3", "no entry 'qwen2'; did you mean 'qwen2.5'?"),
+        ("peers.qwen2.lora_r=3", "no entry 'qwen2' (did you mean 'qwen2.5'?)"),
         ("peers.small=3", "peers.small: names a whole entry; name one of its keys, as in peers.small.name"),
         ("peers.qwen2.5=3", "peers.qwen2.5: names a whole entry"),
         ("peers.*=3", "names a whole entry"),
         ("peers.*-lora.lora_r=3", "peers.*-lora.lora_r: no entry '*-lora'; known: qwen2.5, small"),
-        ("peers.*.lorar=3", "unknown key 'peers.0.lorar'; did you mean 'lora_r'? (and 1 more)"),
+        ("peers.*.lorar=3", "--set 'peers.*.lorar=3': unknown key 'peers.small.lorar' (did you"),
+        ("peers.*.lorar=3", "unknown key 'peers.qwen2.5.lorar' (did you mean 'lora_r'?)"),
+        ("peers.small.lora_r=0", "--set 'peers.small.lora_r=0': peers.small.lora_r = 0: input should"),
+        ("peers.0.lora_r=0", "--set 'peers.0.lora_r=0': peers.small.lora_r = 0: input should"),
+        (
+            "training.prompts_per_round=5",
+            "recipe.toml with --set 'training.prompts_per_round=5': training.prompts_per_",
+        ),
+        ("ood=[{name=1}]", "--set 'ood=[{name=1}]': ood.0.name = 1: input should be a valid string"),
+        ("task.options={operators=1", "--set 'task.options={operators=1': its value cannot be read as TOML"),
+        ("task.options={operators:1}", "cannot be read as TOML"),
     ],
 )
 def test_a_bad_override_is_one_line(path: Path, override: str, said: str) -> None:
@@ -514,10 +542,10 @@ def test_an_arms_keys_mean_the_same_without_quotes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ('"training.modus" = 1', "arm 'x': unknown key 'training.modus'; did you mean 'mode'?"),
+        ('"training.modus" = 1', "arm 'x': unknown key 'training.modus' (did you mean 'mode'?)"),
         ('"training.mode" = "diagonal"', "arm 'x': training.mode = 'diagonal'"),
         ('"training.prompts_per_round" = 5', "arm 'x': training.prompts_per_round = 5 cannot be divided equally"),
-        ('"peers.smal.lora_r" = 5', "arm 'x': peers.smal.lora_r: no entry 'smal'; did you mean 'small'?"),
+        ('"peers.smal.lora_r" = 5', "arm 'x': peers.smal.lora_r: no entry 'smal' (did you mean 'small'?)"),
         ('"peers.small" = 5', "arm 'x': peers.small: names a whole entry"),
         ('"task.name.x" = 5', "arm 'x': task.name.x: 'x' lies inside a plain value"),
         ("seed = 5", "arm 'x': seed belongs to the whole run"),

@@ -29,7 +29,7 @@ from watched import Watched
 
 from ftis.lab import estimate, starters
 from ftis.lab.local import Hub
-from ftis.loop.files import read_jsonl
+from ftis.loop.files import locked, read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.metric_keys import peer_key
 from recipes import write_recipe
@@ -494,7 +494,7 @@ def test_a_run_directory_is_never_overwritten_unasked(workplace: Path, capsys: p
     before = records_of(run_of(workplace))
     assert ftis(*base) == 1
     assert "--resume" in capsys.readouterr().err
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume", "--set", "training.rounds=3") == 1
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume", "--set", "training.rounds=1") == 1
     assert "differ in: training.rounds" in capsys.readouterr().err
     assert records_of(run_of(workplace)) == before
     assert ftis(*base, "--resume") == 0  # finished: nothing is run again
@@ -625,6 +625,88 @@ def test_peers_that_end_completions_by_different_tokens(
         assert not any(seven in row["completion_ids"][:-1] for row in rows)
         for metrics in read_jsonl(directory / "metrics.jsonl"):
             assert metrics[peer_key(other, "rejected")] == 0
+
+
+def test_a_longer_run_goes_on_from_the_shorter_as_if_it_had_been_so_long(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=4")
+    assert ftis(*whole, "--set", "name=whole") == 0
+    assert f"a new run in {run_of(workplace, 'whole')}" in capsys.readouterr().out
+    assert ftis(*whole[:-1], "training.rounds=2") == 0
+    assert ftis(*whole, "--resume") == 0
+    assert f"goes on in {run_of(workplace)}" in capsys.readouterr().out
+    for peer in "ab":
+        ends = [weights(run_of(workplace, name) / "F-TIS" / peer / "checkpoint-4") for name in ("tiny", "whole")]
+        assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert json.loads((run_of(workplace) / "recipe.json").read_text())["training"]["rounds"] == 4
+
+
+def test_the_recipe_of_a_run_is_a_recipe(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 0
+    again = ("train", str(run_of(workplace) / "recipe.json"), "--set", "name=again")
+    assert ftis(*again) == 0
+    ends = [weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")]
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    (workplace / "broken.json").write_text("{", encoding="utf-8")
+    for name, said in (
+        ("broken.json", "broken.json cannot be read as JSON"),
+        (".", ". is a directory: name a recipe; .toml files there: recipe.toml"),
+        ("recip.toml", "no recipe at recip.toml: check the path (recipes/ holds the ready-made ones) (did you mean"),
+    ):
+        assert ftis("train", name) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_under_way_is_not_said_to_be_over(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 0
+    with locked(run_of(workplace) / "F-TIS" / ".lock@a", 0):
+        assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 1
+    said = capsys.readouterr().err
+    assert "is in use by another process: wait for it or stop it" in said
+    assert "--overwrite" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            ["task.name=jsonl", "task.path=sums.jsonl"],
+            "task.path = 'sums.jsonl': there is no such file or directory in",
+        ),
+        (["task.name=clok"], "task.name = 'clok'"),
+        (["training.prompts_per_round=100000"], "training.prompts_per_round = 100000, but the task has only"),
+        (["peers.a.model=models/nowhere"], "no model at models/nowhere in /"),
+        (["peers.b.train=lora", 'peers.b.lora_target_modules=["query"]'], "peer 'b': LoRA does not fit"),
+        (
+            ["peers.b.train=subset", 'peers.b.trainable_parameters=["none"]'],
+            "peer 'b': trainable_parameters = ['none']",
+        ),
+        (["reward.function=ftis.rewards.format_and_answer", "reward.pass_mark=0.5"], "reward.pass_mark = 0.5"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses_and_neither_writes(
+    keys: list[str], said: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [part for key in keys for part in ("--set", key)]
+    for dry in (["--dry-run"], []):
+        assert ftis("train", "recipe.toml", *settings, *dry) == 1
+        heard = capsys.readouterr()
+        assert heard.err.startswith(f"error: {said}")
+        assert not heard.out
+    assert not (workplace / "runs").exists()
+
+
+def test_a_dry_run_says_what_would_be_done(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ftis("train", "recipe.toml", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^task clock: [0-9,]+ problems to train on, 6 to validate on, 4 out of dist.* \(clock\)$", out, re.M
+    )
+    assert "6 validation problems: one of them moves an accuracy by 0.167" in out
+    assert "4 rounds, evaluated before the first, every 2 and after the last" in out
+    assert "F-TIS: a, b together; in a round a peer samples 8 rollouts and trains on 16" in out
+    assert "one arm: nothing is compared with it" in out
 
 
 def test_a_dry_run_trains_nothing(

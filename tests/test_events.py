@@ -21,6 +21,7 @@ from ftis.loop.events import (
     PeerStarted,
     PeerStopped,
     Place,
+    Planned,
     RoundEnded,
     Sounded,
     Stopping,
@@ -31,14 +32,15 @@ from ftis.loop.events import (
 
 LINES: dict[str, tuple[Event, str]] = {
     "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),
+    "plan": (Planned(("4 rounds",)), '{"kind": "plan", "lines": ["4 rounds"]}'),
     "preflight": (
         Sounded(1, 10, Place(peer="a")),
         '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}',
     ),
     "first-group": (
-        FirstGroup(12, 0.25, 6, None, 3, 99.5, Place(peer="a")),
+        FirstGroup(12, 0.25, 6, None, 3, 99.5, ("give easier problems",), Place(peer="a")),
         '{"kind": "first-group", "completions": 12, "reward": 0.25, "formats": 6, "answers": null, "unfinished": 3, '
-        '"tokens_per_second": 99.5, "peer": "a"}',
+        '"tokens_per_second": 99.5, "advice": ["give easier problems"], "peer": "a"}',
     ),
     "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
     "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),

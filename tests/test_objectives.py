@@ -668,8 +668,8 @@ def test_options_override_only_what_a_recipe_names(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("F-TSI", "did you mean 'F-TIS'"),
-        ("nothing", "there is no such objective"),
+        ("F-TSI", "there is no such objective; take NoIS, VIS, TIS, F-NoIS, F-VIS, F-TIS, GSPO,"),
+        ("GRPO", "GRPO of one peer alone is any of the first six in an arm with collaborate = false"),
         ("no_module.OWN", "there is no module 'no_module'"),
         ("test_objectives.ONW", "did you mean 'OWN'"),
         ("test_objectives.NOT_ONE", "is a str; name a value"),

@@ -19,10 +19,12 @@ from rich.console import Console
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
 from ftis.lab import prepare
+from ftis.lab.advice import advice
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.preflight import Sounding, advice, extrapolated, rate_advice, sound
+from ftis.lab.plan import rate_advice
+from ftis.lab.preflight import Sounding, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.lab.tables import print_soundings, shortened
@@ -47,6 +49,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "formats": None,
         "answers": None,
         "unfinished": 0,
+        "instruct": True,
         "parameters": 2 * 10**9,
         "groups_a_round": 16,
         "reserve": 0.0,
@@ -156,10 +159,18 @@ def test_advice_leaves_out_what_the_recipe_has(prompt: dict[str, Any], said: str
         (134_515_008, {"learning_rate": 2e-6}, ""),
         (134_515_008, {"learning_rate": 1e-5}, ""),
         (1_543_714_304, {}, ""),
+        (
+            1_543_714_304,
+            {"learning_rate": 1e-2},
+            "the learning rate is 0.01, and pretrained models break at such rates",
+        ),
+        (134_515_008, {"learning_rate": 1.1e-4}, "pretrained models break"),
+        (134_515_008, {"learning_rate": 1e-4}, ""),
+        (205_824, {"learning_rate": 1e-2}, ""),
         (134_515_008, {"train": "subset", "trainable_parameters": ["norm"]}, ""),
     ],
 )
-def test_a_rate_that_is_too_low_for_a_small_model(parameters: int, keys: dict[str, Any], said: str) -> None:
+def test_a_rate_that_does_not_fit_a_models_size(parameters: int, keys: dict[str, Any], said: str) -> None:
     found = rate_advice(PeerConfig(name="a", model="m", **keys), parameters)
     assert len(found) == bool(said)
     assert all(said in line for line in found)
@@ -171,10 +182,12 @@ def test_a_rate_that_is_too_low_for_a_small_model(parameters: int, keys: dict[st
         ({"train": "lora"}, "the learning rate is 1e-06, and LoRA wants about 1e-4 to 3e-4: set peers.a.learning_rate"),
         ({"train": "lora", "learning_rate": 9e-6}, "the learning rate is 9e-06, and LoRA"),
         ({"train": "lora", "learning_rate": 1e-5}, ""),
+        ({"train": "lora", "learning_rate": 3e-3}, ""),
+        ({"train": "lora", "learning_rate": 1e-2}, "the learning rate is 0.01, and LoRA wants about 1e-4 to 3e-4"),
         ({}, ""),
     ],
 )
-def test_a_rate_that_is_too_low_for_an_adapter(keys: dict[str, Any], said: str) -> None:
+def test_a_rate_that_does_not_fit_an_adapter(keys: dict[str, Any], said: str) -> None:
     found = rate_advice(PeerConfig(name="a", model="m", **keys), 2 * 10**9)
     assert len(found) == bool(said)
     assert all(said in line for line in found)
@@ -188,10 +201,10 @@ def shown(looked: list[Sounding], recipe: Recipe) -> str:
 
 def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     recipe = parse(document(tiny_model_dir()), where="test")
-    said = shown([sounding(SOME), sounding(SOME, peer="b")], recipe)
+    said = shown([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":
-        assert f"{peer}: 25% of groups carry signal, so it has something to learn from" in said
         assert f"{peer}: one checkpoint of 1 MB" in said  # 5 rounds, saved every 10
+    assert "a, b: 25% of 4 groups carry signal, so it has something to learn from" in said
     assert "b: the learning rate is 1e-06, and LoRA wants" in said
     assert "a: the learning rate" not in said
     assert "4 groups say little" in said
@@ -199,23 +212,52 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     assert "little" not in shown([sounding(SOME * 2)], recipe)
 
 
+def test_what_is_said_of_several_peers_is_said_once(tiny_model_dir: TinyModelDir) -> None:
+    recipe = parse(document(tiny_model_dir()), where="test")
+    looked = [sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b"), sounding(SOME, peer="b")]
+    said = shown(looked[:2], recipe)
+    assert "a, b: in none of 4 groups do the rewards differ, so nothing would be learned" in said
+    assert "a, b: the format is right in 0 of 16 completions" in said
+    apart = shown([looked[0], looked[2]], recipe)
+    assert "a: in none of 4 groups" in apart
+    assert "b: 25% of 4 groups carry signal" in apart
+    little = shown([sounding(NONE * 2 + SOME, answers=1)], recipe)
+    assert "a: 8% of 12 groups carry signal, so it has little to learn from" in little
+
+
 @pytest.mark.parametrize(
-    ("sections", "instruct"),
+    ("sections", "instruct", "parts"),
     [
-        ({}, True),
-        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "last_number"}}, False),
-        ({"prompt": {"system_prompt": "Be brief."}, "reward": {"extract": "last_number"}}, True),
-        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "boxed"}}, True),
+        ({}, True, ["shown", "or"]),
+        ({}, False, ["shown"]),
+        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "last_number"}}, True, ["shown"]),
+        ({"prompt": {"system_prompt": "Be brief."}, "reward": {"extract": "last_number"}}, True, ["shown", "or"]),
+        ({"prompt": {"system_prompt": ""}, "reward": {"extract": "boxed"}}, True, ["shown", "or"]),
     ],
 )
 def test_advice_that_a_recipe_follows_is_not_given_again(
-    sections: dict[str, Any], instruct: bool, tiny_model_dir: TinyModelDir
+    sections: dict[str, Any], instruct: bool, parts: list[str], tiny_model_dir: TinyModelDir
 ) -> None:
     recipe = parse(document(tiny_model_dir(), **sections), where="test")
-    said = shown([sounding(NONE, answers=0)], recipe)
-    assert ("an instruct model, where answers are numbers:" in said) == instruct
-    assert said.count("a base model, or an instruct one that gets nothing right") == 1
-    assert "a base model" not in shown([sounding(SOME)], recipe)
+    said = shown([sounding(NONE, answers=0, instruct=instruct)], recipe)
+    told = {
+        "shown": "\nshown how in plain text",
+        "or": "\nor, where that is too little, a chat model asked for a number",
+    }
+    assert [name for name, text in told.items() if text in said] == parts
+    assert "how in plain text" not in shown([sounding(SOME)], recipe)
+
+
+@pytest.mark.parametrize(
+    ("compared", "answer", "said"),
+    [("exact", "auto", 2), ("math", "auto", 2), ("number", "auto", 0), ("math", "math", 0)],
+)
+def test_numbers_are_to_be_compared_as_numbers(
+    compared: str, answer: str, said: int, tiny_model_dir: TinyModelDir
+) -> None:
+    recipe = parse(document(tiny_model_dir(), reward={"answer": answer}), where="test")
+    looked = sounding(NONE, formats=0, compared=compared)
+    assert shown([looked], recipe).count('extract = "last_number"\n  answer = "number"\n') == said
 
 
 def test_nothing_is_below_where_a_recipe_has_all_of_it(tiny_model_dir: TinyModelDir) -> None:
@@ -225,7 +267,7 @@ def test_nothing_is_below_where_a_recipe_has_all_of_it(tiny_model_dir: TinyModel
     said = shown([sounding(NONE, formats=0, answers=0)], recipe)
     assert "the format is right in 0 of" in said
     assert "below" not in said.partition("what that takes stands below")[2]
-    assert "a base model" not in said
+    assert "how in plain text" not in said
 
 
 @pytest.mark.parametrize(
@@ -245,7 +287,7 @@ def test_how_answers_are_compared_is_told(compared: str | None, said: str, tiny_
     assert said in out
 
 
-@pytest.mark.parametrize("kind", ["an instruct model", "a base model"])
+@pytest.mark.parametrize("kind", ["shown how in plain text", "or, where that is too little"])
 def test_advice_holds_the_recipes_that_it_names(kind: str, tiny_model_dir: TinyModelDir) -> None:
     recipe = parse(document(tiny_model_dir()), where="test")
     said = shown([sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b")], recipe)
@@ -316,7 +358,8 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
     first = heard.pop(1)
-    assert heard == [Sounded(done, 10, Place(peer="a")) for done in (0, 1, 2, 5, 6, 7, 10)]
+    assert heard.pop(0) == Sounded(0, 1, Place(peer="a"))
+    assert heard == [Sounded(done, 10, Place(peer="a")) for done in (1, 2, 5, 6, 7, 10)]
     assert isinstance(first, FirstGroup)
     assert (first.completions, first.reward, first.place) == (4, sum(looked.rewards[0]) / 4, Place(peer="a"))
     assert first.formats is not None
@@ -387,7 +430,7 @@ def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir
     stop.set()
     with pytest.raises(Stopped):
         sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append, stop)
-    assert heard == [Sounded(0, 8, Place(peer="a"))]
+    assert heard == [Sounded(0, 1, Place(peer="a"))]
 
 
 def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
@@ -428,10 +471,11 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
         assert (
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
-        assert f"tokens/s\n{peer}: 1 of 8 groups\n{peer}: 2 of 8 groups\n{peer}: 4 of 8 groups\n{peer}: 5 of" in said
-        assert f"{peer}: the format is right in 0 of 8 completions" in said
+        assert f"tokens/s\n{peer}: so far the format is right in 0 of 4 completions" in said
+        assert f"{peer}: 12% of the look at it\n{peer}: 25% of the look at it\n{peer}: 50% of" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 2
+    assert "a, b: the format is right in 0 of 8 completions" in said
     (together,) = [line for line in said.replace("\n", " ").split("  ") if "together: at most" in line][:1] or [""]
     assert "of disk for 2 checkpoints of each" in together
     assert not (tmp_path / "runs").exists()
@@ -442,14 +486,14 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     out, now = io.StringIO(), 100.0
     display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock=lambda: now)
     display(Sounded(0, 14, Place(peer="a")))
-    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, Place(peer="a")))
+    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, ("that is so",), Place(peer="a")))
     now = 130.0
     display(Sounded(1, 14, Place(peer="a")))
     now = 140.0
     display(Sounded(12, 14, Place(peer="a")))
     display(Sounded(13, 14, Place(peer="a")))  # three seconds left: not worth a word
     display(Sounded(14, 14, Place(peer="a")))
-    display(FirstGroup(12, 0.25, None, None, 0, 80.0, Place(peer="b")))
+    display(FirstGroup(12, 0.25, None, None, 0, 80.0, (), Place(peer="b")))
     verdict = (
         "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
         "11 without an end  1,234 tokens/s"
@@ -458,11 +502,12 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     lines = [
         "a: loaded",
         verdict,
-        "a: 1 of 14 groups, about 6.5 min left for it",
-        "a: 12 of 14 groups, about 7 s left for it",
+        "a: so far that is so",
+        "a: 7% of the look at it, about 6.5 min left for it",
+        "a: 86% of the look at it, about 7 s left for it",
     ]
-    lines += ["a: 13 of 14 groups", "a: 14 of 14 groups", other]
-    assert out.getvalue().split("\n")[:-1] == ([verdict, other] if terminal else lines)
+    lines += ["a: 93% of the look at it", "a: 100% of the look at it", other]
+    assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], other] if terminal else lines)
 
 
 def test_a_text_in_one_line() -> None:

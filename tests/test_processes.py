@@ -152,7 +152,7 @@ def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: py
         monkeypatch.setattr(estimate, "in_one_process", lambda found: sum(memory.peak for _, memory in found))
     recipe = load(ROOT / "recipes" / "demo_pair.toml", ["peers.*.device=cpu"])
     (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
-    assert ("that this machine has left)" in line) == bool(said)
+    assert ("that this machine has left: " in line) == bool(said)
     assert said in line
     if left == 1500:
         assert line.startswith("together: at most 1.8 kB of memory ")
@@ -162,11 +162,11 @@ def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("gpus", "devices", "said"),
     [
-        (1, ["cuda", "cuda"], " (both are more than the 1 MB that its GPU has left)"),
+        (1, ["cuda", "cuda"], " (both are more than the 1 MB that its GPU has left: "),
         (2, ["cuda:0", "cuda:0"], ""),
         (2, ["cuda:0", "cuda:1"], ""),
         (1, ["cpu", "cuda"], ""),
-        (1, ["cpu", "cpu"], " (both are more than the 1 kB that this machine has left)"),
+        (1, ["cpu", "cpu"], " (both are more than the 1 kB that this machine has left: "),
     ],
     ids=["one GPU", "peers are spread over two", "on two by the recipe", "a CPU beside it", "CPUs beside a GPU"],
 )
@@ -182,7 +182,7 @@ def test_more_memory_than_a_gpu_has_is_told(
     recipe = load(ROOT / "recipes" / "demo_pair.toml", keys)
     (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
     assert said in line
-    assert ("has left)" in line) == bool(said)
+    assert ("has left: " in line) == bool(said)
 
 
 def together(out: str) -> tuple[float, str]:

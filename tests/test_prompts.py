@@ -27,12 +27,12 @@ from recipes import task_of as load
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gsm9k", "task.name = 'gsm9k': write a dotted path, as in 'my_module.my_function'; did you mean 'gsm8k'?"),
+        ("gsm9k", "task.name = 'gsm9k': write a dotted path, as in 'my_module.my_function' (did you mean 'gsm8k'?)"),
         ("zzz", "built in: gsm8k, math500, jsonl, clock, word_problems, reasoning_gym:<dataset>"),
         ("gsm8k:main", "task.name = 'gsm8k:main': write a dotted path, as in"),
         ("reasoning_gym", "did you mean 'reasoning_gym:<dataset>'?"),
         ("no_such_module.load", "there is no module 'no_such_module'"),
-        ("ftis.tasks.clock.lod", "module 'ftis.tasks.clock' has no 'lod'; did you mean 'load'?"),
+        ("ftis.tasks.clock.lod", "module 'ftis.tasks.clock' has no 'lod' (did you mean 'load'?)"),
     ],
 )
 def test_a_name_that_leads_nowhere(name: str, message: str) -> None:

@@ -122,3 +122,22 @@ def test_a_run_without_arms_takes_none(tmp_path: Path) -> None:
     (directory / "F-TIS" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
     with pytest.raises(RunError, match="differ in: arms"):
         claim(directory, True, recipe(ALONE, TOGETHER))
+
+
+def test_a_run_of_constant_rates_can_be_made_longer(begun: Path) -> None:
+    assert claim(begun, True, recipe(ALONE, TOGETHER, TOPR, rounds=4), longer=True)
+    known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
+    assert (known["training"]["rounds"], len(known["arms"])) == (4, 3)
+    with pytest.raises(RunError, match=r"differ in: training.rounds.*A run can be made longer where"):
+        claim(begun, True, recipe(ALONE, TOGETHER, TOPR, rounds=3), longer=True)
+
+
+@pytest.mark.parametrize("where", ["recipe", "arm"])
+def test_a_run_whose_rates_fall_by_its_length_cannot(where: str, begun: Path) -> None:
+    linear = {"set": {"peers.a.lr_scheduler_type": "linear"}} if where == "arm" else {}
+    longer = recipe(ALONE, TOGETHER, {"name": "falls", **linear}, rounds=4)
+    if where == "recipe":
+        peers = tuple(peer.model_copy(update={"lr_scheduler_type": "linear"}) for peer in longer.peers)
+        longer = longer.model_copy(update={"peers": peers})
+    with pytest.raises(RunError, match=r"differ in: .*training.rounds.*model is then that checkpoint's directory"):
+        claim(begun, True, longer, longer=True)

@@ -82,7 +82,7 @@ def test_of_named_peers_the_rates_alone_are_multiplied() -> None:
     assert trials(compared, (), [2], ("s*", "adapter")) == both
     with pytest.raises(RunError, match=r"at most 64 letters: shorten the arm's$"):
         trials(recipe({"name": "a" * 50}), (), [2], ("adapter",))
-    with pytest.raises(RecipeError, match=r"no peer 'adaptor' in the recipe; did you mean 'adapter'\?$"):
+    with pytest.raises(RecipeError, match=r"no peer 'adaptor' in the recipe \(did you mean 'adapter'\?\)$"):
         trials(compared, (), [1], ("adapter", "adaptor"))
 
 

@@ -507,7 +507,7 @@ def test_other_data_sets_compare_texts(dataset: str) -> None:
 
 def test_reasoning_gym_errors() -> None:
     pytest.importorskip("reasoning_gym")
-    fails("there is no such data set; did you mean 'leg_counting'?", "reasoning_gym:leg_countin")
+    fails("there is no such data set (did you mean 'leg_counting'?)", "reasoning_gym:leg_countin")
     fails("unexpected keyword argument 'legs'; check task.options", "reasoning_gym:leg_counting", options={"legs": 3})
     fails("task.options.size: set task.train_size", "reasoning_gym:leg_counting", options={"size": 3})
     with pytest.raises(TaskError, match="its answer is None, not a text to compare with; take a data set with one"):

@@ -141,8 +141,9 @@ def preflight(
     chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
     console.print(
-        f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, half and all "
-        f"are sampled, then learned from; loading a model may take a minute",
+        f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, then all are "
+        f"sampled, then learned from, and nothing of it is kept; loading a model may take a minute. Ctrl-C ends it "
+        f"where the first group says enough",
         highlight=False,
     )
     try:
@@ -444,16 +445,15 @@ def _conclude(directory: Path) -> None:
 
 def _print_plan(recipe: Recipe, only: tuple[str, ...] = ()) -> None:
     from ftis.lab.arms import arms_of
-    from ftis.lab.assembly import check_names
     from ftis.lab.estimate import estimate
-    from ftis.lab.prepare import exchanges
+    from ftis.lab.plan import plan
+    from ftis.lab.prepare import check, exchanges
 
     arms = arms_of(recipe, only)
-    for arm in arms:
-        check_names(arm.recipe)
+    tasks = check(arms)
     exchanged = exchanges(arms)
     console.print_json(recipe.model_dump_json())
-    for line in [*estimate(recipe, only), *exchanged]:
+    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 

@@ -490,9 +490,9 @@ def run_directory(recipe: Recipe) -> Path:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a known word is close to ``word``, else nothing."""
+    """`` (did you mean 'x'?)`` where a known word is close to ``word``, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def nearest(word: str, known: Collection[str]) -> str:

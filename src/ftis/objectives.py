@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ftis.config import ObjectiveConfig, RecipeError, nearest
+from ftis.config import ObjectiveConfig, RecipeError
 from ftis.seams import RIVALS, look_up
 
 MAX_LOG_RATIO = 20.0
@@ -215,8 +215,9 @@ def resolve(config: ObjectiveConfig) -> Objective:
             )
     else:
         raise RecipeError(
-            f"objective.name = {name!r}: there is no such objective{nearest(name, [*OBJECTIVES, *RIVALS])}; or give "
-            f"the dotted path of your own"
+            f"objective.name = {name!r}: there is no such objective; take {', '.join([*OBJECTIVES, *RIVALS])}, or give "
+            f"the dotted path of your own (GRPO of one peer alone is any of the first six in an arm with collaborate = "
+            f"false)"
         )
     given = config.model_dump(exclude={"name"}, exclude_none=True)
     return replace(objective, **given)

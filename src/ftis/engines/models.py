@@ -143,8 +143,9 @@ def _check_directory(source: str) -> None:
     looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
     if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
         raise ModelError(
-            f"no model at {source}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-            f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
+            f"no model at {source}{'' if directory.is_absolute() else f' in {Path.cwd()}, where the command runs'}: "
+            f"neither config.json nor adapter_config.json there. Give a Hugging Face directory, a Hub id such as "
+            f"Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
         )
 
 
@@ -200,6 +201,26 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def require_trainable(config: PeerConfig, source: str) -> None:
+    """Refuse a model whose parameters are not those that the peer's settings train. Loads no weights.
+
+    Args:
+        source: the model's place, if not ``config.model`` (a starter).
+
+    Raises:
+        ModelError: its configuration cannot be read, LoRA does not fit it, or the patterns match no parameter.
+    """
+    try:
+        described = load_config(source)
+        if config.train == "full":
+            return
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(described)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {config.model!r} cannot be loaded: {_why(error, source)}") from None
+    _chosen(model, config, None)
 
 
 def require_precision(config: PeerConfig) -> None:

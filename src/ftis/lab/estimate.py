@@ -142,7 +142,8 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     above = ""
     if free and most > free:
         which = "the most is" if size <= free else "both are"
-        above = f" ({which} more than the {in_bytes(free)} that {where} has left)"
+        remedy = _remedy([memory for _, memory in memories], any(runs_in_parallel(arm.recipe) for arm in arms))
+        above = f" ({which} more than the {in_bytes(free)} that {where} has left: {remedy})"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
     on_disk = checkpoint * sum(kept)
@@ -153,6 +154,20 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
+
+
+def _remedy(memories: Sequence[Memory], in_parallel: bool) -> str:
+    """What lowers the largest part of the memory."""
+    parts = {
+        "lower peers.*.tokens_per_microbatch, or set peers.*.gradient_checkpointing = true": sum(
+            memory.update for memory in memories
+        ),
+        "lower sampling.batch_size or sampling.max_completion_length": sum(memory.sampling for memory in memories),
+        'train with train = "lora" or optim = "adamw_8bit"': sum(m.gradients + m.moments for m in memories),
+        "take smaller models": sum(memory.weights for memory in memories),
+    }
+    turns = ', or processes = "inline", where the peers take turns' if in_parallel and len(memories) > 1 else ""
+    return f"{max(parts, key=lambda part: parts[part])}{turns}"
 
 
 def _left_for(peers: Sequence[PeerConfig]) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from ftis.loop.events import (
     PeerStarted,
     PeerStopped,
     Place,
+    Planned,
     RoundEnded,
     Sounded,
     Stopping,
@@ -28,6 +29,7 @@ from ftis.loop.events import (
 
 KINDS: Mapping[str, type[Event]] = {
     "warm-up": WarmUp,
+    "plan": Planned,
     "preflight": Sounded,
     "first-group": FirstGroup,
     "experiment": JobsKnown,
@@ -80,6 +82,5 @@ def from_json(line: Mapping[str, Any]) -> Event:
         raise ValueError(
             f"an event of kind {line['kind']!r} has the keys {', '.join(names)}: see to {', '.join(wrong)}"
         )
-    if "peers" in values:
-        values["peers"] = tuple(values["peers"])
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return event(**values, place=place)

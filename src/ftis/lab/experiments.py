@@ -19,15 +19,16 @@ from statistics import fmean
 
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
-from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory, rollouts_per_round
+from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
 from ftis.lab.estimate import disk_of, guess_seconds, known_parameters, too_much_for, validation_problems
 from ftis.lab.formatting import in_bytes
 from ftis.lab.outlook import Outlook, Work, in_time
+from ftis.lab.plan import budget, problems, rates
 from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim, provenance
 from ftis.lab.runs import resume_step, run
 from ftis.lab.workers import Job, Stop, run_jobs
-from ftis.loop.events import Event, JobEnded, JobsKnown, Say, TimeLeft, placed, unheard
+from ftis.loop.events import Event, JobEnded, JobsKnown, Planned, Say, TimeLeft, placed, unheard
 from ftis.loop.files import write_json
 
 
@@ -76,10 +77,10 @@ def run_experiment(
             f"experiment.baselines: {sorted(unknown)[0]!r} is none of the arms "
             f"({', '.join(arm.name for arm in arms)}): name those to compare with"
         )
-    check(arms)
+    say(Planned((*problems(check(arms)), *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in runs:
-        claim(run_directory(seeded), True, seeded, trains=False)
+        claim(run_directory(seeded), True, seeded, trains=False, longer=True)
     _write_experiment(directory, recipe, seeds)
     try:
         prepare(arms, say, stop)
@@ -122,13 +123,10 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
     for arm in arms_of(recipe):
         own = [job for job in found if job.part.name == arm.name]
         peers = len(own[0].part.peers)
-        sampled, trained = rollouts_per_round(own[0].part.recipe)
-        reserve = own[0].part.recipe.reserve_per_peer * own[0].part.recipe.rollouts_per_group
-        more = f" and up to {reserve} in place of groups without signal" if reserve else ""
         each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
         lines.append(
-            f"{arm.name}: {len(own)} jobs of {peers} peer{'s' * (peers > 1)}; in a round a peer samples {sampled} "
-            f"rollouts{more} and trains on {trained}; guess {in_time(each)} a job"
+            f"{arm.name}: {len(own)} jobs of {peers} peer{'s' * (peers > 1)}; {budget(own[0].part)}; "
+            f"guess {in_time(each)} a job"
         )
     on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
     without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""

@@ -33,11 +33,12 @@ from ftis.lab.arms import Arm, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.local import AloneExchange
+from ftis.lab.plan import problems, rates
 from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim
 from ftis.lab.workers import cores
 from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, Event, NetworkEvent, RoundEnded, Say, placed, unheard
+from ftis.loop.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
 from ftis.loop.files import append_jsonl, locked, write_whole
 from ftis.loop.records import Records, open_trackers
 from ftis.metric_keys import by_peer
@@ -141,7 +142,7 @@ def join(
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
-    check([own])
+    say(Planned((*problems(check([own])), *rates([Arm(arm_name, own.recipe, own.swarms)]))))
     if overwrite and (directory / "recipe.json").exists():
         with locked(directory / ".lock", 0):
             shutil.rmtree(directory)

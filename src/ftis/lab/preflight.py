@@ -15,13 +15,13 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ftis.codec import Message, encode
-from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
+from ftis.config import Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
+from ftis.lab.advice import Outcome, advice
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
@@ -33,76 +33,33 @@ from ftis.loop.files import write_json
 from ftis.loop.parts import graded_in
 from ftis.measures import Heard, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.prompts import AnswerKind
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
 
 SHOWN = 3
 """Completions that are shown of each peer."""
-ENOUGH = 0.25
-"""The share of groups with signal from which on nothing is said about it."""
-LOW_FOR_LORA = 1e-5
-"""A learning rate below which an adapter hardly moves: it wants ten to a hundred times the rate of full training."""
-LOW_FOR_SMALL, SMALL = 2e-6, 1e9
-"""A learning rate below which the full training of a model with fewer parameters than that is slow."""
-
-BELOW = "as below"
-"""Where advice refers to :func:`easy_formats`."""
-WITHOUT_TAGS = """\
-an instruct model, where answers are numbers:
-  [prompt]
-  system_prompt = ""
-  template = "{question} Give only the number."
-  [reward]
-  extract = "last_number"
-"""
-WITH_EXAMPLES = """\
-a base model, or an instruct one that gets nothing right, shown how and stopped where the next problem would begin:
-  [prompt]
-  system_prompt = ""
-  chat_template = "never"
-  template = "Question: {question}\\nAnswer:"
-  [[prompt.examples]]    # two or three, in the task's own words
-  question = "3 + 4 ="
-  completion = " 7"
-  [reward]
-  extract = "last_number"
-  [sampling]
-  stop = ["\\n"]
-"""
-"""Two parts of recipes in which small pretrained models earn a first reward."""
+QUICK = 10.0
+"""Seconds of the first group up to which half of the groups are sampled too, for a better line through what it takes.
+Where a group takes longer, the start that spoils the first is a small part of it."""
 
 
 @dataclass(frozen=True)
-class Sounding:
+class Sounding(Outcome):
     """What a few groups of one peer tell.
 
     Attributes:
-        rewards: by group.
-        formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
-        unfinished: completions that reached the longest length.
         parameters: of the model.
-        groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
-        reserve: prompts in reserve for each of a round's, see ``training.resample``.
         tokens_per_second: sampled, one group after the other counted together.
         seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm, by a line through half of the groups
-            and all of them.
+            (or the first) and all of them.
         sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
-        compared: how answers are; None with a reward of the recipe's own.
         samples: (question, completion, reward).
     """
 
-    peer: str
-    rewards: tuple[tuple[float, ...], ...]
-    formats: int | None
-    answers: int | None
-    unfinished: int
     parameters: int
-    groups_a_round: int
-    reserve: float
     tokens_per_second: float
     seconds_to_sample: float
     seconds_to_learn: float
@@ -110,119 +67,12 @@ class Sounding:
     peak_bytes: int
     checkpoint_bytes: int
     message_bytes: int
-    compared: AnswerKind | None
     samples: tuple[tuple[str, str, float], ...]
 
     @property
     def seconds_per_round(self) -> float:
         """Without evaluation and waiting."""
         return self.seconds_to_sample + self.seconds_to_learn
-
-    @property
-    def completions(self) -> int:
-        return sum(map(len, self.rewards))
-
-    @property
-    def reward(self) -> float:
-        return float(np.mean([reward for group in self.rewards for reward in group]))
-
-    @property
-    def signal(self) -> float:
-        """The share of groups whose rewards differ, so that they carry a gradient."""
-        return float(np.mean([len(set(group)) > 1 for group in self.rewards]))
-
-    @property
-    def with_signal(self) -> float:
-        """The groups of a round that would carry signal, if the other peers' do as often."""
-        return min(1.0, self.signal * (1 + self.reserve)) * self.groups_a_round
-
-
-def advice(sounding: Sounding, reward: RewardConfig, stop: tuple[str, ...], prompt: PromptConfig) -> list[str]:
-    """What to change where a peer would hardly learn; empty where it would. What the recipe has already is left out.
-
-    Args:
-        stop: the recipe's ``sampling.stop``.
-    """
-    n = sounding.completions
-    said = _about_rewards(sounding, reward, prompt)
-    if sounding.unfinished > n / 2:
-        end = (
-            "show in prompt.examples how they end"
-            if stop
-            else "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line"
-        )
-        said.append(
-            f"{sounding.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
-        )
-    return said
-
-
-def easy_formats(prompt: PromptConfig, reward: RewardConfig) -> list[str]:
-    """The parts of recipes that advice refers to, without what the recipe does already."""
-    asks_plainly = not prompt.system_prompt and reward.extract == "last_number"
-    shows = prompt.examples and prompt.chat_template == "never"
-    return [*([] if asks_plainly else [WITHOUT_TAGS]), *([] if asks_plainly and shows else [WITH_EXAMPLES])]
-
-
-def _easier(prompt: PromptConfig) -> tuple[str, str]:
-    """How answers come to be right more often, and where it is shown."""
-    easier, plain = "give easier problems (task.options)", prompt.chat_template == "never"
-    if prompt.examples and plain:
-        return easier, ""
-    shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"
-    if not plain:
-        comma = "" if prompt.examples else ","
-        shown += f'{comma} in plain text (prompt.chat_template = "never", prompt.system_prompt = "")'
-    return f"{easier}, {shown}", f", {BELOW}"
-
-
-def _about_rewards(sounding: Sounding, reward: RewardConfig, prompt: PromptConfig) -> list[str]:
-    """What to change where few groups carry signal, or where it is that of the format alone."""
-    n, formats, answers = sounding.completions, sounding.formats, sounding.answers
-    easier, below = _easier(prompt)
-    low, weight = sounding.signal < ENOUGH, reward.format_weight
-    if not low:
-        of_format = answers == 0 and weight is not None and weight < 1 and not reward.partial_credit
-        learned = "so what would be learned is the format alone"
-        return [f"0 of {n} answers are right, {learned}: {easier}{below}"] if of_format else []
-    if formats is not None and formats < n / 10:
-        other = "say in prompt.system_prompt what it is"
-        if reward.extract == "tags":
-            other = (
-                'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
-                '(prompt.system_prompt = "")'
-            )
-        shown = f", {BELOW}" if easy_formats(prompt, reward) else ""
-        return [
-            f"the format is right in {formats} of {n} completions: show it in prompt.examples, begin it in "
-            f"prompt.prefill, or {other}{shown}"
-        ]
-    if sounding.reward > 0.9 and (answers is None or answers > 0.9 * n):
-        return ["nearly all completions earn the reward already: give harder problems"]
-    if answers is not None and answers < n / 10:
-        more = ", or raise sampling.num_generations" if answers else ""
-        return [f"{answers} of {n} answers are right: {easier}{more}{below}"]
-    if sounding.reward < 0.1:
-        earned = sum(reward > 0 for group in sounding.rewards for reward in group)
-        return [f"{earned} of {n} completions earn a reward: {easier}, or raise sampling.num_generations{below}"]
-    filled = "raise training.resample_budget" if sounding.reserve else 'set training.resample = "fill"'
-    return [
-        f"about {sounding.with_signal:.0f} of a round's {sounding.groups_a_round} groups carry signal, in the others "
-        f"all rewards are equal: raise sampling.num_generations, or {filled}"
-    ]
-
-
-def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
-    """What to change where a peer's learning rate is too low for the way it trains; empty where none is known."""
-    rate = f"the learning rate is {peer.learning_rate:g}, and"
-    if peer.train == "lora" and peer.learning_rate < LOW_FOR_LORA:
-        return [f"{rate} LoRA wants about 1e-4 to 3e-4: set peers.{peer.name}.learning_rate"]
-    if peer.train == "full" and peer.learning_rate < LOW_FOR_SMALL and parameters < SMALL:
-        return [
-            f"{rate} models of {parameters / 1e6:,.3g} million parameters want more: SmolLM2-135M learned at 1e-5, "
-            f"Gemma 3 270M at 2e-6, and models of 200,000 parameters at 3e-4: set peers.{peer.name}.learning_rate"
-        ]
-    return []
 
 
 def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
@@ -286,46 +136,40 @@ def sound(
 def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
     of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
     items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
-    parts = [items[:1], items[: max(1, len(items) // 2)], items]
-    done, most = 0, 2 * sum(map(len, parts))
+    done = 0
 
-    def advance(groups: int) -> None:
+    def advance(groups: int, most: int) -> None:
         nonlocal done
         done += groups
         say(Sounded(done, most, Place(peer=peer.name)))
         if stop is not None and stop.is_set():
             raise Stopped
 
-    advance(0)
-    tried, learning = [], []
-    for part in parts:  # the first is for the start: the first calls of a process take longer
+    advance(0, 1)
+    tried = [sample(peer, items[:1])]
+    half = [items[: max(1, len(items) // 2)]] if tried[0].seconds < QUICK else []
+    rest = [*half, items]
+    say(_first_group(peer, swarm, tried[0]))
+    most = 2 * (1 + sum(map(len, rest)))
+    advance(1, most)
+    for part in rest:
         tried.append(sample(peer, part))
-        if len(tried) == 1:
-            say(_first_group(peer, tried[0]))
-        advance(len(part))
+        advance(len(part), most)
+    learning = []
     for one in tried:  # last, as each takes steps
         learning.append(seconds_to_learn(peer, one.scored))
-        advance(len(one.scored))
-    _, few, many = tried
-    own, scored = many.own, many.scored
-    message = encode(Message(peer.header, tuple(peer.write(own))), swarm.wire.format, swarm.wire.logp)
-    formats, answers = _right(peer, scored)
+        advance(len(one.scored), most)
+    few, many = tried[-2:]
+    message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
+    outcome = outcome_of(peer, swarm, many)
     sampled, trained = rollouts_per_round(swarm)
-    signal = float(np.mean([group.has_signal for group in scored]))
-    reserve = swarm.reserve_per_peer / swarm.prompts_per_peer
-    tries = min(1 + reserve, 1 / max(signal, 1e-9))  # groups without signal give way until the reserve is used up
+    tries = min(1 + outcome.reserve, 1 / max(outcome.signal, 1e-9))  # groups without signal give way to the reserve
     all_sampled = round(sampled * tries)
     sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
-    training = extrapolated(few.rollouts, learning[1], many.rollouts, learning[2], trained)
+    training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)
     return Sounding(
-        peer=peer.name,
-        rewards=tuple(group.rewards for group in scored),
-        formats=formats,
-        answers=answers,
-        unfinished=_unfinished(peer, many),
+        **vars(outcome),
         parameters=peer.policy.n_parameters,
-        groups_a_round=trained // swarm.sampling.num_generations,
-        reserve=reserve,
         tokens_per_second=many.tokens / many.seconds,
         seconds_to_sample=sampling,
         seconds_to_learn=training,
@@ -335,10 +179,9 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
         ),
         message_bytes=len(message) * sampled // many.rollouts,
-        compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
         samples=tuple(
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
-            for group in scored[:SHOWN]
+            for group in many.scored[:SHOWN]
         ),
     )
 
@@ -358,6 +201,23 @@ class Tried:
     @property
     def tokens(self) -> int:
         return sum(len(rollout) for group in self.own for rollout in group.rollouts)
+
+
+def outcome_of(peer: Peer, swarm: Recipe, tried: Tried) -> Outcome:
+    """What became of some groups."""
+    formats, answers = _right(peer, tried.scored)
+    _, trained = rollouts_per_round(swarm)
+    return Outcome(
+        peer=peer.name,
+        rewards=tuple(group.rewards for group in tried.scored),
+        formats=formats,
+        answers=answers,
+        unfinished=_unfinished(peer, tried),
+        groups_a_round=trained // swarm.sampling.num_generations,
+        reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
+        compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
+        instruct=peer.policy.tokenizer.chat_template is not None,
+    )
 
 
 def sample(peer: Peer, items: Sequence[int]) -> Tried:
@@ -386,16 +246,17 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
     return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
-def _first_group(peer: Peer, tried: Tried) -> FirstGroup:
-    (group,) = tried.scored
-    formats, answers = _right(peer, tried.scored)
+def _first_group(peer: Peer, swarm: Recipe, tried: Tried) -> FirstGroup:
+    found = outcome_of(peer, swarm, tried)
+    worth_a_word = not found.signal and found.reward < 1  # all right in one group is no sign yet
     return FirstGroup(
-        completions=tried.rollouts,
-        reward=float(np.mean(group.rewards)),
-        formats=formats,
-        answers=answers,
-        unfinished=_unfinished(peer, tried),
+        completions=found.completions,
+        reward=found.reward,
+        formats=found.formats,
+        answers=found.answers,
+        unfinished=found.unfinished,
         tokens_per_second=tried.tokens / tried.seconds,
+        advice=tuple(advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)) if worth_a_word else (),
         place=Place(peer=peer.name),
     )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ftis.alignment.messages import end_of_text
 from ftis.alignment.token_bytes import TokenBytes
-from ftis.config import Recipe, RewardConfig
-from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, tokens_of
+from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
+from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
 from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
@@ -29,42 +29,69 @@ from ftis.tasks.problems import load_task, require_unseen
 
 MOST_SWARMS = 4
 """Whose exchange is told one by one."""
+OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainable_parameters"}
+"""Settings of a peer that its model must fit."""
 
 
-def check(arms: list[Arm]) -> None:
+def check(arms: list[Arm]) -> list[Task]:
     """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, numbers of prompts.
+
+    Returns:
+        the first arm's task, and those out of distribution.
 
     Raises:
         FtisError: the first thing that is wrong, in the words of the module that would have met it.
     """
     tasks: dict[str, Task] = {}
     rewarded: set[tuple[str, ...]] = set()
+    of_arms = []
     for arm in arms:
         check_names(arm.recipe)
         for peer in arm.recipe.peers:
-            resolve_device(peer.device)
-            if starters.is_starter(peer.model):
-                starters.lookup(peer.model)
-            else:
-                vocabulary(peer.model, arm.recipe.sampling.end_tokens)
-        loaded = []
-        for config in (arm.recipe.task, *arm.recipe.ood):
-            key = config.model_dump_json()
-            tasks[key] = tasks.get(key) or load_task(config)
-            loaded.append(tasks[key])
-            score = load_scorer(arm.recipe.reward, arm.recipe.prompt, loaded[-1].answer_kind)
-            asked = (key, arm.recipe.reward.model_dump_json(), arm.recipe.prompt.model_dump_json())
-            if asked not in rewarded:  # arms have most of it in common
-                require_rewardable(score, loaded[-1].train, f"task {config.name!r}, training problem")
-                require_rewardable(score, loaded[-1].validation, f"task {config.name!r}, validation problem")
-                rewarded.add(asked)
+            _check_model(peer, arm.recipe.sampling.end_tokens)
+        loaded = [_load(config, arm.recipe, tasks, rewarded) for config in (arm.recipe.task, *arm.recipe.ood)]
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
-        for peer in arm.recipe.peers:
-            require_precision(peer)
         for swarm in arm.swarms:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+        of_arms.append(loaded)
+    for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
+        if (Path(source[0]) / "config.json").exists() or not starters.is_starter(peer.model):
+            require_trainable(peer, source[0])
+    return of_arms[0]
+
+
+def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
+    resolve_device(peer.device)
+    require_precision(peer)
+    if starters.is_starter(peer.model):
+        starters.lookup(peer.model)
+    else:
+        vocabulary(peer.model, end_tokens)
+
+
+def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
+    """A task of an arm, all of whose answers can be rewarded. Arms have most of it in common: it is loaded once.
+
+    Args:
+        tasks, rewarded: what was loaded and looked at before; added to.
+    """
+    key = config.model_dump_json()
+    task = tasks[key] = tasks.get(key) or load_task(config)
+    score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
+    asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
+    if asked not in rewarded:
+        require_rewardable(score, task.train, f"task {config.name!r}, training problem")
+        require_rewardable(score, task.validation, f"task {config.name!r}, validation problem")
+        rewarded.add(asked)
+    return task
+
+
+def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
+    """Where a peer's model is, and the settings that it must fit."""
+    source = str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model
+    return source, peer.model_dump_json(include=OF_TRAINABLE)
 
 
 def _check_scores(reward: RewardConfig, task: Task) -> None:

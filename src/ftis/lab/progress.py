@@ -28,6 +28,7 @@ from ftis.loop.events import (
     JobsKnown,
     NetworkEvent,
     PeerStarted,
+    Planned,
     RoundEnded,
     Sounded,
     Stopping,
@@ -93,11 +94,16 @@ class Display:
                 self._advance(f"warm-up {event.starter}", event.step, event.most, "")
                 if event.step % 250 == 0:
                     self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
+            case Planned():
+                for line in event.lines:
+                    self.console.print(line, highlight=False, markup=False)
             case Sounded():
                 self._advance(event.place.peer, event.groups, event.most, "")
                 self._line(self._sounded_line(event))
             case FirstGroup():
                 self.console.print(_first_group_line(event), highlight=False, markup=False)
+                for advice in event.advice:
+                    self.console.print(f"{event.place.peer}: so far {advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")
@@ -126,14 +132,14 @@ class Display:
                 self.console.print(event.text, highlight=False, markup=False)
 
     def _sounded_line(self, event: Sounded) -> str:
-        """How far pre-flight is with a peer. A group that is sampled and one that is learned from count alike."""
+        """How far pre-flight is with a peer."""
         peer, now = event.place.peer, self._clock()
         if not event.groups:
             self._first[peer] = (0, now)
             return f"{peer}: loaded"
         left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
         told = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
-        return f"{peer}: {event.groups} of {counted(event.most, 'group')}{told}"
+        return f"{peer}: {event.groups / event.most:.0%} of the look at it{told}"
 
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]

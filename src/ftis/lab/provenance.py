@@ -37,6 +37,12 @@ OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
+LONGER = (
+    ". A run can be made longer where every rate is constant; else a peer of a new run may begin where one ended: its "
+    "model is then that checkpoint's directory"
+)
+"""What to do for more rounds."""
+
 FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network", "honesty")
 """Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
 
@@ -113,15 +119,25 @@ def read_provenance(run: Path) -> dict[str, Any]:
 
 
 def claim(
-    directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl", *, trains: bool = True
-) -> None:
+    directory: Path,
+    resume: bool,
+    recipe: Recipe,
+    records: str = "*/*/evaluations.jsonl",
+    *,
+    trains: bool = True,
+    longer: bool = False,
+) -> bool:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
     The recipe may have arms that the earlier run had not: they are added to the run.
 
+    Returns:
+        whether an earlier run goes on.
+
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Where it is with other code or on another machine that they do, that is noted.
+        longer: whether the recipe may have more rounds than the earlier run had, where no rate depends on them.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
@@ -133,7 +149,11 @@ def claim(
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
                 f"--set output_dir=… for another place"
             )
-        added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        before = json.loads(known.read_text(encoding="utf-8"))
+        lengthened = longer and _lengthened(before, recipe)
+        if lengthened:
+            before["training"]["rounds"] = recipe.training.rounds
+        added = _arms_added(before, recipe, directory)
         made = read_provenance(directory)["starters"]
         if made != _starter_names(recipe):
             raise RunError(
@@ -145,18 +165,21 @@ def claim(
             now = provenance(recipe)
             later = {key: now[key] for key in OF_ITS_TIME}
             with locked(directory / ".lock", LOCK_SECONDS):
-                before = read_provenance(directory)
-                before["objectives"] = {**now["objectives"], **before["objectives"]}
-                before["added"] = {**before.get("added", {}), **dict.fromkeys(added, later)}
-                write_json(directory / PROVENANCE, before)
-                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+                document = read_provenance(directory)
+                document["objectives"] = {**now["objectives"], **document["objectives"]}
+                document["added"] = {**document.get("added", {}), **dict.fromkeys(added, later)}
+                write_json(directory / PROVENANCE, document)
         elif trains:
             _note_continuation(directory, recipe)
-        return
+        if added or lengthened:
+            with locked(directory / ".lock", LOCK_SECONDS):
+                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+        return True
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
         write_json(directory / PROVENANCE, provenance(recipe))
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
+    return False
 
 
 def _note_continuation(directory: Path, recipe: Recipe) -> None:
@@ -186,6 +209,12 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def _lengthened(before: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether the recipe has more rounds, and the earlier ones would have been the same with as many."""
+    falls = any(peer.lr_scheduler_type != "constant" for arm in arms_of(recipe) for peer in arm.recipe.peers)
+    return bool(before["training"]["rounds"] < recipe.training.rounds) and not falls
+
+
 def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
     """The names of the arms that ``before`` has not; anything else must be the same in both recipes."""
     now = json.loads(recipe.model_dump_json())
@@ -198,7 +227,8 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
     if differing:
         raise RunError(
             f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
-            f"recipe it was started with, add arms only, or choose another output_dir"
+            f"recipe it was started with, add arms only, choose another output_dir (--output-dir of ftis demo), or "
+            f"delete it{LONGER if 'training.rounds' in differing else ''}"
         )
     return added
 

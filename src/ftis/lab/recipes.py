@@ -6,17 +6,20 @@ Unknown keys are errors that name the nearest known one. Every key can also be s
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ftis.config import (
     ArmConfig,
     ExperimentConfig,
+    HonestyConfig,
     NetworkConfig,
     ObjectiveConfig,
     PeerConfig,
@@ -28,29 +31,42 @@ from ftis.config import (
     TaskConfig,
     TrainingConfig,
     WireConfig,
+    did_you_mean,
     nearest,
 )
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file and apply ``key=value`` overrides.
+    """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
 
     Raises:
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
     """
-    path = Path(path)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"no recipe at {path}: check the path (recipes/ holds the ready-made ones)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from None
+    path, overrides = Path(path), list(overrides)
+    document = _read(path)
     for override in overrides:
         set_key(document, *split_override(override))
-    recipe = parse(document, where=str(path))
+    recipe = parse(document, str(path), overrides)
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         with_arm(recipe, arm)
     return recipe
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        there = ", ".join(sorted(file.name for file in path.glob("*.toml"))[:8]) or "none"
+        raise RecipeError(f"{path} is a directory: name a recipe; .toml files there: {there}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        return _with_lists_as_given(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+    except FileNotFoundError:
+        beside = [file.name for file in path.parent.glob("*.toml")]
+        raise RecipeError(
+            f"no recipe at {path}: check the path (recipes/ holds the ready-made ones){did_you_mean(path.name, beside)}"
+        ) from None
+    except (ValueError, OSError) as error:  # TOML's, JSON's and UTF-8's errors are ValueErrors
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise RecipeError(f"{path} cannot be read as {kind}: {error}") from None
 
 
 SAYS_THE_SAME = {
@@ -60,12 +76,17 @@ SAYS_THE_SAME = {
 """Of keys that say one thing in two ways: setting one drops the other."""
 
 
-def parse(document: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from a plain mapping (TOML or JSON); ``where`` names it in errors."""
+def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a plain mapping (TOML or JSON).
+
+    Args:
+        where: names it in errors.
+        overrides: those that were applied to it. What is wrong with their keys is not put down to ``where``.
+    """
     try:
         return Recipe.model_validate(_with_lists_as_given(document))
     except ValidationError as error:
-        raise RecipeError(f"{where}: {_explain(error)}") from None
+        raise RecipeError(_explain(error, document, where, overrides)) from None
 
 
 def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
@@ -73,7 +94,7 @@ def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
     try:
         return NetworkConfig.model_validate(dict(settings))
     except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
+        raise RecipeError(_explain(error, {}, "network")) from None
 
 
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
@@ -93,7 +114,7 @@ def split_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise RecipeError(f"--set {override!r}: write key=value, as in --set training.rounds=10")
-    return key.strip(), _toml_value(text.strip())
+    return key.strip(), _toml_value(override, text.strip())
 
 
 def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
@@ -161,10 +182,12 @@ def _members(entries: Iterable[Any], selector: str, key: str) -> list[Any]:
     raise RecipeError(f"{key}: no entry {selector!r}{nearest(selector, [name for name, _ in named])}")
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(override: str, text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in tuple("[{\"'"):
+            raise RecipeError(f"--set {override!r}: its value cannot be read as TOML: {error}") from None
         return text  # a bare word is a string, as people type it
     return parsed["value"] if len(parsed) == 1 else text  # a line break starts no second key
 
@@ -184,39 +207,91 @@ def _with_lists_as_given(document: Mapping[str, Any]) -> dict[str, Any]:
     return dict(document)
 
 
-def _explain(error: ValidationError) -> str:
-    """The first thing wrong, in one line, with the nearest key where one was mistyped."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = len(error.errors()) - 1
-    tail = f" (and {more} more)" if more else ""
-    if first["type"] == "extra_forbidden":
-        known = _known_keys([p for p in first["loc"][:-1] if isinstance(p, str)])
-        return f"unknown key {place!r}{nearest(str(first['loc'][-1]), known)}{tail}"
-    if first["type"] == "missing":
-        return f"missing key {place!r}: add it{tail}"
-    if first["type"] == "value_error":
-        return f"{first['ctx']['error']}{tail}"
+MOST_MISTAKES = 3
+"""That one message names."""
+KNOWN = "; known: "
+"""Before the list of :func:`nearest`, which one message has once."""
+
+
+def _explain(error: ValidationError, document: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> str:
+    """What is wrong, in one line, with the nearest key where one was mistyped, and whose mistake it is."""
+    found: dict[str, list[str]] = {}
+    listed = set()
+    for one in error.errors():
+        place, told = _place(one["loc"], document), _told(one, document)
+        told, _, known = told.partition(KNOWN)
+        told += f"{KNOWN}{known}" if known and known not in listed else ""
+        listed.add(known)
+        set_by = [o for o in overrides if _says(o.partition("=")[0].strip(), place, one["loc"])]
+        among = f" with {', '.join(f'--set {o!r}' for o in overrides)}" if overrides and not place else ""
+        at = f"--set {set_by[-1]!r}" if set_by else f"{where}{among}"
+        found.setdefault(at, []).append(told)
+    count = sum(map(len, found.values()))
+    shown = [f"{at}: {'; '.join(told[:MOST_MISTAKES])}" for at, told in [*found.items()][:MOST_MISTAKES]]
+    left = count - sum(len(told[:MOST_MISTAKES]) for told in [*found.values()][:MOST_MISTAKES])
+    return "; ".join(shown) + (f" (and {'one' if left == 1 else left} more)" if left else "")
+
+
+def _says(key: str, place: str, loc: tuple[int | str, ...]) -> bool:
+    """Whether a key of an override, which may hold a pattern, is that place or one inside it or around it."""
+    for p in (place, ".".join(map(str, loc))):
+        if p and (matches(p, key) or p.startswith(f"{key}.") or matches(p.partition(".")[0], key)):
+            return True
+    return False
+
+
+def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
+    """A dotted key, with an entry's name in place of its number where it has one."""
+    node: Any = document
+    parts = []
+    for part in loc:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            node = None
+        name = node.get("name") if isinstance(part, int) and isinstance(node, dict) else None
+        parts.append(name if isinstance(name, str) and name else str(part))
+    return ".".join(parts)
+
+
+def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
+    place = _place(one["loc"], document)
+    if one["type"] == "extra_forbidden":
+        key = str(one["loc"][-1])
+        known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)
+        elsewhere = [section for section, model in SECTIONS.items() if key in _fields(model)]
+        if elsewhere and not did_you_mean(key, known):
+            holder = {"peers": "peers.*", "arms": "arms.*"}.get(elsewhere[0], elsewhere[0])
+            hint = f" (did you mean {holder + '.' + key!r}?)"
+        else:
+            hint = nearest(key, known)
+        return f"unknown key {place!r}{hint}"
+    if one["type"] == "missing":
+        return f"missing key {place!r}: add it"
+    if one["type"] == "value_error":
+        return str(one["ctx"]["error"])
     words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
-    said = first["msg"][0].lower() + first["msg"][1:]
-    message = f"input should be {words[first['type']]}" if first["type"] in words else said
-    return f"{place} = {first['input']!r}: {message}{tail}"
+    said = one["msg"][0].lower() + one["msg"][1:]
+    message = f"input should be {words[one['type']]}" if one["type"] in words else said
+    return f"{place} = {one['input']!r}: {message}"
 
 
-def _known_keys(path: list[str]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        "task": TaskConfig,
-        "ood": TaskConfig,
-        "prompt": PromptConfig,
-        "reward": RewardConfig,
-        "sampling": SamplingConfig,
-        "training": TrainingConfig,
-        "network": NetworkConfig,
-        "objective": ObjectiveConfig,
-        "wire": WireConfig,
-        "peers": PeerConfig,
-        "arms": ArmConfig,
-        "experiment": ExperimentConfig,
-    }
-    section = sections.get(path[0], Recipe) if path else Recipe
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "task": TaskConfig,
+    "ood": TaskConfig,
+    "prompt": PromptConfig,
+    "reward": RewardConfig,
+    "sampling": SamplingConfig,
+    "training": TrainingConfig,
+    "network": NetworkConfig,
+    "objective": ObjectiveConfig,
+    "wire": WireConfig,
+    "honesty": HonestyConfig,
+    "peers": PeerConfig,
+    "arms": ArmConfig,
+    "experiment": ExperimentConfig,
+}
+
+
+def _fields(section: type[BaseModel]) -> list[str]:
     return list(section.model_fields)

@@ -27,12 +27,13 @@ from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
+from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
 from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
 from ftis.lab.provenance import LOCK_SECONDS, claim
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, Say, Stopping, placed, unheard
+from ftis.loop.events import ArmBegun, Planned, Say, Stopping, placed, unheard
 from ftis.loop.files import InUseError, locked
 from ftis.loop.records import Records, open_trackers
 
@@ -87,11 +88,19 @@ def run(
     arms = arms_of(recipe, only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
-    check(arms)
+    tasks = check(arms)
+    if not peer:  # else it is a job of an experiment, which has said so
+        say(Planned(tuple(plan(arms, tasks))))
     try:
         if overwrite:
             _delete_run(directory)
-        claim(directory, resume, recipe)
+        elif not resume:
+            for arm in arms:  # that it is under way says more than that it is there
+                with _locked(directory, arm):
+                    pass
+        goes_on = claim(directory, resume, recipe, longer=True)
+        if not peer:
+            say(Planned((f"{'goes on in' if goes_on else 'a new run in'} {directory}",)))
         arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):

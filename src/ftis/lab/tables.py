@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis.config import Recipe
+from ftis.lab.advice import BELOW, advice, easy_formats, verdict
 from ftis.lab.estimate import checkpoints_kept
 from ftis.lab.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
 from ftis.lab.outlook import in_time
-from ftis.lab.preflight import BELOW, Sounding, advice, easy_formats, rate_advice
+from ftis.lab.plan import rate_advice
+from ftis.lab.preflight import Sounding
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
 from ftis.lab.results import by_budget, headlines
@@ -173,8 +175,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         )
     table.caption = (
         "peak memory is that of these groups; a round samples and learns from more: what that takes stands below, and "
-        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from half of the groups "
-        "and all of them"
+        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from two numbers of "
+        "groups"
     )
     if soundings and len(soundings[0].rewards) < FEW:
         groups = len(soundings[0].rewards)
@@ -201,16 +203,17 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
-    advised = []
+    advised: list[Sounding] = []
+    said: dict[str, list[str]] = {}
     for one in soundings:
-        learns = f"{one.signal:.0%} of groups carry signal, so it has something to learn from"
-        said = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt) or [learns]
-        for line in [*said, *rate_advice(recipe.peer(one.peer), one.parameters)]:
-            console.print(f"{one.peer}: {line}", highlight=False, markup=False)
-        advised += said
-    if any(line.endswith(BELOW) for line in advised):
-        for part in easy_formats(recipe.prompt, recipe.reward):
-            console.print(part, end="", highlight=False, markup=False)
+        changes = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt)
+        advised += [one] if any(line.endswith(BELOW) for line in changes) else []
+        for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
+            said.setdefault(line, []).append(one.peer)
+    for line, peers in said.items():
+        console.print(f"{', '.join(peers)}: {line}", highlight=False, markup=False)
+    for part in easy_formats(advised, recipe.prompt, recipe.reward):
+        console.print(part, end="", highlight=False, markup=False)
 
 
 def shortened(text: str, most: int = 160) -> str:

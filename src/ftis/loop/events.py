@@ -38,8 +38,19 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A run or an experiment is sound and begins: what it is about to do, in lines for people."""
+
+    lines: tuple[str, ...]
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
 class Sounded:
-    """Pre-flight has sampled and learned from ``groups`` of a peer's groups, out of ``most``; 0 once it is loaded."""
+    """Pre-flight has sampled or learned from ``groups`` of a peer's groups, out of ``most``; 0 once it is loaded.
+
+    A group that is sampled and one that is learned from count alike, and as often as that is done.
+    """
 
     groups: int
     most: int
@@ -55,6 +66,7 @@ class FirstGroup:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         tokens_per_second: sampled, the first calls of the process among them.
+        advice: what to change where nothing would be learned of it.
     """
 
     completions: int
@@ -63,6 +75,7 @@ class FirstGroup:
     answers: int | None
     unfinished: int
     tokens_per_second: float
+    advice: tuple[str, ...] = ()
     place: Place = Place()
 
 
@@ -191,6 +204,7 @@ class Failed:
 
 Event = (
     WarmUp
+    | Planned
     | Sounded
     | FirstGroup
     | JobsKnown

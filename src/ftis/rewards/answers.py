@@ -114,8 +114,8 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
         )
         if not well_formed or not found or (found < of["pass_mark"] and not of["partial_credit"]):
             raise RewardError(
-                f"{where} {problem.item}: its answer {excerpt(problem.answer)} earns nothing with reward.extract = "
-                f"{extract!r}: {_REMEDIES[extract]}, or leave the problem out"
+                f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)} earns "
+                f"nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}, or leave the problem out"
             )
 
 

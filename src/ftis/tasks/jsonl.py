@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ftis.config import TaskConfig
+from ftis.config import TaskConfig, did_you_mean
 from ftis.prompts import Task, TaskError
 from ftis.tasks.problems import Problem, make_task, refuse_settings, require_disjoint
 from ftis.tasks.reading import jsonl_rows, problem_of
@@ -44,7 +44,12 @@ def _files(config: TaskConfig) -> tuple[Path | None, Path | None]:
         raise TaskError("task.path is missing: name a .jsonl file or a directory of them")
     path = Path(config.path)
     if not path.exists():
-        raise TaskError(f"task.path = {config.path!r}: there is no such file or directory")
+        beside = [file.name for file in path.parent.glob("*.jsonl")]
+        raise TaskError(
+            f"task.path = {config.path!r}: there is no such file or directory"
+            f"{'' if path.is_absolute() else f' in {Path.cwd()}, where the command runs'}"
+            f"{did_you_mean(path.name, beside)}"
+        )
     if path.is_file() and config.train_file is not None:
         raise TaskError(
             f"task.train_file = {config.train_file!r}: task.path already names a file; leave one of them out"

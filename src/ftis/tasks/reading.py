@@ -82,7 +82,8 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
                 try:
                     row = json.loads(line, parse_constant=_not_json)
                 except (ValueError, RecursionError) as error:
-                    raise TaskError(f"{where}: is not JSON: {error}; write one object a line") from None
+                    why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+                    raise TaskError(f"{where}: is not JSON: {why}; write one object a line") from None
                 if not isinstance(row, dict):
                     raise TaskError(f"{where}: is a {type(row).__name__}, not an object; write one object a line")
                 count += 1

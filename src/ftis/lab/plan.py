@@ -1,0 +1,94 @@
+"""What a run is about to do, in lines for people: its problems, its arms, and rates that would not serve a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftis.config import PeerConfig, TrainingConfig
+from ftis.lab.arms import Arm, rollouts_per_round
+from ftis.lab.formatting import counted
+from ftis.lab.processes import SMALL, parameters_of
+from ftis.prompts import Task
+
+FEW_PROBLEMS = 50
+"""Validation problems below which one of them moves an accuracy by more than .02."""
+LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
+"""Learning rates below and above which an adapter hardly moves, or breaks: it wants ten to a hundred times the rate of
+full training."""
+LOW_FOR_FULL, LARGE = 2e-6, 1e9
+"""A learning rate below which the full training of a model with fewer parameters than that is slow."""
+HIGH_FOR_FULL = 1e-4
+"""A learning rate above which the full training of a pretrained model breaks it."""
+LEARNED_AT = (
+    "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
+    "3e-4"
+)
+
+
+def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
+    """The lines before a run of these arms.
+
+    Args:
+        tasks: the task that is trained on, and those out of distribution.
+    """
+    lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
+    lines += [f"{arm.name}: {_swarms(arm)}; {budget(arm)}" for arm in arms]
+    if len(arms) == 1:
+        lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
+    return lines + rates(arms)
+
+
+def problems(tasks: Sequence[Task]) -> list[str]:
+    """How many there are, and whether validation has few."""
+    task, *ood = tasks
+    more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
+    lines = [f"task {task.name}: {len(task.train):,} problems to train on, {len(task.validation)} to validate on{more}"]
+    if 0 < (n := len(task.validation)) < FEW_PROBLEMS:
+        lines.append(
+            f"{counted(n, 'validation problem')}: one of them moves an accuracy by {1 / n:.3f}, and small gains cannot "
+            f"be told from luck; set task.validation_size to {FEW_PROBLEMS} or more, and add problems if need be"
+        )
+    return lines
+
+
+def _evaluated(arm: Arm) -> str:
+    training: TrainingConfig = arm.recipe.training
+    between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
+    return f"evaluated before the first{between} and after the last"
+
+
+def _swarms(arm: Arm) -> str:
+    size, n = len(arm.swarms[0].peers), len(arm.swarms)
+    if size == 1:
+        return f"{', '.join(arm.peers)}{', each alone' if n > 1 else ' alone'}"
+    return f"{', '.join(arm.peers)} together" if n == 1 else f"{n} swarms of {size}"
+
+
+def budget(arm: Arm) -> str:
+    """What a peer of the arm samples and trains on in a round."""
+    sampled, trained = rollouts_per_round(arm.swarms[0])
+    reserve = arm.swarms[0].reserve_per_peer * arm.swarms[0].rollouts_per_group
+    more = f" and up to {reserve} in place of groups without signal" if reserve else ""
+    return f"in a round a peer samples {sampled} rollouts{more} and trains on {trained}"
+
+
+def rates(arms: Sequence[Arm]) -> list[str]:
+    """A line for each peer's learning rate that would hardly move its model, or break it."""
+    lines = []
+    for arm in arms:
+        for peer in arm.recipe.peers:
+            lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters_of(peer.model))]
+    return list(dict.fromkeys(lines))
+
+
+def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
+    """What to change where a peer's learning rate does not fit the way it trains; empty where nothing is known."""
+    rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
+    if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA:
+        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4: {key}"]
+    if peer.train == "full" and parameters < LARGE and rate < LOW_FOR_FULL:
+        wants = f"models of {parameters / 1e6:,.3g} million parameters want more"
+        return [f"the learning rate is {rate:g}, and {wants}: {LEARNED_AT}: {key}"]
+    if peer.train == "full" and parameters >= SMALL and rate > HIGH_FOR_FULL:
+        return [f"the learning rate is {rate:g}, and pretrained models break at such rates: {LEARNED_AT}: {key}"]
+    return []
