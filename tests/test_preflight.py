@@ -348,7 +348,7 @@ def test_a_problem_that_cannot_be_rewarded_is_refused_before_anything_is_sampled
     monkeypatch.setattr(prepare, "require_rewardable", count)
     prepare.check(arms("tags"))
     assert counted == ["task 'jsonl', training problem", "task 'jsonl', validation problem"]  # once for both arms
-    with pytest.raises(RewardError, match="task 'jsonl', training problem 1: its answer 'three' earns nothing"):
+    with pytest.raises(RewardError, match=r"task 'jsonl', training problem 1 \('1\+2'\): its answer 'three' earns"):
         prepare.check(arms("last_number"))
 
 
@@ -494,11 +494,12 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     display(Sounded(13, 14, Place(peer="a")))  # three seconds left: not worth a word
     display(Sounded(14, 14, Place(peer="a")))
     display(FirstGroup(12, 0.25, None, None, 0, 80.0, (), Place(peer="b")))
+    display(FirstGroup(12, 0.25, None, None, 0, 80.0, ("that is so",), Place(peer="b")))
     verdict = (
         "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
         "11 without an end  1,234 tokens/s"
     )
-    other = "b: first group: reward 0.25  80 tokens/s"
+    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: so far the same is to change"]
     lines = [
         "a: loaded",
         verdict,
@@ -506,8 +507,8 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
         "a: 7% of the look at it, about 6.5 min left for it",
         "a: 86% of the look at it, about 7 s left for it",
     ]
-    lines += ["a: 93% of the look at it", "a: 100% of the look at it", other]
-    assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], other] if terminal else lines)
+    lines += ["a: 93% of the look at it", "a: 100% of the look at it", *others]
+    assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], *others] if terminal else lines)
 
 
 def test_a_text_in_one_line() -> None:

@@ -429,15 +429,16 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 def _conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
-    from ftis.lab import figures, tables
+    from ftis.lab import figures, results, tables
     from ftis.lab import summary as summaries
 
     summary = summaries.summarise(directory)
     console.print(tables.closing_table(summary))
     for warning in summaries.warnings(summary):
         console.print(f"note: {warning}")
-    console.print(f"records, summary.json and learning_curves.png in {directory}")
     figures.plot_learning_curves(directory)
+    for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, summary)]:
+        console.print(line, highlight=False, markup=False)
     if summaries.nobody_collaborated(summary):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)

@@ -21,7 +21,7 @@ from ftis.codec import Message, encode
 from ftis.config import Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
-from ftis.lab.advice import Outcome, advice
+from ftis.lab.advice import BELOW, Outcome, advice, easy_formats
 from ftis.lab.arms import arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
@@ -248,7 +248,11 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
 
 def _first_group(peer: Peer, swarm: Recipe, tried: Tried) -> FirstGroup:
     found = outcome_of(peer, swarm, tried)
-    worth_a_word = not found.signal and found.reward < 1  # all right in one group is no sign yet
+    told = []
+    if not found.signal and found.reward < 1:  # all right in one group is no sign yet
+        told = advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)
+        if any(line.endswith(BELOW) for line in told):
+            told += easy_formats([found], swarm.prompt, swarm.reward)
     return FirstGroup(
         completions=found.completions,
         reward=found.reward,
@@ -256,7 +260,7 @@ def _first_group(peer: Peer, swarm: Recipe, tried: Tried) -> FirstGroup:
         answers=found.answers,
         unfinished=found.unfinished,
         tokens_per_second=tried.tokens / tried.seconds,
-        advice=tuple(advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)) if worth_a_word else (),
+        advice=tuple(told),
         place=Place(peer=peer.name),
     )
 

@@ -78,6 +78,7 @@ class Display:
         self._rewards: dict[str, deque[float]] = {}
         self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
+        self._advised: tuple[str, ...] = ()
         self._said = -math.inf
 
     @contextmanager
@@ -102,8 +103,12 @@ class Display:
                 self._line(self._sounded_line(event))
             case FirstGroup():
                 self.console.print(_first_group_line(event), highlight=False, markup=False)
-                for advice in event.advice:
-                    self.console.print(f"{event.place.peer}: so far {advice}", highlight=False, markup=False)
+                if event.advice and event.advice == self._advised:
+                    self.console.print(f"{event.place.peer}: so far the same is to change", highlight=False)
+                else:
+                    self._advised = event.advice or self._advised
+                    for advice in event.advice:
+                        self.console.print(f"{event.place.peer}: so far {advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")

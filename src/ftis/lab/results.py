@@ -14,7 +14,7 @@ from typing import Any
 
 from ftis.lab import stats
 from ftis.lab.budgets import matched, spent
-from ftis.lab.formatting import counted
+from ftis.lab.formatting import counted, number
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
 from ftis.lab.recipes import with_arm
 from ftis.lab.summary import PASS_AT_1, accuracy_is, summary_of, warnings
@@ -154,6 +154,8 @@ def _headline(results: Mapping[str, Any], baseline: str) -> str:
     compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
     labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
     equally = f" ({equal.pop()})" if len(equal) == 1 else ""
+    if len(results["seeds"]) == 1:
+        return _of_one_seed(results, baseline, equally)
     seeds = f"over {counted(len(results['seeds']), 'seed')}"
     means = [c["label"] for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
     if not means:
@@ -162,6 +164,18 @@ def _headline(results: Mapping[str, Any], baseline: str) -> str:
     return (
         f"The mean over peers against {baseline} on validation{equally}, {seeds}: {_by_label(means)}. "
         f"Peer by peer: {_by_label(labels)}."
+    )
+
+
+def _of_one_seed(results: Mapping[str, Any], baseline: str, equally: str) -> str:
+    """Differences as they are: no interval, and no verdict, can be had of one seed."""
+    means = [c for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    compared = means or [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    who = f", mean over {len(results['peers'])} peers" if means else ""
+    differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in compared)
+    return (
+        f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
+        f"ftis experiment trains several."
     )
 
 

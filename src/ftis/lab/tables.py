@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -41,7 +42,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         "rounds",
         "secs",
         "tokens",
-        "MB\nsent",
+        "sent",
         "foreign\nused",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -54,7 +55,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
                 str(peer["rounds"]),
                 seconds_text(peer["seconds"]),
                 f"{peer['tokens_sampled']:,}",
-                f"{peer['bytes_sent'] / 1e6:.2f}",
+                in_bytes(peer["bytes_sent"]) if peer["collaborated"] else "–",
                 f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
             )
         if len(peers) > 1:
@@ -66,6 +67,17 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     )
     table.caption_justify = "left"
     return table
+
+
+def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
+    """What a run has left where, by the first peer of its last arm, and what makes a page of it."""
+    arm, peers = next(reversed(summary["arms"].items()))
+    name, peer = next(iter(peers.items()))
+    model = directory / arm / name / f"checkpoint-{peer['rounds']}"
+    return (
+        f"records, summary.json, results.json and learning_curves.png in {directory}; trained models as in {model}; "
+        f"ftis report {directory} makes a page"
+    )
 
 
 def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
