@@ -89,7 +89,7 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
     of_step = [prompts[i] for i in step], [completions[i] for i in step]
     rows = random_policy(SHAPES[shape])
     rows.forward = PaddedRows(rows.model, rows.device)
-    cut = fit(rows.forward.padding_cost, rows.n_parameters, rows.device)
+    cut = fit(rows.forward.padding_cost, rows.n_parameters, rows.device, rows.model.config, rows.config)
     rows.split, uncut = cut, replace(cut, overhead=1e12)
     all_rows = partial(backward, rows, prompts, completions)
     checked = range(0, len(prompts), len(prompts) // CHECKED_ROLLOUTS)
@@ -145,7 +145,7 @@ def real(directory: str, repeats: int) -> dict[str, object]:
     rng = np.random.default_rng(0)
     completions = [rng.integers(0, policy.vocab_size, int(n)).astype(np.int32) for n in rng.integers(5, 17, 64)]
 
-    grouped = fit(policy.forward.padding_cost, policy.n_parameters, policy.device)
+    grouped = fit(policy.forward.padding_cost, policy.n_parameters, policy.device, policy.model.config, policy.config)
 
     def by_length(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
         length_N = np.array([len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)])

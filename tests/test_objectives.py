@@ -669,7 +669,7 @@ def test_options_override_only_what_a_recipe_names(monkeypatch: pytest.MonkeyPat
     ("name", "message"),
     [
         ("F-TSI", "there is no such objective; take NoIS, VIS, TIS, F-NoIS, F-VIS, F-TIS, GSPO,"),
-        ("GRPO", "GRPO of one peer alone is any of the first six in an arm with collaborate = false"),
+        ("GRPO", "a peer that trains alone has plain GRPO by any of the first six"),
         ("no_module.OWN", "there is no module 'no_module'"),
         ("test_objectives.ONW", "did you mean 'OWN'"),
         ("test_objectives.NOT_ONE", "is a str; name a value"),

@@ -6,6 +6,7 @@ import gc
 import itertools
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from peft import AutoPeftModelForCausalLM
 from policies import gradients, relative_difference, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from ftis.config import PeerConfig
 from ftis.engines import models
@@ -223,8 +224,35 @@ def test_rows_of_one_prompt_share_a_micro_batch_where_prompts_are_run_once() -> 
 
 def test_a_micro_batch_costs_a_big_model_a_gradients_traffic_and_a_small_one_its_calls() -> None:
     cpu = torch.device("cpu")
-    assert fit(1.0, 100_000, cpu).overhead == 2050
-    assert fit(0.05, 200_000_000, cpu).overhead == pytest.approx(1020)
+    model, peer = Qwen2Config(), PeerConfig(name="a", model="m")
+    assert fit(1.0, 100_000, cpu, model, peer).overhead == 2050
+    assert fit(0.05, 200_000_000, cpu, model, peer).overhead == pytest.approx(1020)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "most"),
+    [
+        ({"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536}, {}, 1664),  # SmolLM2-135M
+        ({"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536}, {"dtype": "bfloat16"}, 3328),
+        (
+            {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536},
+            {"gradient_checkpointing": True},
+            16384,  # of 19,152
+        ),
+        ({"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}, {}, 16384),
+        ({"num_hidden_layers": 400, "hidden_size": 60_000, "intermediate_size": 240_000}, {}, 1),
+    ],
+)
+def test_micro_batches_keep_no_more_than_fits_where_the_recipe_does_not_say(
+    sizes: dict[str, Any], settings: dict[str, Any], most: int
+) -> None:
+    """2³¹ bytes over layers x (8 widths + 4 of the feed-forward part) x bytes of a number."""
+    peer = PeerConfig(name="a", model="m", **settings)
+    found = fit(1.0, 10**6, torch.device("cpu"), Qwen2Config(**sizes), peer)
+    assert found.most == most
+    rows = rows_of((5,) * 4, seed=0)
+    assert len(replace(found, most=20)(rows, rows, 0)) == 2
+    assert len(replace(found, most=20)(rows, rows, 40)) == 1
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "sliding"])

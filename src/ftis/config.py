@@ -124,8 +124,7 @@ class SamplingConfig(_Section):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     """A completion ends with the token that completes one of these strings. What that token adds is not read."""
     end_tokens: Strings = ()
-    """Tokens that end a completion for every peer, beside its tokenizer's own: for a base and an instruct model of one
-    family, the ends of both."""
+    """Tokens that end a completion for every peer, beside its own: of a base and an instruct model both ends."""
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, ``vllm``, or a dotted path of ``f(policy, **options) -> Sampler``."""
     options: dict[str, Any] = {}
@@ -284,7 +283,8 @@ class PeerConfig(_Section):
     fsdp: bool = False
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
-    tokens_per_microbatch: Positive = 16384
+    tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0
+    """Padded tokens; 0 is 16,384, or as many as keep 2 GB for the backward pass (a GPU: a quarter of its memory)."""
     gradient_checkpointing: bool = False
     cuda_graphs: bool = False
     """Take sampling steps as CUDA graphs."""

@@ -216,8 +216,7 @@ def resolve(config: ObjectiveConfig) -> Objective:
     else:
         raise RecipeError(
             f"objective.name = {name!r}: there is no such objective; take {', '.join([*OBJECTIVES, *RIVALS])}, or give "
-            f"the dotted path of your own (GRPO of one peer alone is any of the first six in an arm with collaborate = "
-            f"false)"
+            f"the dotted path of your own; a peer that trains alone has plain GRPO by any of the first six"
         )
     given = config.model_dump(exclude={"name"}, exclude_none=True)
     return replace(objective, **given)

@@ -53,7 +53,7 @@ class Split(Protocol):
     """Splits the rows of a step into micro-batches."""
 
     def __call__(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
-        """The rows of each micro-batch, of at most ``budget`` padded tokens unless it is one row alone."""
+        """The rows of each micro-batch, of at most ``budget`` padded tokens (0: as memory allows) or of one row."""
 
 
 class Head(Protocol):
@@ -132,7 +132,7 @@ class Policy:
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
-        self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device)
+        self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device, self.model.config, config)
         self.optimizer: torch.optim.Optimizer = look_up("optimizer", "engine", ENGINES)(self.trainable, config)
 
     @classmethod

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ftis.config import PeerConfig
 from ftis.engines.devices import device_kind
-from ftis.policy import Split
+from ftis.policy import Split, resolve_dtype
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 2.5e12}
@@ -19,6 +21,12 @@ tokens of a model of 100,000 parameters, or 14 tokens of a model of 14 million."
 
 GRADIENT_COST = 50.0
 """What adding to the gradient of every weight costs, in tokens: read off 135 million parameters on a CPU."""
+
+MOST_TOKENS = 16384
+"""Padded tokens of a micro-batch, where the recipe does not say how many and memory holds more."""
+CPU_BYTES = 2**31
+"""What a micro-batch may keep for its backward pass on a CPU; on a GPU it is a quarter of its memory. It must not
+depend on what else a machine does, like what is drawn at a time: other micro-batches are other last bits."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,12 @@ class Microbatches(Split):
         padding_cost: what a padded place costs, in tokens. Below 1 a micro-batch has each distinct prompt once, and
             only attention computes padded places.
         overhead: the fixed cost of a micro-batch, in padded places.
+        most: padded tokens of a micro-batch where no budget is given.
     """
 
     padding_cost: float
     overhead: float
+    most: int = MOST_TOKENS
 
     def __call__(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
         prompt_length_N = np.array([len(ids) for ids in prompt_ids], dtype=np.int64)
@@ -43,13 +53,34 @@ class Microbatches(Split):
         else:
             prompt_N = np.arange(len(prompt_ids))
         again_N = prompt_length_N * (1 / self.padding_cost - 1)  # its places are counted already
-        return cheapest(length_N, prompt_N, again_N, budget, self.overhead)
+        return cheapest(length_N, prompt_N, again_N, budget or self.most, self.overhead)
 
 
-def fit(padding_cost: float, n_parameters: int, device: torch.device) -> Microbatches:
-    """The split for a model that pays ``padding_cost`` for a padded place."""
+def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any, peer: PeerConfig) -> Microbatches:
+    """The split for a model that pays ``padding_cost`` for a padded place.
+
+    Args:
+        model: the model's configuration.
+    """
     fixed = FIXED_COST[device_kind(device)]
-    return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost)
+    within = CPU_BYTES
+    if device.type == "cuda":
+        within = int(torch.cuda.get_device_properties(device).total_memory // 4)
+    most = max(1, min(MOST_TOKENS, within // kept_bytes(model, peer, device)))
+    return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost, most)
+
+
+def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
+    """What a token keeps for the backward pass of a model trained in full, nearly: an adapter keeps a third less.
+
+    In a layer these are about eight vectors of its width, and four of its feed-forward part's; with gradient
+    checkpointing one of its width, and the rest of one layer at a time.
+    """
+    text = model.get_text_config(decoder=True)
+    width, layers = int(text.hidden_size), int(text.num_hidden_layers)
+    a_layer = 8 * width + 4 * int(getattr(text, "intermediate_size", None) or 4 * width)
+    numbers = layers * width + a_layer if peer.gradient_checkpointing else layers * a_layer
+    return numbers * resolve_dtype(peer.dtype, device).itemsize
 
 
 def cheapest(

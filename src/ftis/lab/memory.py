@@ -179,7 +179,7 @@ def _kept_by_autograd(
     if peer.train == "subset":  # patterns may name layers that the small model lacks: the most that it can keep
         peer = peer.model_copy(update={"train": "full", "trainable_parameters": ()})
     policy = Policy(small, shape.tokenizer, peer)
-    policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device)
+    policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device, shape.config, peer)
     prompts, completions = _step(swarm, prompt_lengths)
     parts = policy.split(prompts, completions, peer.tokens_per_microbatch)
     largest = max(parts, key=lambda part: len(part) * max(len(prompts[r]) + len(completions[r]) for r in part))
