@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ftis
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -239,6 +240,22 @@ def test_a_roster_of_public_files_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "roster.toml"
     path.write_text(roster_text(roster), encoding="utf-8")
     assert read_roster(path) == publics
+
+
+def test_a_roster_is_not_replaced_by_one_that_lacks_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in ("ours", "theirs"):
+        assert ftis("keys", "new", "ada", "bob", "-d", directory) == 0
+    assert ftis("keys", "roster", "ours/ada.pub") == 0
+    assert ftis("keys", "roster", "ours/ada.pub", "ours/bob.pub") == 0  # it has one more
+    before = (tmp_path / "roster.toml").read_bytes()
+    for files in (["ours/ada.pub"], ["ours/ada.pub", "theirs/bob.pub"]):
+        assert ftis("keys", "roster", *files) == 1
+        assert "roster.toml is a roster with other keys of bob: delete it, or name" in capsys.readouterr().err
+    assert (tmp_path / "roster.toml").read_bytes() == before
+    assert ftis("keys", "roster", "theirs/bob.pub", "-o", "another.toml") == 0
 
 
 def test_golden_roster() -> None:

@@ -7,6 +7,7 @@ When a round closes is the business of test_rounds.py, which offers count that o
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.rounds import Rounds
-from ftis.swarm.session import ask_everybody, ask_status, engine_config, open_session
+from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session
 
 NAMES = ("a", "b", "eve")
 PATIENCE = 20.0
@@ -296,6 +297,38 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
 
 
 # --- what peers say of themselves -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "endpoint", "better"),
+    [
+        ("connect", "127.0.0.1:17447", "tcp/127.0.0.1:17447"),
+        ("listen", "0.0.0.0:7447", "tcp/0.0.0.0:7447"),
+        ("connect", "host.example", "tcp/host.example:17447"),
+        ("connect", "tcp/host.example", "tcp/host.example:17447"),
+        ("connect", "tcp://host:7447", "tcp/host:7447"),
+        ("connect", "", "tcp/:17447"),
+    ],
+)
+def test_an_endpoint_without_its_protocol_or_port_is_refused(key: str, endpoint: str, better: str) -> None:
+    said = f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}"
+    with pytest.raises(ExchangeError, match=re.escape(said)):
+        open_session(NetworkConfig().model_copy(update={key: (endpoint,)}))
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp/0.0.0.0:7447",
+        "tcp/[::1]:7447",
+        "udp/h:1",
+        "quic/h:1",
+        "tcp/127.0.0.1:1#exit_on_failure=false",
+        "unixpipe/x.pipe",
+    ],
+)
+def test_an_endpoint_as_it_should_be(endpoint: str) -> None:
+    check_endpoints(NetworkConfig(connect=(endpoint,)))
 
 
 def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
+from ftis.lab import preflight as preflight_module
 from ftis.lab import prepare
 from ftis.lab.advice import advice
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
@@ -388,6 +389,23 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert [question for question, *_ in adapter.samples] == [question for question, *_ in looked.samples]
     assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
     assert not list((tmp_path / "a").glob("checkpoint-*"))
+
+
+def test_where_a_group_takes_long_one_is_learned_from(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_module, "QUICK", 0.0)
+    monkeypatch.setattr(preflight_module, "seconds_to_learn", lambda peer, scored: 3.0)
+    model = tiny_model_dir()
+    recipe = parse(document(model), where="test")
+    heard: list[Event] = []
+    looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
+    steps = [(event.groups, event.most) for event in heard if isinstance(event, Sounded)]
+    assert steps == [(0, 1), (1, 5), (4, 5), (5, 5)]
+    assert [len(group) for group in looked.rewards] == [4, 4, 4]
+    _, trained = rollouts_per_round(recipe)
+    # 3 s for the first group: as much for any other of its length
+    assert 0.3 * 3.0 / 4 * trained < looked.seconds_to_learn < 3 * 3.0 / 4 * trained
 
 
 def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:

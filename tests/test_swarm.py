@@ -301,6 +301,7 @@ def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
             "no model",
         ),
         (["--peer", "a", "--open", "--arm", "x"], "no arm 'x'"),
+        (["--peer", "a", "--open", "--connect", "127.0.0.1:1"], "write it as tcp/127.0.0.1:1"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_in_a_line(
@@ -310,7 +311,7 @@ def test_what_cannot_be_joined_is_refused_in_a_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.startswith("error: ")
-    assert not list((place / "runs").rglob("metrics.jsonl"))
+    assert not (place / "runs").exists()
 
 
 def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:

@@ -142,8 +142,8 @@ def preflight(
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
     console.print(
         f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, then all are "
-        f"sampled, then learned from, and nothing of it is kept; loading a model may take a minute. Ctrl-C ends it "
-        f"where the first group says enough",
+        f"sampled, then some learned from, and nothing of it is kept; loading a model may take a minute. Ctrl-C ends "
+        f"it where the first group says enough",
         highlight=False,
     )
     try:

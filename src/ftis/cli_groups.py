@@ -55,8 +55,13 @@ def make_roster(
     """Put the peers' public keys into one file, which every peer is given."""
     from ftis.swarm import identity
 
-    text = identity.roster_text(identity.collect_roster(public))
-    output.write_text(text, encoding="utf-8")
+    roster = identity.collect_roster(public)
+    earlier = identity.read_roster(output) if output.exists() else {}
+    if lost := sorted(name for name, key in earlier.items() if roster.get(name) != key):
+        raise identity.IdentityError(
+            f"{output} is a roster with other keys of {', '.join(lost)}: delete it, or name another --output"
+        )
+    output.write_text(identity.roster_text(roster), encoding="utf-8")
     console.print(f"{output}: {', '.join(sorted(identity.read_roster(output)))}")
 
 

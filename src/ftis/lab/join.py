@@ -47,6 +47,7 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
 from ftis.swarm.inbox import Inbox
 from ftis.swarm.link import NetworkExchange
+from ftis.swarm.session import check_endpoints
 from ftis.swarm.witness import Witness
 
 
@@ -143,6 +144,8 @@ def join(
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
     say(Planned((*problems(check([own])), *rates([Arm(arm_name, own.recipe, own.swarms)]))))
+    check_endpoints(swarm.network)
+    key, roster = credentials(swarm, name, identity_directory(recipe, name))
     if overwrite and (directory / "recipe.json").exists():
         with locked(directory / ".lock", 0):
             shutil.rmtree(directory)
@@ -155,7 +158,6 @@ def join(
             return False
         model = models.get(config.model, config.model)
         place.mkdir(parents=True, exist_ok=True)
-        key, roster = credentials(swarm, name, identity_directory(recipe, name))
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
         torch.set_num_threads(threads)
         log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))

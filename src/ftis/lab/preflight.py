@@ -40,8 +40,8 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
-"""Seconds of the first group up to which half of the groups are sampled too, for a better line through what it takes.
-Where a group takes longer, the start that spoils the first is a small part of it."""
+"""Seconds of the first group up to which half of the groups, and all, are sampled and learned from, for a line through
+what they take. Where a group takes longer, all are sampled and the first is learned from: its start is a small part."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Sounding(Outcome):
     Attributes:
         parameters: of the model.
         tokens_per_second: sampled, one group after the other counted together.
-        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm, by a line through half of the groups
-            (or the first) and all of them.
+        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm: by a line through half of the groups
+            and all of them; where a group takes long, through the first and all, and by the first's tokens.
         sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
@@ -146,17 +146,19 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             raise Stopped
 
     advance(0, 1)
-    tried = [sample(peer, items[:1])]
-    half = [items[: max(1, len(items) // 2)]] if tried[0].seconds < QUICK else []
-    rest = [*half, items]
-    say(_first_group(peer, swarm, tried[0]))
-    most = 2 * (1 + sum(map(len, rest)))
+    first = sample(peer, items[:1])
+    say(_first_group(peer, swarm, first))
+    quick = first.seconds < QUICK
+    parts = [items[: max(1, len(items) // 2)], items] if quick else [items]
+    n_groups = sum(map(len, parts))
+    most = 1 + n_groups + 1 + (n_groups if quick else 0)
     advance(1, most)
-    for part in rest:
+    tried = [first]
+    for part in parts:
         tried.append(sample(peer, part))
         advance(len(part), most)
     learning = []
-    for one in tried:  # last, as each takes steps
+    for one in tried if quick else tried[:1]:  # last, as each takes steps
         learning.append(seconds_to_learn(peer, one.scored))
         advance(len(one.scored), most)
     few, many = tried[-2:]
@@ -166,7 +168,10 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     tries = min(1 + outcome.reserve, 1 / max(outcome.signal, 1e-9))  # groups without signal give way to the reserve
     all_sampled = round(sampled * tries)
     sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
-    training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)
+    if quick:
+        training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)
+    else:
+        training = learning[0] / first.tokens * many.tokens / many.rollouts * trained
     return Sounding(
         **vars(outcome),
         parameters=peer.policy.n_parameters,

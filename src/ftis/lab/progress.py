@@ -108,7 +108,10 @@ class Display:
                 else:
                     self._advised = event.advice or self._advised
                     for advice in event.advice:
-                        self.console.print(f"{event.place.peer}: so far {advice}", highlight=False, markup=False)
+                        whose = (
+                            "" if "\n" in advice else f"{event.place.peer}: so far "
+                        )  # lines of a recipe are for all
+                        self.console.print(f"{whose}{advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{event.jobs} jobs, {event.done} of them finished before")

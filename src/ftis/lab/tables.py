@@ -187,8 +187,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         )
     table.caption = (
         "peak memory is that of these groups; a round samples and learns from more: what that takes stands below, and "
-        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from two numbers of "
-        "groups"
+        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these groups"
     )
     if soundings and len(soundings[0].rewards) < FEW:
         groups = len(soundings[0].rewards)

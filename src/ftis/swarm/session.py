@@ -59,11 +59,29 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
     return config
 
 
+ENDPOINT = re.compile(r"[a-z][a-z-]*/[^/\s]+(?::[0-9]{1,5})(?:[?#]\S*)?|(?:unixpipe|unixsock-stream|serial|vsock)/\S+")
+"""A protocol, a host and a port; some protocols have a place of another kind."""
+
+
+def check_endpoints(settings: NetworkConfig) -> None:
+    """
+    Raises:
+        ExchangeError: an endpoint is no ``protocol/host:port``.
+    """
+    for key in ("listen", "connect"):
+        for endpoint in getattr(settings, key):
+            if not ENDPOINT.fullmatch(endpoint):
+                host = endpoint.rpartition("/")[2]
+                better = f"tcp/{host}" if re.search(r":[0-9]+$", host) else f"tcp/{host.rstrip(':')}:{settings.port}"
+                raise ExchangeError(f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}")
+
+
 def open_session(settings: NetworkConfig) -> zenoh.Session:
     """
     Raises:
         ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
     """
+    check_endpoints(settings)
     for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
         if file is not None and not Path(file).is_file():
             raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys certs")
