@@ -210,6 +210,19 @@ def test_a_task_or_a_recipe_must_be_named(capsys: pytest.CaptureFixture[str]) ->
     assert "--peer is one of a recipe: name it with --recipe" in capsys.readouterr().err
 
 
+def test_what_a_model_is_asked_without_a_recipe_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["eval", "starter:small", "--task", "clock", "--limit", "2", "--max-completion-length", "4"]
+    assert ftis(*arguments) == 0
+    assert "without --recipe the model is asked by the default prompt" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 5):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert ftis("eval", str(tmp_path), "--task", "clock") == 1
+    assert f"no model at {tmp_path}, but in checkpoint-5, checkpoint-10 there: name one" in capsys.readouterr().err
+
+
 def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
     out = tmp_path / "o.jsonl"
@@ -295,5 +308,5 @@ def test_answers_that_earn_nothing_are_told_before_they_are_asked_for(
     asked = ("eval", "starter:small", "--recipe", str(recipe), "--task", "jsonl", "--path", str(file), "--limit", "1")
     assert ftis(*asked, "--set", 'reward.extract="last_number"') == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "task 'jsonl', validation problem 0: its answer 't" in said
+    assert "task 'jsonl', validation problem 0 ('1+2'): its answer 't" in said
     assert """earns nothing with reward.extract = 'last_number': only numbers can be right there""" in said

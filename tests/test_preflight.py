@@ -425,8 +425,29 @@ def test_in_horizontal_mode_groups_are_looked_at_whole(tmp_path: Path, tiny_mode
         where="test",
     )
     looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
-    assert [len(group) for group in looked.rewards] == [2, 2]
+    assert [len(group) for group in looked.rewards] == [2] * 4  # without signal in two, two more of the round's four
     assert looked.groups_a_round == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "quick", "groups"), [("same", 10.0, 8), ("same", 0.0, 2), ("by_content", 10.0, 2)]
+)
+def test_more_groups_are_sampled_where_none_has_signal_and_that_is_quick(
+    function: str,
+    quick: float,
+    groups: int,
+    tmp_path: Path,
+    tiny_model_dir: TinyModelDir,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight_module, "QUICK", quick)
+    reward = {"function": f"test_preflight.{function}"}
+    recipe = parse(document(tiny_model_dir(), reward=reward, training={"prompts_per_round": 16}), where="test")
+    heard: list[Event] = []
+    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append)
+    assert len(looked.rewards) == groups
+    assert isinstance(heard[-1], Sounded)
+    assert heard[-1].groups == heard[-1].most
 
 
 def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.lab.recipes import load
+from ftis.seams import TASKS
 
 console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
 
@@ -107,7 +108,7 @@ def evaluate_model(
         str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
     ],
     task: Annotated[
-        str | None, typer.Option(help="gsm8k, math500, clock, jsonl or reasoning_gym:<dataset>; default: the recipe's.")
+        str | None, typer.Option(help=f"{', '.join(TASKS)}, or a dotted path; by default the recipe's.")
     ] = None,
     path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
     limit: Annotated[
@@ -159,6 +160,12 @@ def evaluate_model(
         config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
     prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
     sampling = loaded.sampling if loaded else SamplingConfig()
+    if loaded is None:
+        console.print(
+            "without --recipe the model is asked by the default prompt: only an answer between <answer> tags counts",
+            highlight=False,
+            markup=False,
+        )
     if max_completion_length:
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
     with console.status("answering the task's validation problems"):

@@ -56,6 +56,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             source, dtype=torch.float32, local_files_only=here, adapter_kwargs={"local_files_only": here}, **quantised
         )
         if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
+            _quiet_peft()
             from peft import AutoPeftModelForCausalLM
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=here)
@@ -141,12 +142,15 @@ def _check_directory(source: str) -> None:
     """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
     looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
-    if looks_local and not ((directory / "config.json").exists() or (directory / "adapter_config.json").exists()):
-        raise ModelError(
-            f"no model at {source}{'' if directory.is_absolute() else f' in {Path.cwd()}, where the command runs'}: "
-            f"neither config.json nor adapter_config.json there. Give a Hugging Face directory, a Hub id such as "
-            f"Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
-        )
+    if not looks_local or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
+        return
+    if checkpoints := sorted((place.name for place in directory.glob("checkpoint-*")), key=len):
+        raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
+    where = "" if directory.is_absolute() else f" in {Path.cwd()}, where the command runs"
+    raise ModelError(
+        f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
+        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
+    )
 
 
 def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
@@ -176,7 +180,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         model.requires_grad_(True)
         return model
     if config.train == "lora":
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
+        _quiet_peft()
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:
@@ -201,6 +205,10 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def _quiet_peft() -> None:
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
 
 
 def require_trainable(config: PeerConfig, source: str) -> None:

@@ -42,6 +42,8 @@ SHOWN = 3
 QUICK = 10.0
 """Seconds of the first group up to which half of the groups, and all, are sampled and learned from, for a line through
 what they take. Where a group takes longer, all are sampled and the first is learned from: its start is a small part."""
+AGAIN = 4
+"""How many times as many groups are sampled where none of the first has signal, and sampling is quick."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def sound(
 
 def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
     of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
-    items = sorted(of_round)[:groups]  # the same for all peers, so that they can be compared
+    in_turn = sorted(of_round)  # the same for all peers, so that they can be compared
+    items, more = in_turn[:groups], in_turn[groups : AGAIN * groups]
     done = 0
 
     def advance(groups: int, most: int) -> None:
@@ -162,8 +165,13 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         learning.append(seconds_to_learn(peer, one.scored))
         advance(len(one.scored), most)
     few, many = tried[-2:]
+    looked_at = many
+    if quick and more and not any(group.has_signal for group in many.scored):
+        # With signal in every sixth group, one time in two none of four has it.
+        looked_at = many.with_more(sample(peer, more))
+        advance(len(more), most + len(more))
     message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
-    outcome = outcome_of(peer, swarm, many)
+    outcome = outcome_of(peer, swarm, looked_at)
     sampled, trained = rollouts_per_round(swarm)
     tries = min(1 + outcome.reserve, 1 / max(outcome.signal, 1e-9))  # groups without signal give way to the reserve
     all_sampled = round(sampled * tries)
@@ -186,7 +194,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         message_bytes=len(message) * sampled // many.rollouts,
         samples=tuple(
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
-            for group in many.scored[:SHOWN]
+            for group in looked_at.scored[:SHOWN]
         ),
     )
 
@@ -206,6 +214,9 @@ class Tried:
     @property
     def tokens(self) -> int:
         return sum(len(rollout) for group in self.own for rollout in group.rollouts)
+
+    def with_more(self, other: Tried) -> Tried:
+        return Tried([*self.own, *other.own], [*self.scored, *other.scored], self.seconds + other.seconds)
 
 
 def outcome_of(peer: Peer, swarm: Recipe, tried: Tried) -> Outcome:

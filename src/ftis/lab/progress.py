@@ -108,9 +108,8 @@ class Display:
                 else:
                     self._advised = event.advice or self._advised
                     for advice in event.advice:
-                        whose = (
-                            "" if "\n" in advice else f"{event.place.peer}: so far "
-                        )  # lines of a recipe are for all
+                        # Lines of a recipe are for everybody.
+                        whose = "" if "\n" in advice else f"{event.place.peer}: so far "
                         self.console.print(f"{whose}{advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
