@@ -627,6 +627,21 @@ def test_peers_that_end_completions_by_different_tokens(
             assert metrics[peer_key(other, "rejected")] == 0
 
 
+def test_a_runs_end_says_what_came_of_it_and_where_it_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = '[[arms]]\nname = "alone"\ncollaborate = false\n[[arms]]\nname = "F-TIS"\n'
+    (workplace / "recipe.toml").write_text((workplace / "recipe.toml").read_text() + arms)
+    assert ftis("train", "recipe.toml", "--set", "training.rounds=2", "--set", "processes=inline") == 0
+    out, run = " ".join(capsys.readouterr().out.split()), run_of(workplace)
+    finals = json.loads((run / "summary.json").read_text())["arms"]
+    means = {arm: sum(peer["final"] for peer in peers.values()) / 2 for arm, peers in finals.items()}
+    gain = means["F-TIS"] - means["alone"]
+    assert f"mean over 2 peers: F-TIS {gain:+z.3f}. One seed cannot tell a gain from luck" in out
+    model = run / "F-TIS" / "a" / "checkpoint-2"
+    assert f"trained models as in {model}; ftis report {run} makes a page" in out
+    assert (model / "config.json").exists()
+    assert (run / "results.json").exists()
+
+
 def test_a_longer_run_goes_on_from_the_shorter_as_if_it_had_been_so_long(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from ftis.lab import page, page_tables
 from ftis.lab.corrections import correction_of
 from ftis.lab.exchanges import exchanges
 from ftis.lab.reading import PeerRun, read_study
-from ftis.lab.results import compare
+from ftis.lab.results import compare, headlines
 from ftis.lab.samples import Tokens, choose_samples
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -226,6 +226,11 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
     assert small["label"] == "no difference shown"
     assert "one seed cannot tell" in small["text"]
     assert results["splits"] == ["validation"]
+    (mean,) = results["together"]
+    assert headlines(results) == [
+        f"Against alone on validation (equal in rollouts trained on), mean over 2 peers: F-TIS {mean['mean']:+.3f}. One "
+        f"seed cannot tell a gain from luck; ftis experiment trains several."
+    ]
     text = page.write_page(run).read_text()
     assert "one seed cannot tell" in text
     assert "Out of distribution" not in text
