@@ -228,8 +228,8 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
     assert results["splits"] == ["validation"]
     (mean,) = results["together"]
     assert headlines(results) == [
-        f"Against alone on validation (equal in rollouts trained on), mean over 2 peers: F-TIS {mean['mean']:+.3f}. One "
-        f"seed cannot tell a gain from luck; ftis experiment trains several."
+        f"Against alone on validation (equal in rollouts trained on), mean over 2 peers: F-TIS {mean['mean']:+.3f}. "
+        f"One seed cannot tell a gain from luck; ftis experiment trains several."
     ]
     text = page.write_page(run).read_text()
     assert "one seed cannot tell" in text

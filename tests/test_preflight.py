@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -443,11 +444,16 @@ def test_more_groups_are_sampled_where_none_has_signal_and_that_is_quick(
     monkeypatch.setattr(preflight_module, "QUICK", quick)
     reward = {"function": f"test_preflight.{function}"}
     recipe = parse(document(tiny_model_dir(), reward=reward, training={"prompts_per_round": 16}), where="test")
-    heard: list[Event] = []
+    heard, calls = list[Event](), list[str]()
+    for name in ("sample", "seconds_to_learn"):
+        monkeypatch.setattr(preflight_module, name, noting(calls, getattr(preflight_module, name)))
     looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append)
     assert len(looked.rewards) == groups
-    assert isinstance(heard[-1], Sounded)
-    assert heard[-1].groups == heard[-1].most
+    told = [event.groups / event.most for event in heard if isinstance(event, Sounded)]
+    assert told == sorted(set(told))
+    assert told[-1] == 1
+    kinds = [kind for kind, _ in itertools.groupby(calls)]
+    assert kinds == ["sample", "seconds_to_learn"]  # what is sampled is the model as it is
 
 
 def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
@@ -470,6 +476,14 @@ def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir
     with pytest.raises(Stopped):
         sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append, stop)
     assert heard == [Sounded(0, 1, Place(peer="a"))]
+
+
+def noting(calls: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*arguments)
+
+    return noted
 
 
 def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:

@@ -160,16 +160,17 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     for part in parts:
         tried.append(sample(peer, part))
         advance(len(part), most)
-    learning = []
-    for one in tried if quick else tried[:1]:  # last, as each takes steps
-        learning.append(seconds_to_learn(peer, one.scored))
-        advance(len(one.scored), most)
     few, many = tried[-2:]
     looked_at = many
     if quick and more and not any(group.has_signal for group in many.scored):
         # With signal in every sixth group, one time in two none of four has it.
+        most += len(more)
         looked_at = many.with_more(sample(peer, more))
-        advance(len(more), most + len(more))
+        advance(len(more), most)
+    learning = []
+    for one in tried if quick else tried[:1]:  # last, as each takes steps
+        learning.append(seconds_to_learn(peer, one.scored))
+        advance(len(one.scored), most)
     message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
     outcome = outcome_of(peer, swarm, looked_at)
     sampled, trained = rollouts_per_round(swarm)
