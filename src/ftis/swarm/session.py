@@ -90,8 +90,10 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
     except zenoh.ZError as error:
         where = ", ".join((*settings.listen, *settings.connect)) or f"tcp/127.0.0.1:{settings.port}"
         reason = re.sub(r"\s+at /\S+", "", str(error).splitlines()[0]).rstrip(". ")  # places in the engine's source
+        at_home = "; on one machine the peer that was started first listens" if "127.0.0.1" in where else ""
         raise ExchangeError(
-            f"no network at {where} ({reason}): check the addresses (tcp/host:port), certificates and who listens"
+            f"no network at {where} ({reason}): check the addresses (tcp/host:port), certificates and who "
+            f"listens{at_home}"
         ) from None
 
 
