@@ -132,10 +132,13 @@ def test_a_run_of_constant_rates_can_be_made_longer(begun: Path) -> None:
         claim(begun, True, recipe(ALONE, TOGETHER, TOPR, rounds=3), longer=True)
 
 
-@pytest.mark.parametrize("where", ["recipe", "arm"])
-def test_a_run_whose_rates_fall_by_its_length_cannot(where: str, begun: Path) -> None:
-    linear = {"set": {"peers.a.lr_scheduler_type": "linear"}} if where == "arm" else {}
-    longer = recipe(ALONE, TOGETHER, {"name": "falls", **linear}, rounds=4)
+@pytest.mark.parametrize(
+    "where", ["recipe", "peers.a.lr_scheduler_type=linear", "objective.name=SFT-then-alone", "training.selections=m.f"]
+)
+def test_a_run_whose_rounds_depend_on_its_length_cannot(where: str, begun: Path) -> None:
+    key, _, value = where.partition("=")
+    setting = {key: [value] if key == "training.selections" else value} if value else {}
+    longer = recipe(ALONE, TOGETHER, {"name": "falls", "set": setting}, rounds=4)
     if where == "recipe":
         peers = tuple(peer.model_copy(update={"lr_scheduler_type": "linear"}) for peer in longer.peers)
         longer = longer.model_copy(update={"peers": peers})

@@ -32,7 +32,7 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
         tasks: the task that is trained on, and those out of distribution.
     """
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
-    lines += [f"{arm.name}: {_swarms(arm)}; {budget(arm)}" for arm in arms]
+    lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
     return lines + rates(arms)
@@ -55,6 +55,11 @@ def _evaluated(arm: Arm) -> str:
     training: TrainingConfig = arm.recipe.training
     between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
     return f"evaluated before the first{between} and after the last"
+
+
+def _rounds(arm: Arm, first: Arm) -> str:
+    rounds = arm.recipe.training.rounds
+    return "" if rounds == first.recipe.training.rounds else f" for {counted(rounds, 'round')}"
 
 
 def _swarms(arm: Arm) -> str:

@@ -38,8 +38,8 @@ PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
 LONGER = (
-    ". A run can be made longer where every rate is constant; else a peer of a new run may begin where one ended: its "
-    "model is then that checkpoint's directory"
+    ". A run can be made longer where every rate is constant and nothing else depends on its length; else a peer of a "
+    "new run may begin where one ended: its model is then that checkpoint's directory"
 )
 """What to do for more rounds."""
 
@@ -210,9 +210,17 @@ def _now() -> str:
 
 
 def _lengthened(before: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe has more rounds, and the earlier ones would have been the same with as many."""
-    falls = any(peer.lr_scheduler_type != "constant" for arm in arms_of(recipe) for peer in arm.recipe.peers)
-    return bool(before["training"]["rounds"] < recipe.training.rounds) and not falls
+    """Whether the recipe has more rounds, and the earlier ones would have been the same with as many.
+
+    A rate that falls depends on their number, SFT-then-alone does, and objectives and selections of one's own may.
+    """
+    for arm in arms_of(recipe):
+        name = arm.recipe.objective.name
+        if name == "SFT-then-alone" or "." in name or arm.recipe.training.selections:
+            return False
+        if any(peer.lr_scheduler_type != "constant" for peer in arm.recipe.peers):
+            return False
+    return bool(before["training"]["rounds"] < recipe.training.rounds)
 
 
 def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
