@@ -195,11 +195,13 @@ def test_three_mistakes_are_named_and_the_others_counted() -> None:
         ("sampling__rounds", "training.rounds"),
         ("training__learning_rate", "peers.*.learning_rate"),
         ("task__budget", "arms.*.budget"),
+        ("training__exchange", "exchange"),
+        ("training__seed", "seed' or 'task.seed' or 'ood.*.seed"),
     ],
 )
 def test_a_key_of_another_section_leads_there(key: str, place: str) -> None:
     said = refusal(document(**{key: 1}))
-    assert said == f"recipe: unknown key {key.replace('__', '.')!r} (did you mean {place!r}?)"
+    assert said == f"recipe: unknown key {key.replace('__', '.')!r} (did you mean '{place}'?)"
 
 
 @pytest.mark.parametrize(
@@ -500,6 +502,46 @@ def test_a_dotted_name_goes_before_its_first_part() -> None:
 )
 def test_a_bad_override_is_one_line(path: Path, override: str, said: str) -> None:
     assert said in refusal(path, override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainin.rounds=3",
+        "task.opts.x=3",
+        "training.mode=5",
+        "training.round=3",
+        "peers.small.train=subset",
+        "peers.*.train=subset",
+        "peers.s*.lora_r=0",
+        "peers.0.fsdp=true",
+        "peers.qwen2.5.lora_r=0",
+        "network.mode=client",
+        "wire.logp=fixed9",
+    ],
+)
+def test_what_an_override_breaks_is_put_down_to_it(path: Path, override: str) -> None:
+    assert refusal(path, override).startswith(f"--set {override!r}: ")
+
+
+def test_what_the_file_has_wrong_is_put_down_to_the_file(path: Path) -> None:
+    path.write_text(TEXT.replace("[[peers]]", "[[peers]]\nlora_r = 0", 1), encoding="utf-8")
+    name = load_text_name(path)
+    for override in ("training.rounds=3", f"peers.{name}.lora_alpha=3", "peers.*.lora_alpha=3"):
+        assert refusal(path, override).startswith(f"{path}: peers.{name}.lora_r = 0: ")
+
+
+def load_text_name(path: Path) -> str:
+    """The name of the first peer of a recipe."""
+    return str(tomllib.loads(path.read_text(encoding="utf-8"))["peers"][0]["name"])
+
+
+def test_what_a_commands_own_option_sets_is_not_called_an_override(path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(path, ["training.prompts_per_round=5"], ["seed=1"])
+    assert "--set 'training.prompts_per_round=5'" in str(caught.value)
+    assert "seed" not in str(caught.value)
+    assert load(path, ["seed=2"], ["seed=1", "training.rounds=7"]).seed == 2
 
 
 # --- arms ---------------------------------------------------------------------------------------------

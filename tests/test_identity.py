@@ -255,6 +255,10 @@ def test_a_roster_is_not_replaced_by_one_that_lacks_its_keys(
         assert ftis("keys", "roster", *files) == 1
         assert "roster.toml is a roster with other keys of bob: delete it, or name" in capsys.readouterr().err
     assert (tmp_path / "roster.toml").read_bytes() == before
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    assert ftis("keys", "roster", "ours/ada.pub", "-o", "notes.txt") == 1
+    assert "Delete it, or name another --output" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert ftis("keys", "roster", "theirs/bob.pub", "-o", "another.toml") == 0
 
 

@@ -307,7 +307,16 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
         ("connect", "host.example", "tcp/host.example:17447"),
         ("connect", "tcp/host.example", "tcp/host.example:17447"),
         ("connect", "tcp://host:7447", "tcp/host:7447"),
-        ("connect", "", "tcp/:17447"),
+        ("connect", "tls/host.example", "tls/host.example:17447"),
+        ("connect", "tcp/host:7447 ", "tcp/host:7447"),
+        ("listen", "[::1]:7447", "tcp/[::1]:7447"),
+        ("connect", "::1", "in tcp/"),
+        ("connect", "tcp/fe80::1:7447", "in tcp/"),
+        ("connect", "tcp/host:123456", "in tcp/"),
+        ("connect", "tcp/host:abc", "in tcp/"),
+        ("connect", "tcp/:7447", "in tcp/"),
+        ("connect", "https://host:1234/", "in tcp/"),
+        ("connect", "", "in tcp/"),
     ],
 )
 def test_an_endpoint_without_its_protocol_or_port_is_refused(key: str, endpoint: str, better: str) -> None:

@@ -240,15 +240,23 @@ def test_a_micro_batch_costs_a_big_model_a_gradients_traffic_and_a_small_one_its
             16384,  # of 19,152
         ),
         ({"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}, {}, 16384),
+        (
+            {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": [1536] * 30, "num_experts_per_tok": 2},
+            {},
+            1059,  # 2³¹ / (30 (8 · 576 + 8 · 1536) 4)
+        ),
+        ({"num_hidden_layers": None}, {}, 16384),
         ({"num_hidden_layers": 400, "hidden_size": 60_000, "intermediate_size": 240_000}, {}, 1),
     ],
 )
 def test_micro_batches_keep_no_more_than_fits_where_the_recipe_does_not_say(
     sizes: dict[str, Any], settings: dict[str, Any], most: int
 ) -> None:
-    """2³¹ bytes over layers x (8 widths + 4 of the feed-forward part) x bytes of a number."""
+    """Those of 2³¹ bytes over layers x (8 widths + 4 of the feed-forward part) x bytes of a number."""
     peer = PeerConfig(name="a", model="m", **settings)
-    found = fit(1.0, 10**6, torch.device("cpu"), Qwen2Config(**sizes), peer)
+    config = Qwen2Config()
+    vars(config).update(sizes)
+    found = fit(1.0, 10**6, torch.device("cpu"), config, peer)
     assert found.most == most
     rows = rows_of((5,) * 4, seed=0)
     assert len(replace(found, most=20)(rows, rows, 0)) == 2

@@ -564,6 +564,14 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], *others] if terminal else lines)
 
 
+def test_a_bar_is_as_long_as_what_is_known_to_come() -> None:
+    display = Display(Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None))
+    for done, most in ((0, 1), (1, 14), (7, 14), (7, 20)):
+        display(Sounded(done, most, Place(peer="a")))
+        (bar,) = display._bars.tasks
+        assert (bar.completed, bar.total) == (done, most)
+
+
 def test_a_text_in_one_line() -> None:
     assert shortened("a\nb\u202e") == "a⏎b⟨U+202E⟩"
     assert shortened("x" * 300) == "x" * 80 + " … " + "x" * 80

@@ -217,10 +217,28 @@ heard = []
 run_jobs([Job("one", count, (3,)), Job("two", count, (2,))], 2, heard.append, threading.Event(), "")
 print(len(heard), flush=True)
 """
+GUARDED = """
+import threading
+import test_workers
+from ftis.lab.workers import Job, run_jobs
+test_workers.MARK = 7  # as a script registers a model that the recipe names
+if __name__ == "__main__":
+    heard = []
+    run_jobs([Job("one", test_workers.tell_mark, ())], 1, heard.append, threading.Event(), "")
+    print(heard[0].step, flush=True)
+"""
+MARK = 0
 
 
-def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(PLAIN)
+def tell_mark(say: Say, stop: Stop) -> None:
+    say(PeerStarted(MARK))
+
+
+@pytest.mark.parametrize(("script", "said"), [(PLAIN, "begun\n5\n"), (GUARDED, "7\n")])
+def test_a_script_is_run_again_by_its_workers_only_where_it_has_a_main_guard(
+    script: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plain.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ended = subprocess.run([sys.executable, tmp_path / "plain.py"], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "begun\n5\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr

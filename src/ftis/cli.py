@@ -79,8 +79,8 @@ def demo(
     dry_run: DryRun = False,
 ) -> None:
     """Train four small models, alone and together: the demo recipe of this package. Run it again to resume it."""
-    overrides = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}", *(set_ or [])]
-    train(_ready_made("demo"), overrides, dry_run=dry_run, resume=True)
+    options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
+    _train(load_recipe(_ready_made("demo"), set_ or [], options), (), dry_run, resume=True)
 
 
 def _ready_made(name: str) -> Path:
@@ -101,18 +101,21 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
+    _train(load_recipe(recipe, set_ or []), tuple(arm or ()), dry_run, resume, overwrite)
+
+
+def _train(loaded: Recipe, only: tuple[str, ...], dry_run: bool, resume: bool, overwrite: bool = False) -> None:
     from ftis.lab.progress import Display
     from ftis.lab.runs import run
 
-    loaded = load_recipe(recipe, set_ or [])
     if dry_run:
-        _print_plan(loaded, tuple(arm or ()))
+        _print_plan(loaded, only)
         return
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
     display = Display(console)
     with display.live():
-        finished = run(loaded, resume=resume, overwrite=overwrite, only=tuple(arm or ()), say=display)
+        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
     if not finished:
         console.print(f"stopped; {directory} can be resumed with --resume")
         raise typer.Exit(130)
@@ -227,7 +230,7 @@ def join(
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
     overrides += _network_overrides(connect, listen, tls)
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
-    loaded = load_recipe(recipe, [*overrides, *(set_ or [])])
+    loaded = load_recipe(recipe, set_ or [], overrides)
     stop = threading.Event()
     display = Display(console)
     with display.live(), stopping_on_signals(stop, display):

@@ -25,10 +25,10 @@ Overrides = Annotated[
 ]
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe, with its own directory on the path for the functions that it names."""
+def load_recipe(recipe: Path, overrides: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
+    """A recipe, with its own directory on the path for the functions that it names. ``options`` as of ``load``."""
     sys.path.append(str(recipe.parent.resolve()))
-    return load(recipe, overrides)
+    return load(recipe, overrides, options)
 
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
@@ -57,7 +57,10 @@ def make_roster(
     from ftis.swarm import identity
 
     roster = identity.collect_roster(public)
-    earlier = identity.read_roster(output) if output.exists() else {}
+    try:
+        earlier = identity.read_roster(output) if output.exists() else {}
+    except identity.IdentityError as error:
+        raise identity.IdentityError(f"{error}. Delete it, or name another --output") from None
     if lost := sorted(name for name, key in earlier.items() if roster.get(name) != key):
         raise identity.IdentityError(
             f"{output} is a roster with other keys of {', '.join(lost)}: delete it, or name another --output"

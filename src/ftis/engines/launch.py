@@ -1,11 +1,15 @@
-"""Processes that work for a program and do not run it again."""
+"""Processes that work for a program, and do not run it again where it would train there too."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
-from types import ModuleType
+from pathlib import Path
+from typing import Any
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -13,13 +17,35 @@ _ONE_AT_A_TIME = threading.Lock()
 def start(process: BaseProcess) -> None:
     """Start a process whose function and arguments are of importable modules.
 
-    Python would run the caller's script in it first, under another name. A script that trains and has no ``if __name__
-    == "__main__":`` would train there too. So the new process is not told of the script.
+    Python runs the caller's script in it first, under another name. A script that trains and has no ``if __name__ ==
+    "__main__":`` would train there too, so the new process is not told of it. One that looks at its name runs there as
+    ever, with all that it does before: it may register models.
     """
-    with _ONE_AT_A_TIME:
-        script = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = script
+    with _ONE_AT_A_TIME, _untold() if _has_no_guard() else nullcontext():
+        process.start()
+
+
+def _has_no_guard() -> bool:
+    script = sys.modules["__main__"]
+    if getattr(script, "__spec__", None) is not None:  # run as a module
+        return False
+    try:
+        return "__name__" not in Path(script.__file__ or "").read_text(encoding="utf-8")
+    except (AttributeError, OSError, ValueError):  # a notebook, or no text
+        return False
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """A context in which processes are started without the place of the caller's script."""
+    told = spawn.get_preparation_data
+
+    def without_script(name: str) -> dict[str, Any]:
+        data = told(name)
+        return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
+
+    spawn.get_preparation_data = without_script
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = told

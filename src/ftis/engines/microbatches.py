@@ -66,19 +66,25 @@ def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any
     within = CPU_BYTES
     if device.type == "cuda":
         within = int(torch.cuda.get_device_properties(device).total_memory // 4)
-    most = max(1, min(MOST_TOKENS, within // kept_bytes(model, peer, device)))
+    most = max(1, min(MOST_TOKENS, within // (kept_bytes(model, peer, device) or 1)))
     return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost, most)
 
 
 def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
     """What a token keeps for the backward pass of a model trained in full, nearly: an adapter keeps a third less.
 
-    In a layer these are about eight vectors of its width, and four of its feed-forward part's; with gradient
-    checkpointing one of its width, and the rest of one layer at a time.
+    In a layer these are about eight vectors of its width, and four of its feed-forward part's, of each expert that a
+    token goes through; with gradient checkpointing one of its width, and the rest of one layer at a time. 0 where the
+    configuration has other names for these.
     """
     text = model.get_text_config(decoder=True)
-    width, layers = int(text.hidden_size), int(text.num_hidden_layers)
-    a_layer = 8 * width + 4 * int(getattr(text, "intermediate_size", None) or 4 * width)
+    width, layers = getattr(text, "hidden_size", None), getattr(text, "num_hidden_layers", None)
+    if not isinstance(width, int) or not isinstance(layers, int):
+        return 0
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    inner = max(inner) if isinstance(inner, list | tuple) else inner  # of each layer
+    experts = getattr(text, "num_experts_per_tok", None) or 1
+    a_layer = 8 * width + 4 * int(inner) * int(experts)
     numbers = layers * width + a_layer if peer.gradient_checkpointing else layers * a_layer
     return numbers * resolve_dtype(peer.dtype, device).itemsize
 

@@ -144,9 +144,11 @@ def _check_directory(source: str) -> None:
     looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
     if not looks_local or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
-    if checkpoints := sorted((place.name for place in directory.glob("checkpoint-*")), key=len):
+    if checkpoints := sorted(
+        (place.name for place in directory.glob("checkpoint-*")), key=lambda name: (len(name), name)
+    ):
         raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
-    where = "" if directory.is_absolute() else f" in {Path.cwd()}, where the command runs"
+    where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
     raise ModelError(
         f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
         f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"

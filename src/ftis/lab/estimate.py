@@ -142,7 +142,7 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     above = ""
     if free and most > free:
         which = "the most is" if size <= free else "both are"
-        remedy = _remedy([memory for _, memory in memories], any(runs_in_parallel(arm.recipe) for arm in arms))
+        remedy = _remedy(memories, any(runs_in_parallel(arm.recipe) for arm in arms))
         above = f" ({which} more than the {in_bytes(free)} that {where} has left: {remedy})"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
@@ -156,17 +156,26 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     )
 
 
-def _remedy(memories: Sequence[Memory], in_parallel: bool) -> str:
-    """What lowers the largest part of the memory."""
+def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
+    """What lowers the largest part of the memory, of what the peers do not do already."""
+    peers = [peer for peer, _ in found]
+    checkpointing = (
+        "" if all(peer.gradient_checkpointing for peer in peers) else ", or set gradient_checkpointing = true"
+    )
+    trained = [
+        *([] if all(peer.train == "lora" for peer in peers) else ['train = "lora"']),
+        *([] if all(peer.optim != "adamw" for peer in peers) else ['optim = "adamw_8bit"']),
+    ]
+    tokens = "" if any(peer.tokens_per_microbatch for peer in peers) else ", such as 512"
     parts = {
-        "lower peers.*.tokens_per_microbatch, or set peers.*.gradient_checkpointing = true": sum(
-            memory.update for memory in memories
+        f"lower peers.*.tokens_per_microbatch{tokens}{checkpointing}": sum(m.update for _, m in found),
+        "lower sampling.batch_size or sampling.max_completion_length": sum(m.sampling for _, m in found),
+        f"set {' or '.join(trained)}" if trained else "train fewer of the parameters": sum(
+            m.gradients + m.moments for _, m in found
         ),
-        "lower sampling.batch_size or sampling.max_completion_length": sum(memory.sampling for memory in memories),
-        'train with train = "lora" or optim = "adamw_8bit"': sum(m.gradients + m.moments for m in memories),
-        "take smaller models": sum(memory.weights for memory in memories),
+        "take smaller models": sum(m.weights for _, m in found),
     }
-    turns = ', or processes = "inline", where the peers take turns' if in_parallel and len(memories) > 1 else ""
+    turns = ', or processes = "inline", where the peers take turns' if in_parallel and len(found) > 1 else ""
     return f"{max(parts, key=lambda part: parts[part])}{turns}"
 
 

@@ -80,7 +80,7 @@ def run_experiment(
     say(Planned((*problems(check(arms)), *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in runs:
-        claim(run_directory(seeded), True, seeded, trains=False, longer=True)
+        claim(run_directory(seeded), True, seeded, trains=False)
     _write_experiment(directory, recipe, seeds)
     try:
         prepare(arms, say, stop)

@@ -143,7 +143,7 @@ def join(
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
-    say(Planned((*problems(check([own])), *rates([Arm(arm_name, own.recipe, own.swarms)]))))
+    tasks = check([own])
     check_endpoints(swarm.network)
     key, roster = credentials(swarm, name, identity_directory(recipe, name))
     if overwrite and (directory / "recipe.json").exists():
@@ -151,6 +151,7 @@ def join(
             shutil.rmtree(directory)
     place = directory / arm_name / name
     claim(directory, resume, swarm)
+    say(Planned((*problems(tasks), *rates([own]))))
     with locked(directory / arm_name / ".lock", 0):
         try:
             _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)

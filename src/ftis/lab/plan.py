@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ftis.config import PeerConfig, TrainingConfig
 from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.formatting import counted
-from ftis.lab.processes import SMALL, parameters_of
+from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS, parameters_of
 from ftis.prompts import Task
 
 FEW_PROBLEMS = 50
@@ -82,7 +82,9 @@ def rates(arms: Sequence[Arm]) -> list[str]:
     lines = []
     for arm in arms:
         for peer in arm.recipe.peers:
-            lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters_of(peer.model))]
+            parameters = parameters_of(peer.model)
+            if parameters != UNKNOWN_PARAMETERS:
+                lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters)]
     return list(dict.fromkeys(lines))
 
 

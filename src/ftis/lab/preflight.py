@@ -120,7 +120,7 @@ def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path
 def sound(
     swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None
 ) -> Sounding:
-    """Sample, score, and take one round's steps: on one group, on half of them, and on all.
+    """Sample and score, one group and then all, and more where none has signal; then take steps on some of them.
 
     Args:
         swarm: with exactly the peers of the swarm.

@@ -320,7 +320,7 @@ class Display:
             return
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, note="")
-        self._bars.update(self._tasks[name], completed=step, note=note)
+        self._bars.update(self._tasks[name], completed=step, total=total, note=note)
 
     def _line(self, text: str) -> None:
         if not self.console.is_terminal:

@@ -38,10 +38,8 @@ PROVENANCE = "provenance.json"
 OLD_PROVENANCE = "manifest.json"
 
 LONGER = (
-    ". A run can be made longer where every rate is constant and nothing else depends on its length; else a peer of a "
-    "new run may begin where one ended: its model is then that checkpoint's directory"
+    "; for more rounds let a peer of a new run begin where one ended, with that checkpoint's directory as its model"
 )
-"""What to do for more rounds."""
 
 FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network", "honesty")
 """Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
@@ -125,7 +123,6 @@ def claim(
     records: str = "*/*/evaluations.jsonl",
     *,
     trains: bool = True,
-    longer: bool = False,
 ) -> bool:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
@@ -137,7 +134,6 @@ def claim(
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Where it is with other code or on another machine that they do, that is noted.
-        longer: whether the recipe may have more rounds than the earlier run had, where no rate depends on them.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
@@ -149,11 +145,7 @@ def claim(
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
                 f"--set output_dir=… for another place"
             )
-        before = json.loads(known.read_text(encoding="utf-8"))
-        lengthened = longer and _lengthened(before, recipe)
-        if lengthened:
-            before["training"]["rounds"] = recipe.training.rounds
-        added = _arms_added(before, recipe, directory)
+        added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
         made = read_provenance(directory)["starters"]
         if made != _starter_names(recipe):
             raise RunError(
@@ -169,11 +161,9 @@ def claim(
                 document["objectives"] = {**now["objectives"], **document["objectives"]}
                 document["added"] = {**document.get("added", {}), **dict.fromkeys(added, later)}
                 write_json(directory / PROVENANCE, document)
+                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
         elif trains:
             _note_continuation(directory, recipe)
-        if added or lengthened:
-            with locked(directory / ".lock", LOCK_SECONDS):
-                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
         return True
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
@@ -209,20 +199,6 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _lengthened(before: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe has more rounds, and the earlier ones would have been the same with as many.
-
-    A rate that falls depends on their number, SFT-then-alone does, and objectives and selections of one's own may.
-    """
-    for arm in arms_of(recipe):
-        name = arm.recipe.objective.name
-        if name == "SFT-then-alone" or "." in name or arm.recipe.training.selections:
-            return False
-        if any(peer.lr_scheduler_type != "constant" for peer in arm.recipe.peers):
-            return False
-    return bool(before["training"]["rounds"] < recipe.training.rounds)
-
-
 def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
     """The names of the arms that ``before`` has not; anything else must be the same in both recipes."""
     now = json.loads(recipe.model_dump_json())
@@ -236,7 +212,7 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
         raise RunError(
             f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
             f"recipe it was started with, add arms only, choose another output_dir (--output-dir of ftis demo), or "
-            f"delete it{LONGER if 'training.rounds' in differing else ''}"
+            f"delete it{LONGER if differing == ['training.rounds'] else ''}"
         )
     return added
 

@@ -36,15 +36,18 @@ from ftis.config import (
 )
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
+
+    Args:
+        options: further overrides, applied before, by which errors put nothing down to ``--set``.
 
     Raises:
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
     """
     path, overrides = Path(path), list(overrides)
     document = _read(path)
-    for override in overrides:
+    for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
@@ -233,9 +236,12 @@ def _explain(error: ValidationError, document: Mapping[str, Any], where: str, ov
 
 
 def _says(key: str, place: str, loc: tuple[int | str, ...]) -> bool:
-    """Whether a key of an override, which may hold a pattern, is that place or one inside it or around it."""
+    """Whether a key of an override, which may hold a pattern, is that place or one around it or inside it."""
+    parts = key.split(".")
     for p in (place, ".".join(map(str, loc))):
-        if p and (matches(p, key) or p.startswith(f"{key}.") or matches(p.partition(".")[0], key)):
+        if p and (p.startswith(f"{key}.") or any(p == ".".join(parts[:n]) for n in range(1, len(parts) + 1))):
+            return True
+        if p and matches(p, ".".join(parts[: len(loc)])):  # a star in a longer key would take any place inside
             return True
     return False
 
@@ -259,10 +265,9 @@ def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
         known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)
-        elsewhere = [section for section, model in SECTIONS.items() if key in _fields(model)]
-        if elsewhere and not did_you_mean(key, known):
-            holder = {"peers": "peers.*", "arms": "arms.*"}.get(elsewhere[0], elsewhere[0])
-            hint = f" (did you mean {holder + '.' + key!r}?)"
+        elsewhere = _holders(key)
+        if elsewhere and key not in known:
+            hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
         else:
             hint = nearest(key, known)
         return f"unknown key {place!r}{hint}"
@@ -291,6 +296,13 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "arms": ArmConfig,
     "experiment": ExperimentConfig,
 }
+
+
+def _holders(key: str) -> list[str]:
+    """The places where a recipe has this key."""
+    of_lists = {name: f"{name}.*" for name in ("ood", "peers", "arms")}
+    places = [key] if key in _fields(Recipe) else []
+    return places + [f"{of_lists.get(name, name)}.{key}" for name, model in SECTIONS.items() if key in _fields(model)]
 
 
 def _fields(section: type[BaseModel]) -> list[str]:

@@ -89,18 +89,17 @@ def run(
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
     tasks = check(arms)
-    if not peer:  # else it is a job of an experiment, which has said so
-        say(Planned(tuple(plan(arms, tasks))))
     try:
         if overwrite:
             _delete_run(directory)
         elif not resume:
-            for arm in arms:  # that it is under way says more than that it is there
-                with _locked(directory, arm):
-                    pass
-        goes_on = claim(directory, resume, recipe, longer=True)
-        if not peer:
-            say(Planned((f"{'goes on in' if goes_on else 'a new run in'} {directory}",)))
+            for lock in (swarm_lock(directory / arm.name, swarm) for arm in arms for swarm in arm.swarms):
+                if lock.exists():  # that it is under way says more than that it is there
+                    with locked(lock, 0):
+                        pass
+        goes_on = claim(directory, resume, recipe)
+        if not peer:  # else it is a job of an experiment, which has said so
+            say(Planned((*plan(arms, tasks), f"{'goes on in' if goes_on else 'a new run in'} {directory}")))
         arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):

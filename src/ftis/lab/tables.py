@@ -186,11 +186,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             in_bytes(one.peak_bytes) if one.peak_bytes else "–",
         )
     table.caption = (
-        "peak memory is that of these groups; a round samples and learns from more: what that takes stands below, and "
-        "by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these groups"
+        "peak memory is that of some of these groups; a round samples and learns from more: what that takes stands "
+        "below, and by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
+        "groups"
     )
-    if soundings and len(soundings[0].rewards) < FEW:
-        groups = len(soundings[0].rewards)
+    if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:
         say = "says" if groups == 1 else "say"
         table.caption += f". {counted(groups, 'group').capitalize()} {say} little: --groups {2 * FEW} narrows it"
     table.caption_justify = "left"

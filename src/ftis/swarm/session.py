@@ -59,8 +59,13 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
     return config
 
 
-ENDPOINT = re.compile(r"[a-z][a-z-]*/[^/\s]+(?::[0-9]{1,5})(?:[?#]\S*)?|(?:unixpipe|unixsock-stream|serial|vsock)/\S+")
+PROTOCOLS = "tcp|tls|udp|quic|ws"
+HOST = r"\[[0-9a-fA-F:.%]+\]|[^/\[\]:\s]+"
+ENDPOINT = re.compile(
+    rf"(?:{PROTOCOLS})/(?:{HOST}):[0-9]{{1,5}}(?:[?#]\S*)?|(?:unixpipe|unixsock-stream|serial|vsock)/\S+"
+)
 """A protocol, a host and a port; some protocols have a place of another kind."""
+NEARLY = re.compile(rf"(?:({PROTOCOLS}):?//?)?({HOST})(?::([0-9]{{1,5}}))?/?")
 
 
 def check_endpoints(settings: NetworkConfig) -> None:
@@ -71,8 +76,10 @@ def check_endpoints(settings: NetworkConfig) -> None:
     for key in ("listen", "connect"):
         for endpoint in getattr(settings, key):
             if not ENDPOINT.fullmatch(endpoint):
-                host = endpoint.rpartition("/")[2]
-                better = f"tcp/{host}" if re.search(r":[0-9]+$", host) else f"tcp/{host.rstrip(':')}:{settings.port}"
+                found = NEARLY.fullmatch(endpoint.strip())
+                better = "in tcp/192.168.1.20:7447"
+                if found:
+                    better = f"{found[1] or 'tcp'}/{found[2]}:{found[3] or settings.port}"
                 raise ExchangeError(f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}")
 
 
