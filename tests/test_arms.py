@@ -223,7 +223,7 @@ def test_the_two_ways_to_say_how_many_prompts_replace_each_other() -> None:
             "24: give one of the two",
         ),
         (document(training__mode="horizontal"), "training.prompts_per_peer is for vertical mode"),
-        (document(arms=[{"name": "x", "swarm_size": 0}]), "arms.0.swarm_size = 0"),
+        (document(arms=[{"name": "x", "swarm_size": 0}]), "arms.x.swarm_size = 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], said: str) -> None:

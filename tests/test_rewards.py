@@ -253,7 +253,7 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken(answer: str, kind: Ans
     ],
 )
 def test_a_problem_that_cannot_be_rewarded_is_refused(answer: str, kind: AnswerKind, extract: str, told: str) -> None:
-    with pytest.raises(RewardError, match=f"^task 'mine', training problem 7: its .*{told}"):
+    with pytest.raises(RewardError, match=f"^task 'mine', training problem 7 \\('.*'\\): its .*{told}"):
         require(answer, kind, extract=extract)
 
 

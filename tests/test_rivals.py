@@ -265,8 +265,8 @@ def solved_where_even(prompts: Any, completions: Any, completion_ids: Any, **col
     return [float(sum(ids) % 3 == 0) for ids in completion_ids]
 
 
-def test_a_name_that_is_close_to_a_rival_is_told() -> None:
-    with pytest.raises(RecipeError, match=r"did you mean 'HACPO'"):
+def test_a_name_that_is_no_objective_is_told_the_rivals_too() -> None:
+    with pytest.raises(RecipeError, match=r"take NoIS.*HACPO"):
         resolve(ObjectiveConfig(name="HACP"))
 
 

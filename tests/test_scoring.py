@@ -124,7 +124,7 @@ def test_a_functions_error_with_a_remedy_is_told_as_it_is() -> None:
         ("my_rewards.sub.f", "there is no module 'my_rewards.sub'"),
         ("my_broken.f", "importing 'my_broken' failed: No module named 'a_module_that_is_not_there'; install"),
         ("my_import.f", "importing 'my_import' failed: cannot import name 'no_such_name'"),
-        ("my_rewards.length", "module 'my_rewards' has no 'length'; did you mean 'lengths'"),
+        ("my_rewards.length", r"module 'my_rewards' has no 'length' \(did you mean 'lengths'"),
     ],
 )
 def test_a_path_that_leads_nowhere(path: str, message: str) -> None:
