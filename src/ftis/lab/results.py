@@ -133,7 +133,9 @@ def headlines(results: Mapping[str, Any]) -> list[str]:
             f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
         ]
     if not results["baselines"]:
-        return ["Nothing is compared: there is no baseline arm."]
+        return [
+            'Nothing is compared: no arm is a baseline, one that experiment.baselines names (["alone"] by default).'
+        ]
     if not results["comparisons"]:
         be = "is the only arm" if len(results["baselines"]) == 1 else "are the only arms"
         return [f"Nothing is compared: {' and '.join(results['baselines'])} {be}."]
