@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, run_directory
-from ftis.lab.recipes import load, parse, set_key, with_arm
+from ftis.lab.recipes import load, parse, set_key, split_override, with_arm
 from ftis.objectives import resolve
 from ftis.swarm.facts import agreement, mismatch, run_id
 
@@ -522,6 +522,11 @@ def test_a_bad_override_is_one_line(path: Path, override: str, said: str) -> Non
 )
 def test_what_an_override_breaks_is_put_down_to_it(path: Path, override: str) -> None:
     assert refusal(path, override).startswith(f"--set {override!r}: ")
+
+
+def test_a_number_may_begin_with_its_point(path: Path) -> None:
+    assert load(path, ["sampling.temperature=.9"]).sampling.temperature == 0.9
+    assert split_override("task.name=.a") == ("task.name", ".a")
 
 
 def test_what_the_file_has_wrong_is_put_down_to_the_file(path: Path) -> None:

@@ -642,6 +642,15 @@ def test_a_runs_end_says_what_came_of_it_and_where_it_is(workplace: Path, capsys
     assert (run / "results.json").exists()
 
 
+def test_a_resume_of_what_is_not_there_says_that_it_begins(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1", "--resume")
+    assert ftis(*command) == 0
+    assert ftis(*command, "--set", "name=tyni") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    directory = run_of(workplace, "tyni")
+    assert f"--resume: there is no {directory} to resume, so it begins (did you mean 'tiny-seed0'?)" in out
+
+
 def test_whether_a_run_is_new_or_goes_on_is_said(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2", "--resume")
     for said in ("a new run in", "goes on in"):

@@ -82,7 +82,11 @@ FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
         (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
         (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
         (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
-        (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task.options)"]),
+        (
+            sounding(NONE, formats=16),
+            TAGS,
+            ["0 of 16 completions earn a reward: give easier problems (by"],
+        ),
         (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
         (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
         (sounding(FORMATS, formats=16, answers=0), WEIGHED, ["0 of 16 answers are right: give easier problems"]),
@@ -131,21 +135,21 @@ def test_what_does_not_end_although_it_could() -> None:
     [
         (
             {},
-            "give easier problems (task.options), show worked ones in prompt.examples, in plain text "
-            '(prompt.chat_template = "never", prompt.system_prompt = ""), as below',
+            "give easier problems (by task.options, or in the data), show worked ones in prompt.examples, in plain "
+            'text (prompt.chat_template = "never", prompt.system_prompt = ""), as below',
         ),
         (
             {"examples": [{"question": "1 + 1", "completion": "2"}]},
-            "give easier problems (task.options), show the worked ones in plain text "
+            "give easier problems (by task.options, or in the data), show the worked ones in plain text "
             '(prompt.chat_template = "never", prompt.system_prompt = ""), as below',
         ),
         (
             {"chat_template": "never"},
-            "give easier problems (task.options), show worked ones in prompt.examples, as below",
+            "give easier problems (by task.options, or in the data), show worked ones in prompt.examples, as below",
         ),
         (
             {"chat_template": "never", "examples": [{"question": "1 + 1", "completion": "2"}]},
-            "give easier problems (task.options)",
+            "give easier problems (by task.options, or in the data)",
         ),
     ],
 )
@@ -361,7 +365,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
     first = heard.pop(1)
     assert heard.pop(0) == Sounded(0, 1, Place(peer="a"))
-    assert heard == [Sounded(done, 10, Place(peer="a")) for done in (1, 2, 5, 6, 7, 10)]
+    assert heard == [Sounded(done, 25, Place(peer="a")) for done in (1, 2, 5, 9, 13, 25)]
     assert isinstance(first, FirstGroup)
     assert (first.completions, first.reward, first.place) == (4, sum(looked.rewards[0]) / 4, Place(peer="a"))
     assert first.formats is not None
@@ -402,7 +406,7 @@ def test_where_a_group_takes_long_one_is_learned_from(
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
     steps = [(event.groups, event.most) for event in heard if isinstance(event, Sounded)]
-    assert steps == [(0, 1), (1, 5), (4, 5), (5, 5)]
+    assert steps == [(0, 1), (1, 8), (4, 8), (8, 8)]
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     _, trained = rollouts_per_round(recipe)
     # 3 s for the first group: as much for any other of its length
@@ -524,11 +528,11 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
         assert (
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
-        assert f"tokens/s\n{peer}: so far the format is right in 0 of 4 completions" in said
-        assert f"{peer}: 12% of the look at it\n{peer}: 25% of the look at it\n{peer}: 50% of" in said
+        assert f"tokens/s\n{peer}: by this one problem, the format is right in 0 of 4 completions" in said
+        assert f"{peer}: 5% of the look at it\n{peer}: 10% of the look at it\n{peer}: 20% of" in said
         assert f"{peer}: 2 checkpoints of" in said
-        assert said.count(f"{peer}, reward 0:") == 2
-    assert "a, b: the format is right in 0 of 8 completions" in said
+        assert said.count(f"{peer}, reward 0:") == 3
+    assert "a, b: the format is right in 0 of 32 completions" in said
     (together,) = [line for line in said.replace("\n", " ").split("  ") if "together: at most" in line][:1] or [""]
     assert "of disk for 2 checkpoints of each" in together
     assert not (tmp_path / "runs").exists()
@@ -552,11 +556,11 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
         "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
         "11 without an end  1,234 tokens/s"
     )
-    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: so far the same is to change"]
+    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: by this one problem, change the same"]
     lines = [
         "a: loaded",
         verdict,
-        "a: so far that is so",
+        "a: by this one problem, that is so",
         "a: 7% of the look at it, about 6.5 min left for it",
         "a: 86% of the look at it, about 7 s left for it",
     ]

@@ -505,6 +505,15 @@ def test_other_data_sets_compare_texts(dataset: str) -> None:
     assert "reasoning_gym" not in task.train[0].columns
 
 
+def test_a_broken_line_is_named_with_its_column(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"\n')
+    fails(
+        "train.jsonl, line 2: is not JSON: Expecting ',' delimiter at column 34; write one object",
+        "jsonl",
+        path=str(tmp_path),
+    )
+
+
 def test_reasoning_gym_errors() -> None:
     pytest.importorskip("reasoning_gym")
     fails("there is no such data set (did you mean 'leg_counting'?)", "reasoning_gym:leg_countin")

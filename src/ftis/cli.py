@@ -31,7 +31,7 @@ from ftis.cli_groups import (
     roll_back_run,
     verify_evidence,
 )
-from ftis.config import FtisError, NetworkConfig, Recipe, run_directory
+from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
 from ftis.lab.recipes import network_settings
 from ftis.loop.events import WarmUp
 
@@ -101,7 +101,13 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
-    _train(load_recipe(recipe, set_ or []), tuple(arm or ()), dry_run, resume, overwrite)
+    loaded = load_recipe(recipe, set_ or [])
+    directory = run_directory(loaded)
+    if resume and not dry_run and not directory.exists():
+        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
+        near = did_you_mean(directory.name, there)
+        console.print(f"--resume: there is no {directory} to resume, so it begins{near}", highlight=False, markup=False)
+    _train(loaded, tuple(arm or ()), dry_run, resume, overwrite)
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], dry_run: bool, resume: bool, overwrite: bool = False) -> None:
@@ -110,6 +116,7 @@ def _train(loaded: Recipe, only: tuple[str, ...], dry_run: bool, resume: bool, o
 
     if dry_run:
         _print_plan(loaded, only)
+        console.print("next: ftis preflight says whether it would learn, and how long a round takes", highlight=False)
         return
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
@@ -158,6 +165,8 @@ def preflight(
     tables.print_soundings(soundings, chosen[0].recipe, console)
     for line in [*totals(loaded, chosen[0].name), *exchanges(chosen)]:
         console.print(line, highlight=False, markup=False)
+    if soundings and all(one.signal for one in soundings):
+        console.print(f"next: ftis train {recipe}, with the same --set", highlight=False, markup=False)
 
 
 @app.command()

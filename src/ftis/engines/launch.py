@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,8 +22,24 @@ def start(process: BaseProcess) -> None:
     "__main__":`` would train there too, so the new process is not told of it. One that looks at its name runs there as
     ever, with all that it does before: it may register models.
     """
-    with _ONE_AT_A_TIME, _untold() if _has_no_guard() else nullcontext():
+    with _ONE_AT_A_TIME, _without_ctrl_c(), _untold() if _has_no_guard() else nullcontext():
         process.start()
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A context in which the server that processes are forked from starts without being hit by Ctrl-C.
+
+    It imports torch for seconds, and Ctrl-C would end it with a traceback. This program hears of it afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _has_no_guard() -> bool:

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ftis.config import PeerConfig
+from ftis.config import PeerConfig, did_you_mean
 from ftis.engines.hub import only_here
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
@@ -152,6 +152,7 @@ def _check_directory(source: str) -> None:
     raise ModelError(
         f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
         f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
+        f"{did_you_mean(directory.name, [place.name for place in directory.parent.glob('*')])}"
     )
 
 
@@ -196,7 +197,13 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         try:
             return get_peft_model(model, lora)
         except ValueError as error:
-            raise ModelError(f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)}") from None
+            linear = {
+                name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")
+            }
+            raise ModelError(
+                f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} They are "
+                f"lora_target_modules; the model has {', '.join(sorted(linear))}"
+            ) from None
     patterns = [re.compile(p) for p in config.trainable_parameters]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(p.search(name) for p in patterns))

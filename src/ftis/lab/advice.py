@@ -143,7 +143,7 @@ def _shows(prompt: PromptConfig) -> bool:
 
 def _easier(prompt: PromptConfig) -> tuple[str, str]:
     """How answers come to be right more often, and where it is shown."""
-    easier, plain = "give easier problems (task.options)", prompt.chat_template == "never"
+    easier, plain = "give easier problems (by task.options, or in the data)", prompt.chat_template == "never"
     if prompt.examples and plain:
         return easier, ""
     shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"

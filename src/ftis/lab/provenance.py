@@ -142,8 +142,8 @@ def claim(
     if known.exists() and any(directory.glob(records)):
         if not resume:
             raise RunError(
-                f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew, or "
-                f"--set output_dir=… for another place"
+                f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
+                f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
             )
         added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
         made = read_provenance(directory)["starters"]

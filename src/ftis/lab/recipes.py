@@ -7,6 +7,7 @@ Unknown keys are errors that name the nearest known one. Every key can also be s
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -191,6 +192,8 @@ def _toml_value(override: str, text: str) -> Any:
     except tomllib.TOMLDecodeError as error:
         if text[:1] in tuple("[{\"'"):
             raise RecipeError(f"--set {override!r}: its value cannot be read as TOML: {error}") from None
+        if re.fullmatch(r"[+-]?\.[0-9]+", text):
+            return float(text)  # TOML wants a digit before the point
         return text  # a bare word is a string, as people type it
     return parsed["value"] if len(parsed) == 1 else text  # a line break starts no second key
 

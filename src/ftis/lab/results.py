@@ -134,7 +134,7 @@ def headlines(results: Mapping[str, Any]) -> list[str]:
         ]
     if not results["baselines"]:
         return [
-            'Nothing is compared: no arm is a baseline, one that experiment.baselines names (["alone"] by default).'
+            'Nothing is compared: there is no baseline arm, as experiment.baselines names them (["alone"] by default).'
         ]
     if not results["comparisons"]:
         be = "is the only arm" if len(results["baselines"]) == 1 else "are the only arms"

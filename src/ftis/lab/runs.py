@@ -67,7 +67,7 @@ def run(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    only: tuple[str, ...] = (),
+    only: tuple[str, ...] | str = (),
     peer: str = "",
     say: Say = unheard,
     stop: Stop | None = None,
@@ -85,7 +85,7 @@ def run(
     """
     directory = run_directory(recipe)
     stop = stop or threading.Event()
-    arms = arms_of(recipe, only)
+    arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
     tasks = check(arms)

@@ -47,9 +47,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sounded:
-    """Pre-flight has sampled or learned from ``groups`` of a peer's groups, out of ``most``; 0 once it is loaded.
+    """Pre-flight has done ``groups`` of a peer's ``most``; 0 once it is loaded.
 
-    A group that is sampled and one that is learned from count alike, and as often as that is done.
+    A group counts as often as it is sampled, and several times where it is learned from, which takes longer.
     """
 
     groups: int

@@ -80,7 +80,7 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
                     continue
                 where = f"{file}, line {number}"
                 try:
-                    row = json.loads(line, parse_constant=_not_json)
+                    row = json.loads(line.rstrip(), parse_constant=_not_json)
                 except (ValueError, RecursionError) as error:
                     why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
                     raise TaskError(f"{where}: is not JSON: {why}; write one object a line") from None
