@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftis.config import FtisError
+from ftis.engines import launch
 from ftis.lab.arms import RunError
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
@@ -242,3 +243,15 @@ def test_a_script_is_run_again_by_its_workers_only_where_it_has_a_main_guard(
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ended = subprocess.run([sys.executable, tmp_path / "plain.py"], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
+
+
+def test_ctrl_c_does_not_reach_what_is_being_started() -> None:
+    masks = []
+
+    class Started:
+        def start(self) -> None:
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+
+    launch.start(Started())  # type: ignore[arg-type]
+    masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+    assert [signal.SIGINT in mask for mask in masks] == [True, False]

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from multiprocessing import spawn
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,20 @@ def start(process: BaseProcess) -> None:
     "__main__":`` would train there too, so the new process is not told of it. One that looks at its name runs there as
     ever, with all that it does before: it may register models.
     """
-    with _ONE_AT_A_TIME, _without_ctrl_c(), _untold() if _has_no_guard() else nullcontext():
+    with _ONE_AT_A_TIME, without_ctrl_c(), _untold() if _has_no_guard() else nullcontext():
         process.start()
 
 
 @contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A context in which the server that processes are forked from starts without being hit by Ctrl-C.
+def without_ctrl_c() -> Iterator[None]:
+    """A context in which this thread starts processes that Ctrl-C does not end: this program hears of it afterwards.
 
-    It imports torch for seconds, and Ctrl-C would end it with a traceback. This program hears of it afterwards.
+    So does the server that processes are forked from, which imports torch for seconds when it starts.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    resource_tracker.ensure_running()  # whose own start would let the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

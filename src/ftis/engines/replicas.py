@@ -14,13 +14,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
-import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -315,9 +313,8 @@ def lead(plan: Plan) -> Leader:
             context.Process(target=_follow, args=(plan, rank, store, far_end), daemon=True)
             for rank, (_, far_end) in enumerate(ends, start=1)
         ]
-        with _without_ctrl_c():
-            for process in processes:
-                start(process)
+        for process in processes:
+            start(process)
         for _, far_end in ends:
             far_end.close()  # the process has its own
         crew = Crew(plan.config.name, processes, [near_end for near_end, _ in ends])
@@ -328,17 +325,6 @@ def lead(plan: Plan) -> Leader:
         on_failure.pop_all()
     torch.set_num_threads(plan.threads)
     return leader
-
-
-@contextlib.contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A context in which this thread starts processes that Ctrl-C does not end: the leader decides."""
-    resource_tracker.ensure_running()  # whose own start would let the signal through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _meet(plan: Plan, rank: int, store: str, kind: type[Policy]) -> Policy:
