@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ftis.config import PeerConfig, TrainingConfig
 from ftis.lab.arms import Arm, rollouts_per_round
+from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
-from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS, parameters_of
+from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS
 from ftis.prompts import Task
 
 FEW_PROBLEMS = 50
@@ -79,12 +80,11 @@ def budget(arm: Arm) -> str:
 
 def rates(arms: Sequence[Arm]) -> list[str]:
     """A line for each peer's learning rate that would hardly move its model, or break it."""
-    lines = []
+    lines, parameters = list[str](), known_parameters(arms[0].recipe, arms)
     for arm in arms:
         for peer in arm.recipe.peers:
-            parameters = parameters_of(peer.model)
-            if parameters != UNKNOWN_PARAMETERS:
-                lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters)]
+            if parameters[peer.model] != UNKNOWN_PARAMETERS:
+                lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters[peer.model])]
     return list(dict.fromkeys(lines))
 
 

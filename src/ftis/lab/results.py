@@ -156,10 +156,12 @@ def _headline(results: Mapping[str, Any], baseline: str) -> str:
     compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
     labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
     equally = f" ({equal.pop()})" if len(equal) == 1 else ""
+    together = [c for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
     if len(results["seeds"]) == 1:
-        return _of_one_seed(results, baseline, equally)
+        who = f", mean over {len(results['peers'])} peers" if together else ""
+        return _of_one_seed(f"{baseline} on validation{equally}{who}", together or compared)
     seeds = f"over {counted(len(results['seeds']), 'seed')}"
-    means = [c["label"] for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    means = [c["label"] for c in together]
     if not means:
         comparisons = counted(len(labels), "comparison")
         return f"Of {comparisons} with {baseline} on validation{equally}, {seeds}: {_by_label(labels)}."
@@ -169,16 +171,10 @@ def _headline(results: Mapping[str, Any], baseline: str) -> str:
     )
 
 
-def _of_one_seed(results: Mapping[str, Any], baseline: str, equally: str) -> str:
+def _of_one_seed(against: str, compared: Sequence[Mapping[str, Any]]) -> str:
     """Differences as they are: no interval, and no verdict, can be had of one seed."""
-    means = [c for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
-    compared = means or [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
-    who = f", mean over {len(results['peers'])} peers" if means else ""
     differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in compared)
-    return (
-        f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
-        f"ftis experiment trains several."
-    )
+    return f"Against {against}: {differences}. One seed cannot tell a gain from luck; ftis experiment trains several."
 
 
 def _by_label(labels: Sequence[str]) -> str:
