@@ -631,6 +631,7 @@ def identity(recipe: Recipe, task_digest: str = "t") -> str:
         "reward.answer=exact",
         "training.mode=horizontal",
         "training.prompts_per_round=48",
+        "training.rounds=9",
         "sampling.num_generations=8",
         "sampling.max_completion_length=99",
         "sampling.temperature=0.9",

@@ -729,9 +729,11 @@ def test_a_dry_run_trains_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "resident_bytes", lambda: 500_000_000)  # this process may hold more by now
-    assert ftis("train", "recipe.toml", "--dry-run", "--set", "peers.b.train=lora", "--set", "peers.b.lora_r=4") == 0
+    dry = ("train", "recipe.toml", "--dry-run", "--set", "peers.b.lora_r=4")
+    assert ftis(*dry, "--set", "peers.b.train=lora") == 0
     out = capsys.readouterr().out
-    assert '"rounds": 4' in out
+    assert "{" not in out
+    assert "lora_r" not in out
     assert "wire: each peer offers at most" in out
     # b is 24 wide with 2 layers: r (in + out) for q (24 → 24) and v (24 → 12)
     assert f"{2 * 4 * ((24 + 24) + (24 + 12)):,} trained" in out
@@ -743,6 +745,10 @@ def test_a_dry_run_trains_nothing(
             re.M,
         )
     assert re.search(r"^together: at most [0-9.]+ [MG]B of memory .* kB of disk for 2 checkpoints of each$", out, re.M)
+    assert ftis(*dry, "--resolved") == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[: out.index("task clock:")])["training"]["rounds"] == 4
+    assert 'b: lora_r without effect where train = "full": leave out, or set train = "lora"' in out
     assert not (workplace / "runs").exists()
 
 

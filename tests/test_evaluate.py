@@ -223,6 +223,15 @@ def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pyte
     assert f"no model at {tmp_path}, but in checkpoint-5, checkpoint-10 there: name one" in capsys.readouterr().err
 
 
+def test_a_runs_directory_leads_to_its_peers_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [tmp_path / "F-TIS" / "a", tmp_path / "F-TIS" / "b"]
+    for place in places:
+        (place / "checkpoint-4").mkdir(parents=True)
+    assert ftis("eval", str(tmp_path), "--task", "clock") == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"checkpoints are in {places[0]}, {places[1]}: name one, as {places[1] / 'checkpoint-4'}" in told
+
+
 def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
     out = tmp_path / "o.jsonl"

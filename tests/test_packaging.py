@@ -18,6 +18,7 @@ from commands import ROOT, make_targets
 from typer.testing import CliRunner
 
 from ftis.cli import app
+from ftis.cli_groups import ORDER
 from ftis.lab.starters import STARTERS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -76,8 +77,8 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     empty.mkdir()
     assert run(python, "-c", "import ftis; print(ftis.__file__)", cwd=empty).strip() == str(site / "ftis/__init__.py")
     assert run(programs / "ftis", "--version", cwd=empty) == f"ftis {PROJECT['version']}\n"
-    planned = run(programs / "ftis", "demo", "--dry-run", cwd=empty)
-    as_recipe = run(programs / "ftis", "train", site / "ftis/recipes/demo.toml", "--dry-run", cwd=empty)
+    planned = run(programs / "ftis", "demo", "--dry-run", "--resolved", cwd=empty)
+    as_recipe = run(programs / "ftis", "train", site / "ftis/recipes/demo.toml", "--dry-run", "--resolved", cwd=empty)
     sizes = r"[\d.]+ [kMG]?B\b"  # what the program itself takes differs by a little from start to start
     assert re.sub(sizes, "", planned) == re.sub(sizes, "", as_recipe)
     assert "peak memory" in planned
@@ -96,11 +97,20 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
 
 def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = CliRunner().invoke(app, ["demo", "--dry-run", "--seed=7", '--output-dir=a "b', "--set=training.rounds=3"])
+    options = ["--seed=7", '--output-dir=a "b', "--set=training.rounds=3"]
+    ended = CliRunner().invoke(app, ["demo", "--dry-run", "--resolved", *options])
     assert ended.exit_code == 0, ended.output
     assert '"seed": 7' in ended.output
     assert r'"output_dir": "a \"b"' in ended.output
     assert '"rounds": 3' in ended.output
+
+
+def test_commands_are_listed_in_the_order_of_their_use_and_none_is_cut() -> None:
+    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.partition("Commands:")[2]
+    names = [line.split()[0] for line in listed.splitlines() if line.strip()]
+    assert names[:3] == ["doctor", "demo", "starters"]
+    assert set(names) == set(ORDER)
+    assert "..." not in listed
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from ftis.lab.plan import rate_advice
 from ftis.lab.preflight import Sounding, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
-from ftis.lab.tables import print_soundings, shortened
+from ftis.lab.tables import LONG, print_soundings, shortened
 from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
@@ -216,6 +216,9 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     assert "4 groups say little" in said
     assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
     assert "little" not in shown([sounding(SOME * 2)], recipe)
+    assert "what shortens it" not in said
+    slow = sounding(SOME * 2, seconds_to_learn=LONG / recipe.training.rounds)
+    assert "what shortens it: fewer training.rounds" in shown([slow], recipe)
 
 
 def test_what_is_said_of_several_peers_is_said_once(tiny_model_dir: TinyModelDir) -> None:

@@ -101,8 +101,11 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
     ("other", "differs"),
     [
         (recipe(ALONE), "arms"),
-        (recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}), "arms.1.set.objective.name"),
-        (recipe(ALONE, TOGETHER, TOPR, rounds=4), "training.rounds"),
+        (
+            recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
+            r"arms.F-TIS.set.objective.name \(null before, \"TIS\" now\)",
+        ),
+        (recipe(ALONE, TOGETHER, TOPR, rounds=4), r"training.rounds \([0-9]+ before, 4 now\)"),
         (recipe(), "arms"),
     ],
     ids=["an arm less", "an arm changed", "an arm more and another length", "no arms"],

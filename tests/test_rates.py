@@ -276,7 +276,7 @@ def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys:
     assert ftis(*asked, "--times", "1,2", "--peer", "a", "--dry-run") == 0  # who is alone is everybody
     assert "3 jobs, 3 of them finished before" in capsys.readouterr().out
     assert ftis(*asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1
-    assert "they differ in: arms.0.set.peers.a.learning_rate" in capsys.readouterr().err
+    assert "they differ in: arms.F-TIS-rate-x1.set.peers.a.learning_rate (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("times", ["a,b", "0", "1,-2", "nan", "inf", ""])

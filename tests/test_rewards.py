@@ -223,7 +223,7 @@ def require(answer: str, kind: AnswerKind, **settings: object) -> None:
     ("answer", "kind", "extract"),
     [
         ("two", "exact", "tags"),
-        ("two", "number", "boxed"),
+        ("1,000", "number", "boxed"),
         (r"\frac{1}{2}", "math", "boxed"),
         (r"\frac{1}{2}", "math", "tags"),
         ("1,000", "exact", "last_number"),
@@ -242,7 +242,8 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken(answer: str, kind: Ans
     ("answer", "kind", "extract", "told"),
     [
         ("two", "exact", "last_number", r"answer 'two' earns nothing .*'last_number': only numbers .*\"tags\" or"),
-        ("two", "number", "last_number", "'two' earns nothing"),
+        ("two", "number", "tags", r"'two' is no number, and .*compared as numbers: set reward.answer = \"exact\""),
+        ("", "number", "last_number", "'' is no number"),
         ("12 dollars", "exact", "last_number", "'12 dollars' earns nothing"),
         (r"\sqrt{2}", "math", "last_number", "earns nothing"),
         ("{", "exact", "boxed", "'{' earns nothing .*'boxed': the braces .* must balance; set"),

@@ -83,13 +83,13 @@ CASES = {
         closes=6,
         missing="d",
         settings={"quorum": 3, "below_quorum": "alone"},
-        says="round 0: going on alone, missing: d (gone)",
+        says="round 1: going on alone, missing: d (gone)",
     ),
     "below the quorum: stop": Case(
         D_IS_GONE,
         closes=6,
         settings={"quorum": 3, "below_quorum": "stop"},
-        fails=r'round 0: 2 of 3 peers needed delivered \(missing: d \(gone\)\), and network.below_quorum = "stop"',
+        fails=r'round 1: 2 of 3 peers needed delivered \(missing: d \(gone\)\), and network.below_quorum = "stop"',
     ),
     "nobody comes: wait": Case((), None, settings={"quorum": 1}, says="b (not seen yet), c (not seen yet)"),
     "nobody comes: alone": Case((), 10, "bcd", {"below_quorum": "alone"}, says="going on alone"),
@@ -145,7 +145,7 @@ CASES = {
         closes=5,
         missing="d",
         settings={"quorum": 3},
-        says="round 0: without d, who finished it before",
+        says="round 1: without d, who finished it before",
     ),
     "beyond the round, which it no longer offers": Case(
         (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"), (4, "d", "answers without this round")),
@@ -273,6 +273,8 @@ def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nob
         if someone_came:
             table.comes("c")
             assert table.run() is None
+            last = table.said[-1].text
+            assert last == "round 1: waiting for b (means another run), c (sampling), d (not seen yet)"
         else:
             with pytest.raises(ExchangeError, match=r"temperature: 1\.0 here, 0\.7 there"):
                 table.run()
@@ -584,7 +586,7 @@ def test_a_peer_catches_up(name: str) -> None:
     table.said.clear()
     assert table.enter(case.round) == case.goes
     assert table.announced == [case.goes]
-    behind = [f"the others are at round {case.goes}: going on from there, not from {case.round}"]
+    behind = [f"the others are at round {case.goes + 1}: going on from there, not from {case.round + 1}"]
     assert [notice.text for notice in table.said] == (behind if case.goes != case.round else [])
     assert table.catch_up(case.goes) == case.goes
     assert table.announced == [case.goes]  # once is enough

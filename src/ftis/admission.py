@@ -258,7 +258,7 @@ class Admitter:
         if not round - terms.max_staleness <= header.round <= round:
             return (
                 Reason.WRONG_ROUND,
-                f"round {header.round}, this is {round} and at most {terms.max_staleness} rounds late are admitted",
+                f"round {header.round + 1}, this is {round + 1}: at most {terms.max_staleness} rounds late is admitted",
             )
         if terms.tokenizer not in (None, header.tokenizer):
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"
@@ -272,9 +272,9 @@ class Admitter:
         if group.item >= len(self.terms.prompts):
             return Reason.UNKNOWN_PROMPT, f"item {group.item}, the task has {len(self.terms.prompts)}"
         if group.item not in assigned:
-            return Reason.NOT_THEIR_PROMPT, f"item {group.item} is not assigned to it in round {group.round}"
+            return Reason.NOT_THEIR_PROMPT, f"item {group.item} is not assigned to it in round {group.round + 1}"
         if again:
-            return Reason.DUPLICATE, f"item {group.item} of round {group.round} was sent before"
+            return Reason.DUPLICATE, f"item {group.item} of round {group.round + 1} was sent before"
         return None
 
     def _rollouts_fault(self, group: Group) -> tuple[Reason, str] | None:

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ import typer
 from rich.console import Console
 
 from ftis.cli_groups import (
+    InOrder,
     Jobs,
     Overrides,
     announce,
@@ -37,6 +39,8 @@ from ftis.loop.events import WarmUp
 
 app = typer.Typer(
     name="ftis",
+    cls=InOrder,
+    context_settings={"max_content_width": 120},
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -59,7 +63,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and estimates; train nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes; train nothing.")]
+Resolved = Annotated[bool, typer.Option("--resolved", help="With --dry-run, print every key of the recipe too.")]
 
 
 @app.callback()
@@ -77,10 +82,15 @@ def demo(
     output_dir: Annotated[Path, typer.Option(help="The run is written to OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
     set_: Overrides = None,
     dry_run: DryRun = False,
+    resolved: Resolved = False,
 ) -> None:
-    """Train four small models, alone and together: the demo recipe of this package. Run it again to resume it."""
+    """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
-    _train(load_recipe(_ready_made("demo"), set_ or [], options), (), dry_run, resume=True)
+    loaded = load_recipe(_ready_made("demo"), set_ or [], options)
+    if dry_run:
+        _print_plan(loaded, (), resolved)
+        return
+    _train(loaded, (), resume=True)
 
 
 def _ready_made(name: str) -> Path:
@@ -95,6 +105,7 @@ def train(
     set_: Overrides = None,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     dry_run: DryRun = False,
+    resolved: Resolved = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped (or start it).")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an earlier run of this name and seed first.")
@@ -102,22 +113,22 @@ def train(
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
     loaded = load_recipe(recipe, set_ or [])
+    if dry_run:
+        _print_plan(loaded, arm or (), resolved)
+        console.print("next: ftis preflight says whether it would learn, and how long a round takes", highlight=False)
+        return
     directory = run_directory(loaded)
-    if resume and not dry_run and not directory.exists():
+    if resume and not directory.exists():
         there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
         near = did_you_mean(directory.name, there)
         console.print(f"--resume: there is no {directory} to resume, so it begins{near}", highlight=False, markup=False)
-    _train(loaded, tuple(arm or ()), dry_run, resume, overwrite)
+    _train(loaded, tuple(arm or ()), resume, overwrite)
 
 
-def _train(loaded: Recipe, only: tuple[str, ...], dry_run: bool, resume: bool, overwrite: bool = False) -> None:
+def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
     from ftis.lab.progress import Display
     from ftis.lab.runs import run
 
-    if dry_run:
-        _print_plan(loaded, only)
-        console.print("next: ftis preflight says whether it would learn, and how long a round takes", highlight=False)
-        return
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
     display = Display(console)
@@ -136,7 +147,7 @@ def preflight(
     arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
-    """Sample a few groups per peer and say whether they would learn, what a round costs, and what to change."""
+    """Say from a few groups whether a recipe would learn. Also what a round costs, and what to change."""
     from ftis.exchange import Stopped
     from ftis.lab import tables
     from ftis.lab.arms import arms_of
@@ -179,6 +190,7 @@ def experiment(
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
+    resolved: Resolved = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
     from ftis.lab import page, results, tables
@@ -186,7 +198,7 @@ def experiment(
 
     loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
     if dry_run:
-        _print_plan(loaded)
+        _print_plan(loaded, (), resolved)
     at_a_time = announce(loaded, seeds, jobs)
     if dry_run:
         return
@@ -226,7 +238,7 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where this peer stopped (or start it).")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
 ) -> None:
-    """Train one peer of a recipe on this machine, together with peers elsewhere."""
+    """Train one peer on this machine, with peers elsewhere."""
     import threading
 
     from ftis.lab.join import join as join_swarm
@@ -258,7 +270,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
 ) -> None:
-    """Print who is in a swarm, in which round, and what they took from each other."""
+    """Print who is in a swarm, and in which round. Also what they took from each other."""
     import time
 
     from rich.live import Live
@@ -322,7 +334,7 @@ def _network_overrides(connect: list[str] | None, listen: list[str] | None, tls:
 def make_report(
     directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
 ) -> None:
-    """Write one self-contained HTML page, figures and tables from the files in a directory."""
+    """Write a page, figures and tables of a run or experiment."""
     from ftis.lab import page
 
     console.print(f"report: {page.write_page(directory)}")
@@ -342,7 +354,7 @@ def watch(
     roster: Annotated[Path | None, typer.Option(help="The swarm's public keys: whose offers are whose.")] = None,
     tls: Certificates = None,
 ) -> None:
-    """Show a run, an experiment or (--connect) a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
+    """Show a run, an experiment or a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
     from ftis.lab.watch import serve
 
     def say(at: str) -> None:
@@ -378,7 +390,7 @@ def replay_run(
     set_: Overrides = None,
     output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
 ) -> None:
-    """Train peers again on the rollouts that a run recorded, under another objective."""
+    """Train again on recorded rollouts, by another objective."""
     from ftis.lab.progress import Display
     from ftis.lab.replay import replay
 
@@ -402,7 +414,7 @@ def replay_run(
 def make_starters(
     names: Annotated[list[str] | None, typer.Argument(help="Also NAME@SEED; by default the shipped ones.")] = None,
 ) -> None:
-    """Say where the small ready-to-train models are; NAME@SEED is warmed up here first."""
+    """Say where the small ready-to-train models are. NAME@SEED is warmed up here first."""
     from ftis.lab import starters
     from ftis.lab.progress import Display
 
@@ -423,7 +435,7 @@ def doctor(
         Path | None, typer.Argument(help="Say what its peers would exchange.", show_default=False)
     ] = None,
 ) -> None:
-    """Print what this machine has, what is missing, and how to get it."""
+    """Print what this machine has, and how to get the rest."""
     from ftis.lab.doctor import diagnose, of_recipe
 
     problems = 0
@@ -456,17 +468,18 @@ def _conclude(directory: Path) -> None:
         raise typer.Exit(3)
 
 
-def _print_plan(recipe: Recipe, only: tuple[str, ...] = ()) -> None:
+def _print_plan(recipe: Recipe, only: Sequence[str], resolved: bool) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.estimate import estimate
     from ftis.lab.plan import plan
     from ftis.lab.prepare import check, exchanges
 
-    arms = arms_of(recipe, only)
+    arms = arms_of(recipe, tuple(only))
     tasks = check(arms)
     exchanged = exchanges(arms)
-    console.print_json(recipe.model_dump_json())
-    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged]:
+    if resolved:
+        console.print_json(recipe.model_dump_json())
+    for line in [*plan(arms, tasks), *estimate(recipe, tuple(only)), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 

@@ -8,14 +8,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
 from ftis.lab.recipes import load
 from ftis.seams import TASKS
+
+ORDER = (
+    *("doctor", "demo", "starters", "models"),
+    *("preflight", "train", "eval", "rates", "experiment", "report", "watch"),
+    *("keys", "join", "status", "router"),
+    *("rollback", "verify-evidence", "replay", "probe"),
+)
+"""Commands as their list has them: first what one begins with, then training, swarms, and looking into runs."""
+
+
+class InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
 
 console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
 
@@ -133,7 +148,10 @@ def evaluate_model(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
 ) -> None:
-    """Greedy pass@1 of one model on a task's validation problems, and pass@k of sampled completions."""
+    """Measure one model on a task's validation problems.
+
+    Greedy pass@1, and with --samples pass@k and the mean reward of sampled completions.
+    """
     import tomllib
     from dataclasses import replace
 
@@ -255,7 +273,7 @@ def compare_rates(
     set_: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what there is to do; train nothing.")] = False,
 ) -> None:
-    """Find the learning rate that serves each arm, on training problems held out. Run it again to resume it."""
+    """Find the learning rate that serves each arm. On training problems held out; run it again to resume it."""
     from ftis.lab import page, rates
     from ftis.lab.arms import experiment_directory
 
@@ -311,7 +329,10 @@ def verify_evidence(
         float, typer.Option(min=1e-300, max=0.5, help="An honest peer of a run is shown guilty at most so often.")
     ] = 1e-6,
 ) -> None:
-    """Check whether what a peer signed proves that it reports false log-probabilities. Exit code 1 if it does not."""
+    """Check whether what a peer signed proves that it lies.
+
+    It lies where it does not draw its tokens from the log-probabilities that it reports. Exit code 1 without proof.
+    """
     from ftis.swarm import bundle as bundles
     from ftis.swarm.identity import read_roster
 
@@ -350,7 +371,7 @@ def probe_bias(
         Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
     ] = None,
 ) -> None:
-    """Measure how far each objective's update on foreign rollouts points away from the on-policy one."""
+    """Measure how far objectives point from on-policy updates. On foreign rollouts, from a checkpoint."""
     from ftis.lab import cuts, probe
     from ftis.objectives import OBJECTIVES
 

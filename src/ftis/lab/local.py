@@ -170,7 +170,7 @@ class DirectoryExchange:
                 raise Stopped
             if time.monotonic() > give_up:
                 raise ExchangeError(
-                    f"round {round}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
+                    f"round {round + 1}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
                     f"see whether that peer still runs, then start again with --resume"
                 )
             time.sleep(POLL_SECONDS)

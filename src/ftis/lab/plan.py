@@ -20,6 +20,7 @@ LOW_FOR_FULL, LARGE = 2e-6, 1e9
 """A learning rate below which the full training of a model with fewer parameters than that is slow."""
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
+OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 LEARNED_AT = (
     "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
     "3e-4"
@@ -36,7 +37,18 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return lines + rates(arms)
+    return lines + without_effect(arms) + rates(arms)
+
+
+def without_effect(arms: Sequence[Arm]) -> list[str]:
+    """A line for each peer with LoRA's settings that has no LoRA."""
+    peers = {(peer.name, peer.train): peer for arm in arms for peer in arm.recipe.peers if peer.train != "lora"}
+    lines = []
+    for peer in peers.values():
+        if keys := [key for key in OF_LORA if getattr(peer, key) != PeerConfig.model_fields[key].default]:
+            what = f"{', '.join(keys)} without effect"
+            lines.append(f'{peer.name}: {what} where train = "{peer.train}": leave out, or set train = "lora"')
+    return lines
 
 
 def problems(tasks: Sequence[Task]) -> list[str]:

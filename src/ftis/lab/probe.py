@@ -241,8 +241,8 @@ def _compare(
     advantage_N = _only(peer.advantages(batch), foreign_N)
     if not bool(advantage_N.any()):
         raise RunError(
-            f"round {round} of peer {peer.config.name!r}: none of its {int(foreign_N.sum())} foreign rollouts carries "
-            f"gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
+            f"round {round + 1} of peer {peer.config.name!r}: none of its {int(foreign_N.sum())} foreign rollouts "
+            f"carries gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
         )
     used = int(foreign_N.sum())
     on_policy = as_learning_by(peer, "NoIS")
@@ -253,8 +253,8 @@ def _compare(
     fresh_KK = np.array([[dot(a, b) for b in own] for a in own])
     if not fresh_KK.diagonal().all():
         raise RunError(
-            f"round {round} of peer {peer.config.name!r}: a fresh batch of its own carries no gradient (all rewards of "
-            f"a group are equal, in every group), so there is nothing to compare with: choose another step"
+            f"round {round + 1} of peer {peer.config.name!r}: a fresh batch of its own carries no gradient (all "
+            f"rewards of a group are equal, in every group), so there is nothing to compare with: choose another step"
         )
 
     rng = np.random.default_rng(seed_of(peer.recipe, peer.name, round, f"probe-{seed}-resamples"))

@@ -207,27 +207,47 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
     had = {arm["name"] for arm in before["arms"]}
     added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
     now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
-    differing = [key for key in _differing(before, now) if key.partition(".")[0] not in FREE_TO_CHANGE]
+    differing = {
+        key: values for key, values in _differing(before, now).items() if key.partition(".")[0] not in FREE_TO_CHANGE
+    }
     if differing:
+        shown = ", ".join(f"{key}{_values(*values)}" for key, values in differing.items())
         raise RunError(
-            f"{directory} holds a run of another recipe (they differ in: {', '.join(differing)}): resume with the "
-            f"recipe it was started with, add arms only, choose another output_dir (--output-dir of ftis demo), or "
-            f"delete it{LONGER if differing == ['training.rounds'] else ''}"
+            f"{directory} holds a run of another recipe (they differ in: {shown}): resume with the recipe it was "
+            f"started with, add arms only, choose another output_dir (--output-dir of ftis demo), or delete "
+            f"it{LONGER if list(differing) == ['training.rounds'] else ''}"
         )
     return added
 
 
-def _differing(before: Any, now: Any, place: str = "") -> list[str]:
-    """Dotted keys at which two recipes differ."""
+def _differing(before: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys at which two recipes differ, and both values. Peers and arms are called by their names."""
     if before == now:
-        return []
+        return {}
+    before, now = _by_name(before), _by_name(now)
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = {str(i): pair for i, pair in enumerate(zip(before, now, strict=True))}
     else:
-        return [place]
-    return [d for key, (b, n) in pairs.items() for d in _differing(b, n, f"{place}.{key}".lstrip("."))]
+        return {place: (before, now)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, (one, other) in pairs.items():
+        found |= _differing(one, other, f"{place}.{key}".lstrip("."))
+    return found
+
+
+def _by_name(values: Any) -> Any:
+    """A list of tables that have names, as a table of these names."""
+    if isinstance(values, list) and values and all(isinstance(value, dict) and "name" in value for value in values):
+        return {value["name"]: value for value in values}
+    return values
+
+
+def _values(before: Any, now: Any) -> str:
+    """Two single values, in brackets."""
+    single = all(value is None or isinstance(value, (str, int, float)) for value in (before, now))
+    return f" ({json.dumps(before)} before, {json.dumps(now)} now)" if single else ""
 
 
 def _starter_names(recipe: Recipe) -> dict[str, str]:

@@ -158,6 +158,14 @@ FEW = 8
 """Groups below which a sounding says that they are few."""
 
 
+LONG = 4 * 3600.0
+"""Seconds of a run above which preflight says what shortens it."""
+SHORTER = (
+    "what shortens it: fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
+    "sampling.max_completion_length; smaller models"
+)
+
+
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
     """A row for each peer, some of its completions, and what to change."""
     table = Table(title=f"{recipe.name}: before the first round", title_justify="left", box=SIMPLE_HEAD)
@@ -208,6 +216,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         seconds = rounds * (max if in_parallel else sum)(one.seconds_per_round for one in soundings)
         how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
         console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)
+    if any(one.seconds_per_round * rounds > LONG for one in soundings):
+        console.print(SHORTER, highlight=False)
     if soundings and (compared := soundings[0].compared):  # the peers have one task
         console.print(f"answers are compared {COMPARED[compared]}", highlight=False)
     for one in soundings:

@@ -186,14 +186,16 @@ def examine(bundle: Bundle, roster: Roster, alpha: float = ALPHA) -> Finding:
         raise BundleError("the facts do not say who took part in the run and how large its messages are")
     for offer in offers:
         if offer.run != run:
-            raise BundleError(f"{peer} signed round {offer.round} for run {offer.run}, the bundle is about run {run}")
+            signed = f"{peer} signed round {offer.round + 1} for run {offer.run}"
+            raise BundleError(f"{signed}, the bundle is about run {run}")
         if offer.peer != peer:
             raise BundleError(f"the bundle holds messages of two peers, {peer} and {offer.peer}")
     for before, offer in pairwise(offers):
         if offer.round <= before.round:
-            raise BundleError(f"round {offer.round} comes after round {before.round}: each counts once, in order")
+            order = f"round {offer.round + 1} comes after round {before.round + 1}"
+            raise BundleError(f"{order}: each counts once, in order")
         if offer.incarnation < before.incarnation:
-            raise BundleError(f"round {offer.round} is of an earlier start of {peer} than round {before.round}")
+            raise BundleError(f"round {offer.round + 1} is of an earlier start of {peer} than round {before.round + 1}")
     if peer not in sizes.peers:
         raise BundleError(f"{peer} did not take part in the run, by its facts")
     if peer not in roster:
@@ -205,7 +207,7 @@ def examine(bundle: Bundle, roster: Roster, alpha: float = ALPHA) -> Finding:
     for message, offer in zip(bundle.messages, offers, strict=True):
         read = check.read(peer, offer.round, message.document, message.seal)
         if isinstance(read, Refusal):
-            raise BundleError(f"round {offer.round} of {peer} is refused as {read.reason}: {read.detail}")
+            raise BundleError(f"round {offer.round + 1} of {peer} is refused as {read.reason}: {read.detail}")
     spots = [Spot(offer.round, offer.incarnation) for offer in offers]
     nats = evidence_in(_groups(bundle.messages, sizes, limits), sizes.groups_sampled, share_of(sizes.tokens))
     return Finding(peer, run, tuple(spot.round for spot in spots), nats, nats_needed(spots, len(sizes.peers), alpha))
@@ -262,7 +264,7 @@ def _limits(sizes: Sizes) -> Limits:
 def _groups(messages: Iterable[Signed], sizes: Sizes, limits: Limits) -> Iterator[Sequence[Group]]:
     """The groups of each message, once its contents are found to be what was signed."""
     for message in messages:
-        offer, place = message.offer, f"round {message.offer.round} of {message.offer.peer}"
+        offer, place = message.offer, f"round {message.offer.round + 1} of {message.offer.peer}"
         assembly = Assembly(offer)
         for index in assembly.missing():
             at = index * manifests.CHUNK_BYTES
@@ -275,7 +277,7 @@ def _groups(messages: Iterable[Signed], sizes: Sizes, limits: Limits) -> Iterato
         except CodecError as error:
             raise BundleError(f"{place}: the contents cannot be read: {error}") from None
         if (decoded.header.round, decoded.header.peer) != (offer.round, offer.peer):
-            raise BundleError(f"{place}: the contents are {decoded.header.peer}'s for round {decoded.header.round}")
+            raise BundleError(f"{place}: the contents are {decoded.header.peer}'s for round {decoded.header.round + 1}")
         of_item = {group.item: group for group in reversed(decoded.groups)}  # the first of each
         yield [group for group in of_item.values() if _is_possible(group, sizes)]
 

@@ -33,6 +33,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "prompt": recipe.prompt.model_dump(mode="json"),
         "reward": recipe.reward.model_dump(mode="json"),
         "mode": training.mode,
+        "rounds": training.rounds,
         "prompts_per_round": training.prompts_per_round,
         **({"resample_budget": training.resample_budget} if training.resample == "fill" else {}),
         "num_generations": recipe.sampling.num_generations,

@@ -311,7 +311,7 @@ class NetworkExchange:
         try:
             self.inbox.keep(offer, seal, contents)
         except OSError as error:
-            text = f"what {offer.peer} signed for round {offer.round} cannot be kept as evidence ({error})"
+            text = f"what {offer.peer} signed for round {offer.round + 1} cannot be kept as evidence ({error})"
             self._say(NetworkEvent("evidence", text, offer.round))
 
     def _fetch_chunks(self, assembly: Assembly) -> bool:

@@ -62,10 +62,11 @@ class OfferCheck:
         except ManifestError as error:
             return Refusal(Reason.MALFORMED, str(error))
         if (offer.peer, offer.round, offer.run) != (peer, round, self.run):
-            said = f"{offer.peer!r} for round {offer.round} of run {offer.run}"
-            return Refusal(Reason.WRONG_SENDER, f"a manifest of {said} in the place of {peer!r}, round {round}")
+            said = f"{offer.peer!r} for round {offer.round + 1} of run {offer.run}"
+            return Refusal(Reason.WRONG_SENDER, f"a manifest of {said} in the place of {peer!r}, round {round + 1}")
         if offer.round >= self.rounds:
-            return Refusal(Reason.WRONG_ROUND, f"a manifest for round {offer.round}, the run has {self.rounds} rounds")
+            detail = f"a manifest for round {offer.round + 1}, the run has {self.rounds} rounds"
+            return Refusal(Reason.WRONG_ROUND, detail)
         if offer.size > self.max_bytes or len(offer.items) > self.max_items:
             detail = f"{offer.size} bytes and {len(offer.items)} groups, at most {self.max_bytes} and {self.max_items}"
             return Refusal(Reason.OVER_BUDGET, detail, offer.round)

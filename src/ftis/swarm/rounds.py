@@ -183,7 +183,7 @@ class Rounds:
         target = max(round, min(self._swarm_round(round), self._last_round))
         decisions: list[Decision] = []
         if target != round:
-            text = f"the others are at round {target}: going on from there, not from {round}"
+            text = f"the others are at round {target + 1}: going on from there, not from {round + 1}"
             decisions.append(self._notice("behind", text))
             self._first_round = target
         if target != round or not self._announced:
@@ -248,7 +248,8 @@ class Rounds:
         if known is not None and same_life and known.contents != offer.contents:
             del other.offers[round]
             other.contents.pop(round, None)
-            return self._refuse(peer, Refusal(Reason.EQUIVOCATION, f"two different offers for round {round}", round))
+            detail = f"two different offers for round {round + 1}"
+            return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
         if self._is_news(other, offer, known):
             other.offers[round], other.seals[round] = offer, seal
             other.newest = max(other.newest, round)
@@ -304,7 +305,7 @@ class Rounds:
         other = self._others[offer.peer]
         if offer.round not in other.corrupt:
             other.corrupt.add(offer.round)
-            detail = f"round {offer.round}: contents that came are not what was signed"
+            detail = f"round {offer.round + 1}: contents that came are not what was signed"
             self._reject(offer.peer, Reason.CORRUPT, detail)
 
     def fetched(self, assembly: Assembly) -> None:
@@ -341,7 +342,7 @@ class Rounds:
             return [*decisions, Closed(self._take())]
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
-            decisions.append(self._notice("waiting", f"round {round}: waiting for {self._in_words(waiting)}"))
+            decisions.append(self._notice("waiting", f"round {round + 1}: waiting for {self._in_words(waiting)}"))
         if now - self._asked > CATCH_UP_SECONDS:
             self._asked = now
             decisions.append(Ask())
@@ -382,19 +383,19 @@ class Rounds:
         if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
             if self._waits_below_quorum(len(delivered), undelivered, now):
                 return undelivered
-            text = f"round {round}: going on alone, missing: {self._in_words(undelivered)}"
+            text = f"round {round + 1}: going on alone, missing: {self._in_words(undelivered)}"
             decisions.append(self._notice("alone", text))
         if through:
-            text = f"round {round}: without {', '.join(through)}, who finished it before"
+            text = f"round {round + 1}: without {', '.join(through)}, who finished it before"
             decisions.append(self._notice("finished", text))
         aside = [name for name in self._others if name not in wanted]
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
-            text = f"round {round}: below the quorum without {', '.join(aside)}, set aside"
+            text = f"round {round + 1}: below the quorum without {', '.join(aside)}, set aside"
             decisions.append(self._notice("aside", text))
         for name in expected:
             self._others[name].strikes += 1
         if expected:
-            text = f"round {round}: closed at its deadline without {', '.join(expected)}"
+            text = f"round {round + 1}: closed at its deadline without {', '.join(expected)}"
             decisions.append(self._notice("deadline", text))
         return []
 
@@ -402,9 +403,9 @@ class Rounds:
         """Whether the round stays open below the quorum, or goes on without the others."""
         if self.settings.below_quorum == "stop":
             raise ExchangeError(
-                f"round {self._awaited.round}: {delivered} of {self.settings.quorum} peers needed delivered (missing: "
-                f'{self._in_words(undelivered)}), and network.below_quorum = "stop": see whether they run, then start '
-                f"again with --resume"
+                f"round {self._awaited.round + 1}: {delivered} of {self.settings.quorum} peers needed delivered "
+                f'(missing: {self._in_words(undelivered)}), and network.below_quorum = "stop": see whether they run, '
+                f"then start again with --resume"
             )
         met_nobody = not any(other.met for other in self._others.values())
         if met_nobody and self._mismatches and not self._is_starting(now):
@@ -449,7 +450,12 @@ class Rounds:
         return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections)
 
     def _in_words(self, names: Collection[str]) -> str:
-        return ", ".join(f"{name} ({self._others[name].state(self._awaited.round)})" for name in names)
+        return ", ".join(f"{name} ({self._state(name)})" for name in names)
+
+    def _state(self, name: str) -> str:
+        other = self._others[name]
+        means_another = not other.met and name in self._mismatches
+        return "means another run" if means_another else other.state(self._awaited.round)
 
     def _notice(self, what: str, text: str) -> Notice:
         return Notice(what, text, self._awaited.round)
