@@ -121,9 +121,15 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
     found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
     assert (found.program, found.weights, found.moments, found.gradients) == (7, 80_000, 160_000, 80_000)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    cache = 8 * 17 * text.num_hidden_layers * text.num_key_value_heads * head_dim * 2 * 4  # 2 prompts × 4, 9 + 8 tokens
-    logits, copied = 8 * text.vocab_size * 4 * 3, (20_000 - text.vocab_size * text.hidden_size) * 4
-    assert found.sampling == cache + logits + copied
+    slot = text.num_hidden_layers * text.num_key_value_heads * head_dim * 2 * 4
+    copied = (20_000 - text.vocab_size * text.hidden_size) * 4
+
+    def drawn(rows: int, prompts: int) -> int:
+        """Of at most 9 + 8 tokens each, with three copies of the logits; prompts are read in together."""
+        read_in = prompts * 9 * (6 * text.hidden_size + 3 * text.intermediate_size) * 4
+        return int(rows * (17 * slot + 3 * 4 * text.vocab_size) + read_in)
+
+    assert found.sampling == max(drawn(8, 2), drawn(4, 4)) + copied  # a round's, or an evaluation's
     split = recipe_of(model, tokens_per_microbatch=40)
     assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
 

@@ -563,6 +563,40 @@ def test_rows_that_wait_for_a_place_take_more_of_them() -> None:
     assert slots.groups_within(config, 10, 20, 4, 9, 1, 9, 8 * short, refills=False) == (8, short)
 
 
+@KINDS
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_prompts_are_read_in_a_few_at_a_time(
+    kind: str, at_once: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    prompts = prompts_of((3, 9, 5, 9, 1, 7, 2, 12, 4))
+    whole = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
+    read_in: list[int] = []
+    prefill = _Rows._prefill
+
+    def counted(self: _Rows, chosen: Any) -> torch.Tensor:
+        read_in.append(len(chosen))
+        return prefill(self, chosen)
+
+    monkeypatch.setattr(_Rows, "_prefill", counted)
+    part = slots.CPU_CACHE_BYTES // slots.prefill_bytes(policy.model.config, at_once * 12, 4)
+    monkeypatch.setattr(slots, "PREFILL_PART", part)
+    parts = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
+    assert sum(read_in) == len(prompts)
+    assert max(read_in) == at_once
+    assert tokens(parts) == tokens(whole)
+    for a, b in zip(flat(parts), flat(whole), strict=True):
+        np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
+
+
+def test_what_reading_in_takes() -> None:
+    config = Qwen2Config(hidden_size=24, intermediate_size=40, num_attention_heads=4)
+    assert slots.prefill_bytes(config, 10, 4) == 10 * (6 * 24 + 3 * 40) * 4
+    within = slots.PREFILL_PART * slots.prefill_bytes(config, 16, 4)
+    assert [slots.prompts_prefilled(config, longest, 4, within) for longest in (1, 2, 5, 100)] == [16, 8, 3, 1]
+
+
 def test_what_a_completion_takes() -> None:
     config = Qwen2Config(
         vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2

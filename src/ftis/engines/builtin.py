@@ -19,7 +19,7 @@ from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import as_groups, left_padded
-from ftis.engines.slots import SlotCache, groups_at_a_time
+from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, prompts_prefilled
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
@@ -146,6 +146,13 @@ class _Rows:
     def refill(self, n_prompts: int) -> Tensor:
         """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
         chosen, self.waiting = self.waiting[:n_prompts], self.waiting[n_prompts:]
+        longest, number = max(len(self.prompt_ids[i]) for i in chosen), self.policy.compute_dtype.itemsize
+        together = prompts_prefilled(self.policy.model.config, longest, number, cache_bytes(self.policy.device))
+        parts = [chosen[at : at + together] for at in range(0, len(chosen), together)]
+        return torch.cat([self._prefill(part) for part in parts])
+
+    def _prefill(self, chosen: Sequence[int]) -> Tensor:
+        """Add groups of rows for prompts by index. Returns their logits."""
         input_PT, mask_PT = left_padded([self.prompt_ids[i] for i in chosen], self.policy.device)
         length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
         cache = SlotCache(self.policy.model, longest + self.steps)

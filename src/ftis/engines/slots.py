@@ -13,6 +13,8 @@ from ftis.policy import Policy
 from ftis.rollouts import Ints
 
 CPU_CACHE_BYTES = 2**31
+PREFILL_PART = 16
+"""Of :func:`cache_bytes`, the part that activations may take while prompts are read in."""
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -38,6 +40,19 @@ def row_bytes(config: Any, places: int, number: int) -> int:
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     return int(places * text.num_hidden_layers * kv_heads * head_dim * 2 * number + 3 * 4 * text.vocab_size)
+
+
+def prefill_bytes(config: Any, tokens: int, number: int) -> int:
+    """What activations take while so many tokens of prompts are read in without gradients: in one layer the residual
+    stream, what attention reads and writes, and the three of a gated feed-forward."""
+    text = config.get_text_config(decoder=True)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return int(tokens * (6 * text.hidden_size + 3 * inner) * number)
+
+
+def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
+    """How many prompts of ``longest`` tokens are read in at a time: within that part of ``within``, one at least."""
+    return max(1, within // PREFILL_PART // max(1, prefill_bytes(config, longest, number)))
 
 
 def groups_within(

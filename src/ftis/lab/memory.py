@@ -22,7 +22,7 @@ from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
-from ftis.engines.slots import cache_bytes, groups_within
+from ftis.engines.slots import cache_bytes, groups_within, prefill_bytes, prompts_prefilled
 from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
@@ -116,7 +116,9 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     cache = 0
     for groups, of_each, most in drawn:
         at_once, a_row = groups_within(shape.config, longest, steps, number, groups, of_each, most, cache_bytes(device))
-        cache = max(cache, at_once * of_each * a_row)
+        prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, cache_bytes(device)))
+        prefill = prefill_bytes(shape.config, prefilled * longest, number)
+        cache = max(cache, at_once * of_each * a_row + prefill)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
     if peer.frozen_dtype == "nf4":  # whose steps are the model's own
