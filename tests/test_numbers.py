@@ -176,6 +176,8 @@ from ftis.rewards import answers_equal, extract_answer
         (r"\text{18}", "18"),
         ("10^2", "100"),
         ("10^{-2}", "0.01"),
+        ("1,000^2", "1000000"),
+        ("USD18", "18"),
     ],
 )
 def test_equal_numbers(given: str, expected: str) -> None:
@@ -371,6 +373,9 @@ def test_equal_numbers(given: str, expected: str) -> None:
         (r"\frac125", "0.5"),
         ("10^3", "3"),
         ("18½", "18"),
+        ("10,00^2", "1000000"),
+        ("USD18x", "18"),
+        (r"1\textbf{ 8}", "18"),
         ("9 cents + 9 dollars = 18", "18"),
         ("squared = 18", "18"),
         ("18 h 30", "18"),

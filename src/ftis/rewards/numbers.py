@@ -15,6 +15,7 @@ from ftis.rewards.words import (
     NUMBER_WORDS,
     RATE,
     SYMBOLS,
+    TEXT,
     as_text,
     harmless,
     without_nouns,
@@ -29,8 +30,8 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(
     rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
-_SIGN = re.compile(r"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:USD|EUR|GBP)(?=\s))?\s*([+-]?)\s*")
-_IN_WORDS = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}A-Za-z]*)\}")
+_SIGN = re.compile(r"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:USD|EUR|GBP)(?=[\s0-9]))?\s*([+-]?)\s*")
+_IN_WORDS = re.compile(rf"{TEXT}([^{{}}A-Za-z]*)\}}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
 _TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
@@ -54,7 +55,10 @@ _IN_ROOT = re.compile(
     r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√(?:\([^()\n=]*)?$"
 )
 _TIMES_MORE = re.compile(r"[ \t]*(?:\\(?:pi|sqrt)(?![A-Za-z])|π|√(?=[0-9({]))")
-_POWER = re.compile(r"(?P<base>[1-9][0-9]{0,8})\^(?:\{\s*(?P<braced>-?[0-9]{1,2})\s*\}|(?P<plain>-?[0-9]{1,2}))")
+_POWER = re.compile(
+    r"(?P<base>[1-9][0-9]{0,2}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,8})"
+    r"\^(?:\{\s*(?P<braced>-?[0-9]{1,2})\s*\}|(?P<plain>-?[0-9]{1,2}))"
+)
 _TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
 _OVER = re.compile(r"÷|\\div(?![A-Za-z])")
 _MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -171,7 +175,7 @@ def _amount(text: str) -> Fraction | None:
         whole, part = (found["whole"] or "").replace(",", ""), found["part"] or found["only"] or ""
         value = Fraction(int(whole + part), 10 ** len(part)) * Fraction(10) ** int(found["exp"] or 0)
     elif found := _POWER.fullmatch(text):
-        value = Fraction(int(found["base"])) ** int(found["braced"] or found["plain"])
+        value = Fraction(int(found["base"].replace(",", ""))) ** int(found["braced"] or found["plain"])
     elif found := _MIXED.fullmatch(text):
         over, under = int(found["over"]), int(found["under"])
         if over >= under:
