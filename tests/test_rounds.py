@@ -258,7 +258,10 @@ def test_a_waiting_peer_says_so_now_and_then_and_asks_everybody() -> None:
 
 def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nobody() -> None:
     text = mismatch("b", "demo", {"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 1})
-    assert text == "b means another run by 'demo' and is not heard (temperature: 1.0 here, 0.7 there)"
+    assert text == (
+        "b means another run by 'demo' and is not heard (temperature: 1.0 here, 0.7 there): let all have the same "
+        "recipe, --set and version of ftis"
+    )
     other = mismatch("b", "demo", {"exchange": "text"}, {"tokenizer": "7381fc35"})
     assert other is not None
     assert other.endswith(': one has exchange = "text" and the other has not: let all peers set the same')

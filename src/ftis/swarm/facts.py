@@ -114,7 +114,7 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         f"{_printable(key)}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
         for key in differing[:SHOWN]
     )
-    remedy = ""
+    remedy = ": let all have the same recipe, --set and version of ftis"
     if "exchange" in differing:
         remedy = ': one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
