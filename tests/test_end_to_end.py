@@ -748,7 +748,7 @@ def test_a_dry_run_trains_nothing(
     assert ftis(*dry, "--resolved") == 0
     out = capsys.readouterr().out
     assert json.loads(out[: out.index("task clock:")])["training"]["rounds"] == 4
-    assert 'b: lora_r without effect where train = "full": leave out, or set train = "lora"' in out
+    assert 'b: lora_r without effect, since it has no adapter: leave out, or set peers.b.train = "lora"' in out
     assert not (workplace / "runs").exists()
 
 

@@ -224,12 +224,15 @@ def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pyte
 
 
 def test_a_runs_directory_leads_to_its_peers_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = [tmp_path / "F-TIS" / "a", tmp_path / "F-TIS" / "b"]
-    for place in places:
-        (place / "checkpoint-4").mkdir(parents=True)
-    assert ftis("eval", str(tmp_path), "--task", "clock") == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"checkpoints are in {places[0]}, {places[1]}: name one, as {places[1] / 'checkpoint-4'}" in told
+    arm = tmp_path / "F-TIS"
+    for step in (10, 5):
+        for peer in "ab":
+            (arm / peer / f"checkpoint-{step}").mkdir(parents=True)
+    for directory in (tmp_path, arm):
+        assert ftis("eval", str(directory), "--task", "clock") == 1
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"but checkpoints in {arm / 'a'}, {arm / 'b'}: name one" in told
+        assert f"such as {arm / 'b/checkpoint-10'}" in told
 
 
 def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

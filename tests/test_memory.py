@@ -125,9 +125,9 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
     copied = (20_000 - text.vocab_size * text.hidden_size) * 4
 
     def drawn(rows: int, prompts: int) -> int:
-        """Of at most 9 + 8 tokens each, with three copies of the logits; prompts are read in together."""
-        read_in = prompts * 9 * (6 * text.hidden_size + 3 * text.intermediate_size) * 4
-        return int(rows * (17 * slot + 3 * 4 * text.vocab_size) + read_in)
+        """Of at most 9 + 8 tokens each, with three copies of the logits; prompts are prefilled together."""
+        prefill = prompts * 9 * (6 * text.hidden_size + 3 * text.intermediate_size) * 4
+        return int(rows * (17 * slot + 3 * 4 * text.vocab_size) + prefill)
 
     assert found.sampling == max(drawn(8, 2), drawn(4, 4)) + copied  # a round's, or an evaluation's
     split = recipe_of(model, tokens_per_microbatch=40)

@@ -178,6 +178,7 @@ from ftis.rewards import answers_equal, extract_answer
         ("10^{-2}", "0.01"),
         ("1,000^2", "1000000"),
         ("USD18", "18"),
+        ("USD-18", "-18"),
     ],
 )
 def test_equal_numbers(given: str, expected: str) -> None:
@@ -425,6 +426,8 @@ def test_number_comparison_never_raises(given_text: str, expected: str) -> None:
         ("70{,}000", "70000"),
         (r"12\,500", "12500"),
         ("It costs 20USD", "20"),
+        ("It costs USD20", "20"),
+        ("It costs AUSD20", None),
         ("10,000,00", "10,000"),
         ("the points (3,4)", "4"),
         ("5, 6 or 18,20", "20"),

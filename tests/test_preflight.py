@@ -25,7 +25,7 @@ from ftis.lab.advice import advice
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.plan import rate_advice
+from ftis.lab.plan import rate_advice, without_effect
 from ftis.lab.preflight import Sounding, extrapolated, sound
 from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
@@ -199,6 +199,27 @@ def test_a_rate_that_does_not_fit_an_adapter(keys: dict[str, Any], said: str) ->
     assert all(said in line for line in found)
 
 
+@pytest.mark.parametrize(
+    ("peer", "sets", "said"),
+    [
+        ({}, [{}, {"peers.a.lora_r": 4}], ["a: lora_r without effect, since it has no adapter"]),
+        ({"lora_r": 4, "train": "lora"}, [{}, {"peers.a.train": "full"}], []),
+        ({"lora_r": 4}, [{}, {"peers.a.train": "lora"}], []),
+        ({}, [{}], []),
+    ],
+)
+def test_loras_settings_without_lora(peer: dict[str, Any], sets: list[dict[str, Any]], said: list[str]) -> None:
+    recipe = parse(
+        {
+            "name": "m",
+            "task": {"name": "clock"},
+            "peers": [{"name": "a", "model": "starter:small", **peer}],
+            "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
+        }
+    )
+    assert [line[: len(start)] for line, start in zip(without_effect(arms_of(recipe)), said, strict=True)] == said
+
+
 def shown(looked: list[Sounding], recipe: Recipe) -> str:
     out = io.StringIO()
     print_soundings(looked, recipe, Console(file=out, width=400))
@@ -216,9 +237,13 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     assert "4 groups say little" in said
     assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
     assert "little" not in shown([sounding(SOME * 2)], recipe)
-    assert "what shortens it" not in said
+    assert "shorter" not in said
     slow = sounding(SOME * 2, seconds_to_learn=LONG / recipe.training.rounds)
-    assert "what shortens it: fewer training.rounds" in shown([slow], recipe)
+    assert "a run is shorter with fewer training.rounds" in shown([slow], recipe)
+    halves = [sounding(SOME * 2, peer=peer, seconds_to_learn=0.6 * LONG / recipe.training.rounds) for peer in "ab"]
+    in_turns = recipe.model_copy(update={"processes": "inline"})
+    assert "a run is shorter" in shown(halves, in_turns)
+    assert "shorter" not in shown(halves, recipe.model_copy(update={"processes": "parallel"}))
 
 
 def test_what_is_said_of_several_peers_is_said_once(tiny_model_dir: TinyModelDir) -> None:

@@ -269,7 +269,7 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "alone": (["--arm", "alone"], "none of its 0 foreign rollouts carries gradient"),
-    "the last step": (["--arm", "mixed", "--step", "3"], "no rollouts after step 3"),
+    "the last step": (["--arm", "mixed", "--step", "3"], "rollouts after steps 0 to 2, and none after 3"),
     "few fresh batches": (["--arm", "mixed", "--fresh", "2"], "at least 3"),
     "a wrong objective": (["--arm", "mixed", "--objectives", "TIS,FTIS"], "did you mean 'F-TIS'"),
     "no objective": (["--arm", "mixed", "--objectives", ""], "unknown objective"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
         (recipe(ALONE), "arms"),
         (
             recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
-            r"arms.F-TIS.set.objective.name \(null before, \"TIS\" now\)",
+            r"arms.F-TIS.set.objective.name \(not set before, 'TIS' now\)",
         ),
         (recipe(ALONE, TOGETHER, TOPR, rounds=4), r"training.rounds \([0-9]+ before, 4 now\)"),
         (recipe(), "arms"),
@@ -115,6 +116,33 @@ def test_anything_else_is_another_recipe(begun: Path, other: Recipe, differs: st
     with pytest.raises(RunError, match=rf"differ in: {differs}.*add arms only"):
         claim(begun, True, other)
     assert (begun / "recipe.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "differs"),
+    [
+        (lambda d: {"peers": d["peers"][::-1]}, r"peers\.0\.name \('a' before, 'b' now\)"),  # order assigns prompts
+        (lambda d: {"peers": [d["peers"][0], d["peers"][1] | {"lora_r": 4}]}, r"peers\.b\.lora_r \(128 bef.* 4 now\)"),
+        (lambda d: {"ood": [d["ood"][0] | {"validation_size": 9}, d["ood"][1]]}, r"ood\.0\.validation_size"),
+        (lambda d: {"prompt": {"system_prompt": "x" * 999}}, r"prompt\.system_prompt \('Think\.' bef.*'x{76}\.{3} now"),
+    ],
+    ids=["the peers' order", "a peer", "one of two with a name", "a long text"],
+)
+def test_what_differs_is_named_with_both_values(
+    sections: Callable[[dict[str, Any]], dict[str, Any]], differs: str, tmp_path: Path
+) -> None:
+    document: dict[str, Any] = {
+        "name": "claimed",
+        "task": {"name": "clock"},
+        "ood": [{"name": "clock", "validation_size": n} for n in (5, 7)],
+        "prompt": {"system_prompt": "Think."},
+        "peers": [{"name": name, "model": "starter:small"} for name in "ab"],
+    }
+    claim(tmp_path / "run", False, parse(document))
+    (tmp_path / "run" / "F-TIS" / "a").mkdir(parents=True)
+    (tmp_path / "run" / "F-TIS" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(RunError, match=rf"they differ in: {differs}"):
+        claim(tmp_path / "run", True, parse(document | sections(document)))
 
 
 def test_a_run_without_arms_takes_none(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
     "an older version's run": (_make_older, "which called provenance.json manifest.json: rename that file"),
     "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json is not there"),
-    "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 2"),
+    "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 3"),
     "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
     "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),
     "other data": (lambda run: _other_question(run / FIRST), "reads '9+9'"),

@@ -243,7 +243,8 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken(answer: str, kind: Ans
     [
         ("two", "exact", "last_number", r"answer 'two' earns nothing .*'last_number': only numbers .*\"tags\" or"),
         ("two", "number", "tags", r"'two' is no number, and .*compared as numbers: set reward.answer = \"exact\""),
-        ("", "number", "last_number", "'' is no number"),
+        ("two", "number", "last_number", r"'two' is no number, .* \"math\" with reward.extract = \"tags\", or"),
+        (" ", "number", "tags", "' ' earns nothing .*: it may not be blank"),
         ("12 dollars", "exact", "last_number", "'12 dollars' earns nothing"),
         (r"\sqrt{2}", "math", "last_number", "earns nothing"),
         ("{", "exact", "boxed", "'{' earns nothing .*'boxed': the braces .* must balance; set"),

@@ -262,6 +262,9 @@ def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nob
         "b means another run by 'demo' and is not heard (temperature: 1.0 here, 0.7 there): let all have the same "
         "recipe, --set and version of ftis"
     )
+    of_keys = mismatch("b", "demo", {"roster": "1"}, {"roster": "2"})
+    assert of_keys is not None
+    assert of_keys.endswith("is not heard (roster: 1 here, 2 there): give all the same roster")
     other = mismatch("b", "demo", {"exchange": "text"}, {"tokenizer": "7381fc35"})
     assert other is not None
     assert other.endswith(': one has exchange = "text" and the other has not: let all peers set the same')

@@ -565,35 +565,38 @@ def test_rows_that_wait_for_a_place_take_more_of_them() -> None:
 
 @KINDS
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_prompts_are_read_in_a_few_at_a_time(
+def test_prompts_are_prefilled_a_few_at_a_time(
     kind: str, at_once: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
     prompts = prompts_of((3, 9, 5, 9, 1, 7, 2, 12, 4))
     whole = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
-    read_in: list[int] = []
+    together: list[int] = []
     prefill = _Rows._prefill
 
     def counted(self: _Rows, chosen: Any) -> torch.Tensor:
-        read_in.append(len(chosen))
+        together.append(len(chosen))
         return prefill(self, chosen)
 
     monkeypatch.setattr(_Rows, "_prefill", counted)
     part = slots.CPU_CACHE_BYTES // slots.prefill_bytes(policy.model.config, at_once * 12, 4)
-    monkeypatch.setattr(slots, "PREFILL_PART", part)
+    monkeypatch.setattr(slots, "PREFILL_PARTS", part)
     parts = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
-    assert sum(read_in) == len(prompts)
-    assert max(read_in) == at_once
+    assert sum(together) == len(prompts)
+    assert max(together) == at_once
     assert tokens(parts) == tokens(whole)
     for a, b in zip(flat(parts), flat(whole), strict=True):
         np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
 
 
-def test_what_reading_in_takes() -> None:
+def test_what_a_prefill_takes() -> None:
     config = Qwen2Config(hidden_size=24, intermediate_size=40, num_attention_heads=4)
     assert slots.prefill_bytes(config, 10, 4) == 10 * (6 * 24 + 3 * 40) * 4
-    within = slots.PREFILL_PART * slots.prefill_bytes(config, 16, 4)
+    of_layers = SimpleNamespace(hidden_size=24, intermediate_size=[30, 40])  # as Gemma 3n's
+    config_of_layers = SimpleNamespace(get_text_config=lambda decoder: of_layers)
+    assert slots.prefill_bytes(config_of_layers, 10, 4) == slots.prefill_bytes(config, 10, 4)
+    within = slots.PREFILL_PARTS * slots.prefill_bytes(config, 16, 4)
     assert [slots.prompts_prefilled(config, longest, 4, within) for longest in (1, 2, 5, 100)] == [16, 8, 3, 1]
 
 

@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +63,7 @@ def _print_version(wanted: bool) -> None:
 
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes; train nothing.")]
-Resolved = Annotated[bool, typer.Option("--resolved", help="With --dry-run, print every key of the recipe too.")]
+Resolved = Annotated[bool, typer.Option("--resolved", help="As --dry-run, and print every key of the recipe.")]
 
 
 @app.callback()
@@ -87,7 +86,7 @@ def demo(
     """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
     loaded = load_recipe(_ready_made("demo"), set_ or [], options)
-    if dry_run:
+    if dry_run or resolved:
         _print_plan(loaded, (), resolved)
         return
     _train(loaded, (), resume=True)
@@ -113,8 +112,8 @@ def train(
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
     loaded = load_recipe(recipe, set_ or [])
-    if dry_run:
-        _print_plan(loaded, arm or (), resolved)
+    if dry_run or resolved:
+        _print_plan(loaded, tuple(arm or ()), resolved)
         console.print("next: ftis preflight says whether it would learn, and how long a round takes", highlight=False)
         return
     directory = run_directory(loaded)
@@ -147,7 +146,7 @@ def preflight(
     arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
-    """Say from a few groups whether a recipe would learn. Also what a round costs, and what to change."""
+    """Say from a few groups whether a recipe would learn. It says what a round costs and what to change, too."""
     from ftis.exchange import Stopped
     from ftis.lab import tables
     from ftis.lab.arms import arms_of
@@ -197,10 +196,10 @@ def experiment(
     from ftis.lab.arms import of_arms
 
     loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
-    if dry_run:
+    if dry_run or resolved:
         _print_plan(loaded, (), resolved)
     at_a_time = announce(loaded, seeds, jobs)
-    if dry_run:
+    if dry_run or resolved:
         return
     directory = carry_out(loaded, seeds, at_a_time)
     tables.print_comparison(results.compare(directory), console)
@@ -270,7 +269,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
 ) -> None:
-    """Print who is in a swarm, and in which round. Also what they took from each other."""
+    """Print who is in a swarm, and in which round. The table has what they took from each other, too."""
     import time
 
     from rich.live import Live
@@ -468,18 +467,18 @@ def _conclude(directory: Path) -> None:
         raise typer.Exit(3)
 
 
-def _print_plan(recipe: Recipe, only: Sequence[str], resolved: bool) -> None:
+def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
     from ftis.lab.arms import arms_of
     from ftis.lab.estimate import estimate
     from ftis.lab.plan import plan
     from ftis.lab.prepare import check, exchanges
 
-    arms = arms_of(recipe, tuple(only))
+    arms = arms_of(recipe, only)
     tasks = check(arms)
     exchanged = exchanges(arms)
     if resolved:
         console.print_json(recipe.model_dump_json())
-    for line in [*plan(arms, tasks), *estimate(recipe, tuple(only)), *exchanged]:
+    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged]:
         console.print(line, highlight=False, markup=False)
 
 

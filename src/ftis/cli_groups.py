@@ -273,7 +273,10 @@ def compare_rates(
     set_: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what there is to do; train nothing.")] = False,
 ) -> None:
-    """Find the learning rate that serves each arm. On training problems held out; run it again to resume it."""
+    """Find the learning rate that serves each arm.
+
+    It is tried on training problems that are held out. Run it again to resume it.
+    """
     from ftis.lab import page, rates
     from ftis.lab.arms import experiment_directory
 
@@ -371,7 +374,10 @@ def probe_bias(
         Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
     ] = None,
 ) -> None:
-    """Measure how far objectives point from on-policy updates. On foreign rollouts, from a checkpoint."""
+    """Measure how far objectives point from on-policy updates.
+
+    Each objective's update on foreign rollouts is compared with updates on fresh rollouts of the peer's own.
+    """
     from ftis.lab import cuts, probe
     from ftis.objectives import OBJECTIVES
 

@@ -70,6 +70,12 @@ def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any
     return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost, most)
 
 
+def inner_width(text: Any) -> int:
+    """Of the feed-forward part of a decoder by its configuration: where each layer has its own, the largest."""
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return int(max(inner) if isinstance(inner, list | tuple) else inner)
+
+
 def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
     """What a token keeps for the backward pass of a model trained in full, nearly: an adapter keeps a third less.
 
@@ -81,10 +87,9 @@ def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
     width, layers = getattr(text, "hidden_size", None), getattr(text, "num_hidden_layers", None)
     if not isinstance(width, int) or not isinstance(layers, int):
         return 0
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    inner = max(inner) if isinstance(inner, list | tuple) else inner  # of each layer
+    inner = inner_width(text)
     experts = getattr(text, "num_experts_per_tok", None) or 1
-    a_layer = 8 * width + 4 * int(inner) * int(experts)
+    a_layer = 8 * width + 4 * inner * int(experts)
     numbers = layers * width + a_layer if peer.gradient_checkpointing else layers * a_layer
     return numbers * resolve_dtype(peer.dtype, device).itemsize
 

@@ -148,10 +148,11 @@ def _check_directory(source: str) -> None:
         (place.name for place in directory.glob("checkpoint-*")), key=lambda name: (len(name), name)
     ):
         raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
-    if inside := sorted(directory.glob("*/*/checkpoint-*")):
+    below = [*directory.glob("*/checkpoint-*"), *directory.glob("*/*/checkpoint-*")]
+    if inside := sorted(below, key=lambda place: (place.parent, len(place.name), place.name)):
         peers = list(dict.fromkeys(str(place.parent) for place in inside))
         raise ModelError(
-            f"no model at {source}: its peers' checkpoints are in {', '.join(peers)}: name one, as {inside[-1]}"
+            f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {inside[-1]}"
         )
     where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
     raise ModelError(

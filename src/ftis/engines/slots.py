@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ftis.engines.microbatches import inner_width
 from ftis.policy import Policy
 from ftis.rollouts import Ints
 
 CPU_CACHE_BYTES = 2**31
-PREFILL_PART = 16
-"""Of :func:`cache_bytes`, the part that activations may take while prompts are read in."""
+PREFILL_PARTS = 16
+"""Activations may take one part in so many of :func:`cache_bytes` while prompts are prefilled."""
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -43,16 +44,20 @@ def row_bytes(config: Any, places: int, number: int) -> int:
 
 
 def prefill_bytes(config: Any, tokens: int, number: int) -> int:
-    """What activations take while so many tokens of prompts are read in without gradients: in one layer the residual
+    """What activations take while so many tokens of prompts are prefilled, without gradients: in one layer the residual
     stream, what attention reads and writes, and the three of a gated feed-forward."""
     text = config.get_text_config(decoder=True)
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    return int(tokens * (6 * text.hidden_size + 3 * inner) * number)
+    return int(tokens * (6 * text.hidden_size + 3 * inner_width(text)) * number)
 
 
 def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
-    """How many prompts of ``longest`` tokens are read in at a time: within that part of ``within``, one at least."""
-    return max(1, within // PREFILL_PART // max(1, prefill_bytes(config, longest, number)))
+    """How many prompts of ``longest`` tokens are prefilled at a time: one at least.
+
+    Args:
+        number: bytes of a number.
+        within: bytes for all that are drawn at a time, of which activations may take one part in :data:`PREFILL_PARTS`.
+    """
+    return max(1, within // PREFILL_PARTS // max(1, prefill_bytes(config, longest, number)))
 
 
 def groups_within(

@@ -41,14 +41,19 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
-    """A line for each peer with LoRA's settings that has no LoRA."""
-    peers = {(peer.name, peer.train): peer for arm in arms for peer in arm.recipe.peers if peer.train != "lora"}
-    lines = []
-    for peer in peers.values():
-        if keys := [key for key in OF_LORA if getattr(peer, key) != PeerConfig.model_fields[key].default]:
-            what = f"{', '.join(keys)} without effect"
-            lines.append(f'{peer.name}: {what} where train = "{peer.train}": leave out, or set train = "lora"')
-    return lines
+    """A line for each peer with LoRA's settings that has LoRA in none of the arms."""
+    peers = [peer for arm in arms for peer in arm.recipe.peers]
+    adapted = {peer.name for peer in peers if peer.train == "lora"}
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        keys = [key for key in OF_LORA if getattr(peer, key) != PeerConfig.model_fields[key].default]
+        if peer.name not in adapted and keys:
+            found.setdefault(peer.name, []).extend(keys)
+    return [
+        f"{name}: {', '.join(dict.fromkeys(keys))} without effect, since it has no adapter: leave out, or set "
+        f'peers.{name}.train = "lora"'
+        for name, keys in found.items()
+    ]
 
 
 def problems(tasks: Sequence[Task]) -> list[str]:

@@ -212,7 +212,7 @@ def probe(
     finished = recording.rounds()
     if not 0 <= step < finished:
         raise RunError(
-            f"{recording.directory} has rounds 0 to {finished - 1}, and no rollouts after step {step}: choose 0 or a "
+            f"{recording.directory} has rollouts after steps 0 to {finished - 1}, and none after {step}: choose 0 or a "
             f"checkpoint before the last (training.save_total_limit says how many are kept)"
         )
     recording.check_recorded(step, step + 1)

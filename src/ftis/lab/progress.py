@@ -380,7 +380,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             _word(peer.get("name"), 32) + " " + _word(peer.get("run"), 6),
             _word(peer.get("peer"), 64),
-            f"{_count(peer.get('round'))}/{_count(peer.get('rounds'))}",
+            f"{_count(peer.get('round')) + 1}/{rounds}" if (rounds := _count(peer.get("rounds"))) else "–",
             str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
             _word(peer.get("state"), 16),
             f"{reward:.2f}" if isinstance(reward, float) else "",

@@ -30,6 +30,7 @@ from ftis.lab.recipes import parse
 from ftis.lab.workers import cores
 from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
+from ftis.tasks.problems import excerpt
 
 LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
@@ -221,10 +222,14 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
 
 
 def _differing(before: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys at which two recipes differ, and both values. Peers and arms are called by their names."""
+    """Dotted keys at which two recipes differ, and both values. Tables in a list, as peers, are called by their names
+    where these are in the same order, or not the same names."""
     if before == now:
         return {}
-    before, now = _by_name(before), _by_name(now)
+    names, other_names = _names(before), _names(now)
+    if names and other_names and (names == other_names or set(names) != set(other_names)):
+        before = dict(zip(names, before, strict=True))
+        now = dict(zip(other_names, now, strict=True))
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
@@ -237,17 +242,20 @@ def _differing(before: Any, now: Any, place: str = "") -> dict[str, tuple[Any, A
     return found
 
 
-def _by_name(values: Any) -> Any:
-    """A list of tables that have names, as a table of these names."""
-    if isinstance(values, list) and values and all(isinstance(value, dict) and "name" in value for value in values):
-        return {value["name"]: value for value in values}
-    return values
+def _names(values: Any) -> list[str]:
+    """The names of the tables in a list; none where it is no such list, or two have the same."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) and "name" in value for value in values):
+        return []
+    names = [str(value["name"]) for value in values]
+    return names if len(set(names)) == len(names) else []
 
 
 def _values(before: Any, now: Any) -> str:
-    """Two single values, in brackets."""
-    single = all(value is None or isinstance(value, (str, int, float)) for value in (before, now))
-    return f" ({json.dumps(before)} before, {json.dumps(now)} now)" if single else ""
+    """Both values in brackets; nothing of lists and tables."""
+    if any(isinstance(value, (list, dict)) for value in (before, now)):
+        return ""
+    one, other = ("not set" if value is None else excerpt(value) for value in (before, now))
+    return f" ({one} before, {other} now)"
 
 
 def _starter_names(recipe: Recipe) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Recording:
             reason = "" if self.recipe.training.record_rollouts else " (training.record_rollouts was false)"
             raise RunError(
                 f"{self.directory}: the rollouts of {len(missing)} of {last - first} rounds, the first being round "
-                f"{missing[0]}, were not recorded or are gone{reason}: train again with training.record_rollouts = "
+                f"{missing[0] + 1}, were not recorded or are gone{reason}: train again with training.record_rollouts = "
                 f"true, or choose other rounds"
             )
 

@@ -80,7 +80,7 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
 
 
 def has_finished(peer: Seen) -> bool:
-    """Whether it signed its offer of the last round, by how many it says that the run has."""
+    """Whether it signed its offer of the last round. How many rounds there are is what its status says."""
     return peer.signed is not None and peer.signed.round + 1 == peer.said.get("rounds")
 
 

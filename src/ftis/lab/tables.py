@@ -156,13 +156,11 @@ COMPARED: dict[AnswerKind, str] = {
 
 FEW = 8
 """Groups below which a sounding says that they are few."""
-
-
 LONG = 4 * 3600.0
-"""Seconds of a run above which preflight says what shortens it."""
+"""Seconds of all peers' rounds above which preflight says what shortens them."""
 SHORTER = (
-    "what shortens it: fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
-    "sampling.max_completion_length; smaller models"
+    "a run is shorter with fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
+    "sampling.max_completion_length; or smaller models"
 )
 
 
@@ -211,12 +209,12 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one",
             highlight=False,
         )
+    in_parallel = runs_in_parallel(recipe)
+    seconds = rounds * (max if in_parallel else sum)([one.seconds_per_round for one in soundings] or [0.0])
     if len(soundings) > 1:
-        in_parallel = runs_in_parallel(recipe)
-        seconds = rounds * (max if in_parallel else sum)(one.seconds_per_round for one in soundings)
         how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
         console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)
-    if any(one.seconds_per_round * rounds > LONG for one in soundings):
+    if seconds > LONG:
         console.print(SHORTER, highlight=False)
     if soundings and (compared := soundings[0].compared):  # the peers have one task
         console.print(f"answers are compared {COMPARED[compared]}", highlight=False)

@@ -100,11 +100,12 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
     layout = (of["think_tag"], of["answer_tag"], of["extract"])
     think, answer, extract = layout
     for problem in problems:
-        if of["answer_kind"] == "number" and read_number(problem.answer) is None:
+        if of["answer_kind"] == "number" and problem.answer.strip() and read_number(problem.answer) is None:
+            tags = ' with reward.extract = "tags"' if extract == "last_number" else ""
             raise RewardError(
                 f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)} is no "
-                f'number, and answers are compared as numbers: set reward.answer = "exact" or "math", or leave the '
-                f"problem out"
+                f'number, and answers are compared as numbers: set reward.answer = "exact" or "math"{tags}, or leave '
+                f"the problem out"
             )
         if not problem.answer and of["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
             continue

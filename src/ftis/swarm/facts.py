@@ -114,12 +114,15 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         f"{_printable(key)}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
         for key in differing[:SHOWN]
     )
-    remedy = ": let all have the same recipe, --set and version of ftis"
     if "exchange" in differing:
-        remedy = ': one has exchange = "text" and the other has not: let all peers set the same'
+        remedy = 'one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
-        remedy = ': take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
-    return f"{peer} means another run by {recipe!r} and is not heard ({shown}){remedy}"
+        remedy = 'take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
+    elif differing == ["roster"]:
+        remedy = "give all the same roster"
+    else:
+        remedy = "let all have the same recipe, --set and version of ftis"
+    return f"{peer} means another run by {recipe!r} and is not heard ({shown}): {remedy}"
 
 
 def _printable(value: Any) -> str:
