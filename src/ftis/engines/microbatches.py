@@ -12,6 +12,7 @@ import torch
 
 from ftis.config import PeerConfig
 from ftis.engines.devices import device_kind
+from ftis.engines.models import inner_width
 from ftis.policy import Split, resolve_dtype
 from ftis.rollouts import Ints, Rows
 
@@ -68,12 +69,6 @@ def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any
         within = int(torch.cuda.get_device_properties(device).total_memory // 4)
     most = max(1, min(MOST_TOKENS, within // (kept_bytes(model, peer, device) or 1)))
     return Microbatches(padding_cost, (GRADIENT_COST + fixed / n_parameters) / padding_cost, most)
-
-
-def inner_width(text: Any) -> int:
-    """Of the feed-forward part of a decoder by its configuration: where each layer has its own, the largest."""
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    return int(max(inner) if isinstance(inner, list | tuple) else inner)
 
 
 def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:

@@ -94,6 +94,12 @@ def load_config(source: str) -> PreTrainedConfig:
     return config
 
 
+def inner_width(text: Any) -> int:
+    """Of the feed-forward part of a decoder by its configuration: where each layer has its own, the largest."""
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return int(max(inner) if isinstance(inner, list | tuple) else inner)
+
+
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ftis.engines.microbatches import inner_width
+from ftis.engines.models import inner_width
 from ftis.policy import Policy
 from ftis.rollouts import Ints
 
