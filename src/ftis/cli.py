@@ -114,7 +114,6 @@ def train(
     loaded = load_recipe(recipe, set_ or [])
     if dry_run or resolved:
         _print_plan(loaded, tuple(arm or ()), resolved)
-        console.print("next: ftis preflight says whether it would learn, and how long a round takes", highlight=False)
         return
     directory = run_directory(loaded)
     if resume and not directory.exists():
@@ -478,7 +477,8 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
     exchanged = exchanges(arms)
     if resolved:
         console.print_json(recipe.model_dump_json())
-    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged]:
+    after = "next: ftis preflight says whether it would learn, and how long a round takes"
+    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged, after]:
         console.print(line, highlight=False, markup=False)
 
 
