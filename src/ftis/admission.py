@@ -258,7 +258,7 @@ class Admitter:
         if not round - terms.max_staleness <= header.round <= round:
             return (
                 Reason.WRONG_ROUND,
-                f"round {header.round + 1}, this is {round + 1}: a message may be {terms.max_staleness} late",
+                f"round {header.round + 1}, this is {round + 1}, and network.max_staleness = {terms.max_staleness}",
             )
         if terms.tokenizer not in (None, header.tokenizer):
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"

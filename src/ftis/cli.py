@@ -195,10 +195,11 @@ def experiment(
     from ftis.lab.arms import of_arms
 
     loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
-    if dry_run or resolved:
+    dry_run |= resolved
+    if dry_run:
         _print_plan(loaded, (), resolved)
     at_a_time = announce(loaded, seeds, jobs)
-    if dry_run or resolved:
+    if dry_run:
         return
     directory = carry_out(loaded, seeds, at_a_time)
     tables.print_comparison(results.compare(directory), console)

@@ -150,15 +150,14 @@ def _check_directory(source: str) -> None:
     looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
     if not looks_local or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
-    if checkpoints := sorted(
-        (place.name for place in directory.glob("checkpoint-*")), key=lambda name: (len(name), name)
-    ):
+    below = [place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*")]
+    below.sort(key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
+    if checkpoints := [place.name for place in below if place.parent == directory]:
         raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
-    below = [*directory.glob("*/checkpoint-*"), *directory.glob("*/*/checkpoint-*")]
-    if inside := sorted(below, key=lambda place: (place.parent, len(place.name), place.name)):
-        peers = list(dict.fromkeys(str(place.parent) for place in inside))
+    if below:
+        peers = list(dict.fromkeys(str(place.parent) for place in below))
         raise ModelError(
-            f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {inside[-1]}"
+            f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {below[-1]}"
         )
     where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
     raise ModelError(

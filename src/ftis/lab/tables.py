@@ -210,7 +210,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             highlight=False,
         )
     in_parallel = runs_in_parallel(recipe)
-    seconds = rounds * (max if in_parallel else sum)([one.seconds_per_round for one in soundings] or [0.0])
+    each = [rounds * one.seconds_per_round for one in soundings]
+    seconds = max(each, default=0.0) if in_parallel else sum(each)
     if len(soundings) > 1:
         how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
         console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)

@@ -102,11 +102,8 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
     for problem in problems:
         if of["answer_kind"] == "number" and problem.answer.strip() and read_number(problem.answer) is None:
             tags = ' with reward.extract = "tags"' if extract == "last_number" else ""
-            raise RewardError(
-                f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)} is no "
-                f'number, and answers are compared as numbers: set reward.answer = "exact" or "math"{tags}, or leave '
-                f"the problem out"
-            )
+            why = f'is no number, and answers are compared as numbers: set reward.answer = "exact" or "math"{tags}'
+            raise _refusal(problem, where, why)
         if not problem.answer and of["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
             continue
         written = {
@@ -120,10 +117,12 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
             written, problem.answer, of["answer_kind"], *layout, problem.columns.get("reasoning_gym")
         )
         if not well_formed or not found or (found < of["pass_mark"] and not of["partial_credit"]):
-            raise RewardError(
-                f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)} earns "
-                f"nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}, or leave the problem out"
-            )
+            raise _refusal(problem, where, f"earns nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}")
+
+
+def _refusal(problem: Prompt, where: str, why: str) -> RewardError:
+    about = f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)}"
+    return RewardError(f"{about} {why}, or leave the problem out")
 
 
 _REMEDIES = {

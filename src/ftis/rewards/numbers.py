@@ -30,7 +30,8 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(
     rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
-_SIGN = re.compile(r"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:USD|EUR|GBP)(?=[\s0-9+-]))?\s*([+-]?)\s*")
+_CODES = "USD|EUR|GBP"
+_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:{_CODES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
 _IN_WORDS = re.compile(rf"{TEXT}([^{{}}A-Za-z]*)\}}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
@@ -45,7 +46,7 @@ _SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
 _FRACTIONS = str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 _DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")
-_CODE = re.compile(r"\b(?:USD|EUR|GBP)(?=[0-9])")
+_CODE = re.compile(rf"\b(?:{_CODES})(?=[0-9])")
 _IN_TEXT = re.compile(
     rf"(?<![\w.])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])[-\N{{MINUS SIGN}}\N{{EN DASH}}]?\\?\$?"
     rf"(?:(?:[0-9]+ ?)?{_FRACTION.pattern}|(?P<mixed>{_MIXED.pattern})|{_WHOLE}\s*/\s*{_WHOLE}"
