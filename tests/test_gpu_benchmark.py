@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,3 +32,26 @@ def test_each_way_to_keep_a_model_is_measured() -> None:
     assert 0 < adapter < case["parameters"]
     # what is kept otherwise computes otherwise
     assert len({of[way]["logp_gap_mean"] for way in ("LoRA", "LoRA, base in bfloat16", "LoRA, base in 4 bits")}) == 3
+
+
+def test_what_fails_is_told_and_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = importlib.import_module("gpu")
+
+    def kept(bench: Any, name: str, shape: dict[str, int], way: str) -> dict[str, Any]:
+        if way == "full":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return {"model": name, "way": way}
+
+    monkeypatch.setattr(gpu, "kept", kept)
+    monkeypatch.setattr(gpu, "measure", lambda bench, name, shape, limits: {"model": name})
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["cases"] == [{"model": "tiny"}]
+    assert found["ways"][0] == {"model": "tiny", "way": "full", "failed": "OutOfMemoryError: CUDA out of memory."}
+    assert {way["way"] for way in found["ways"]} == set(gpu.WAYS) - gpu.GPU_ONLY

@@ -13,10 +13,11 @@ from conftest import TinyPolicy, assert_one_line
 from policies import weights
 
 from ftis.config import PeerConfig, RecipeError
-from ftis.engines.builtin import builtin_sampler
+from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.head import ChunkedHead
 from ftis.engines.lines import Lines
+from ftis.engines.optimizers import load_state
 from ftis.lab.memory import Shape, _weights, checkpoint_bytes
 from ftis.lab.recipes import parse
 from ftis.loop import checkpoint
@@ -140,6 +141,57 @@ def test_moments_in_eight_bits_are_resumed(tiny_policy: TinyPolicy, tmp_path: Pa
     for one in (policy, again):
         one_step(one)
     assert not changed(weights(policy), again)
+
+
+def test_paged_moments_are_resumed_into_pages(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    library = pytest.importorskip("bitsandbytes")
+    policy = tiny_policy(model=WIDE, optim="adamw_8bit", learning_rate=1e-3)
+    one_step(policy)
+    checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
+    again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    pages: list[torch.Tensor] = []
+
+    class Paged(library.optim.AdamW8bit):  # type: ignore[misc, name-defined]
+        is_paged = True
+
+        def get_state_buffer(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            pages.append(torch.zeros_like(parameter, dtype=dtype))
+            return pages[-1]
+
+    again.optimizer = Paged(again.trainable, lr=1e-3, weight_decay=0.0)
+    again.optimizer.is_paged = True
+    load_state(again.optimizer, torch.load(tmp_path / "checkpoint-1" / "trainer_state" / "optimizer.pt"))
+    moments = [of[moment] for of in again.optimizer.state.values() for moment in ("state1", "state2")]
+    assert len(pages) == len(moments) == 2 * len(again.trainable)
+    assert all(one is other for one, other in zip(pages, moments, strict=True))
+    for one in (policy, again):
+        one_step(one)
+    assert not changed(weights(policy), again)
+
+
+def test_paged_moments_need_a_gpu(tiny_policy: TinyPolicy) -> None:
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ModelError) as caught:
+        tiny_policy(optim="paged_adamw_8bit", device="cpu")
+    assert_one_line(caught, "peer 'tiny'", 'optim = "adamw_8bit"', "device is cpu")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_slots_have_the_compute_dtype(kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes")
+    policy = tiny_policy(kind, model=WIDE, **LORA, dtype="bfloat16", frozen_dtype="nf4")
+    kept: set[torch.dtype] = set()
+    refill = _Rows.refill
+
+    def looked_at(self: _Rows, n_prompts: int) -> torch.Tensor:
+        logits = refill(self, n_prompts)
+        kept.update(tensor.dtype for tensors in self.cache.all_slots() for tensor in tensors)
+        return logits
+
+    monkeypatch.setattr(_Rows, "refill", looked_at)
+    assert not fuses(policy.model)
+    assert learner_gap(policy) < 0.1
+    assert kept == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("setting", [{"optim": "adamw_8bit"}, {"frozen_dtype": "nf4", **LORA}])

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from ftis.config import Recipe
 from ftis.engines.models import load_tokenizer
 from ftis.lab import estimate, memory
-from ftis.lab.estimate import fitting_jobs
+from ftis.lab.estimate import fitting_jobs, guess_seconds
 from ftis.lab.memory import Memory, Shape, peak_memory
 from ftis.lab.recipes import parse
 
@@ -148,6 +148,22 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert memory.available_bytes() > 0
+
+
+def test_the_guess_of_a_round_counts_groups_that_take_others_places(
+    tiny_model_dir: TinyModelDir,
+) -> None:
+    recipe, parameters = recipe_of(tiny_model_dir()), {str(tiny_model_dir()): 20_000}
+    none = guess_seconds(recipe, parameters, problems=0)
+    training = {"resample": "fill", "resample_budget": 1}
+
+    def filled(**more: int) -> float:
+        of = recipe.training.model_copy(update={**training, **more})
+        return guess_seconds(recipe.model_copy(update={"training": of}), parameters, problems=0)
+
+    sampling = filled() - none  # half of the groups have signal, so each is sampled twice
+    assert 0 < sampling < none
+    assert filled(resample_budget=5) == filled()
 
 
 def test_large_jobs_take_turns_on_a_gpu(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -563,6 +563,47 @@ def test_rows_that_wait_for_a_place_take_more_of_them() -> None:
     assert slots.groups_within(config, 10, 20, 4, 9, 1, 9, 8 * short, refills=False) == (8, short)
 
 
+def test_a_group_is_parted_where_it_does_not_fit() -> None:
+    config = Qwen2Config(
+        vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    short, long = slots.row_bytes(config, 10 + 20, 4), slots.row_bytes(config, 10 + 2 * 20, 4)
+    for repeats, within, parts in (
+        (12, 12 * short, 1),
+        (12, 12 * short - 1, 2 if 6 * long <= 12 * short - 1 else 3),
+        (12, 5 * long, 3),
+        (12, 3 * long, 4),
+        (12, long, 12),
+        (12, 1, 12),
+        (7, 7 * short - 1, 7),
+        (1, 1, 1),
+    ):
+        assert slots.parts_of_a_group(config, 10, 20, 4, repeats, within) == parts
+    assert slots.parts_of_a_group(config, 10, 20, 4, 12, 6 * short, refills=False) == 2
+
+
+@KINDS
+@pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
+def test_groups_in_parts_are_groups(
+    sampler: Draw, kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    prompts = prompts_of((3, 9, 5))
+    whole, greedy = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 4 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4))
+    parted, again = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
+    assert tokens(again) == tokens(greedy)
+    assert [len(group) for group in parted] == [12, 12, 12]
+    assert tokens(parted) != tokens(whole)  # drawn in another order
+    assert tokens(parted) == tokens(sampler(policy, prompts, 12, Decoding(16), 0))
+    for prompt, group in zip(prompts, parted, strict=True):
+        assert len({tuple(rollout.completion_ids.tolist()) for rollout in group}) > 4  # parts are no copies
+        learned = policy.logps([prompt] * 12, [rollout.completion_ids for rollout in group], 1.0)
+        for logp, rollout in zip(learned, group, strict=True):
+            np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+
+
 @KINDS
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_prompts_are_prefilled_a_few_at_a_time(

@@ -18,8 +18,8 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
-from ftis.engines.rows import as_groups, left_padded
-from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, prompts_prefilled
+from ftis.engines.rows import as_groups, joined, left_padded
+from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, parts_of_groups, prompts_prefilled
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
@@ -68,6 +68,10 @@ def builtin_sampler(
     if not prompt_ids:
         return []
     device, steps = policy.device, decoding.max_completion_length
+    parts = parts_of_groups(policy, prompt_ids, repeats, steps)
+    if parts > 1:
+        of_parts = [ids for ids in prompt_ids for _ in range(parts)]
+        return joined(builtin_sampler(policy, of_parts, repeats // parts, decoding, seed, batch_size), parts)
     rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
     if not (rows_fit_windows or fuses(policy.model)):
         return generate_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
@@ -164,8 +168,7 @@ class _Rows:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        if self.decoder is not None:
-            cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))
+        cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))  # under autocast models keep keys in float32
         cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
 
         used = self.cache.get_seq_length()

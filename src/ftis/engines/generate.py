@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from ftis.engines.rows import as_groups, left_padded
-from ftis.engines.slots import groups_at_a_time
+from ftis.engines.rows import as_groups, joined, left_padded
+from ftis.engines.slots import groups_at_a_time, parts_of_groups
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -30,7 +30,12 @@ def generate_sampler(
     """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other."""
     if not prompt_ids:
         return []
-    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, decoding.max_completion_length, batch_size, refills=False)
+    steps = decoding.max_completion_length
+    parts = parts_of_groups(policy, prompt_ids, repeats, steps, refills=False)
+    if parts > 1:
+        of_parts = [ids for ids in prompt_ids for _ in range(parts)]
+        return joined(generate_sampler(policy, of_parts, repeats // parts, decoding, seed, batch_size), parts)
+    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
         groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)

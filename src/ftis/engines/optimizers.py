@@ -38,6 +38,18 @@ def adamw(trainable: Sequence[Parameter], config: PeerConfig) -> torch.optim.Opt
     return made
 
 
+def load_state(optimizer: Any, state: dict[str, Any]) -> None:
+    """Go on from ``optimizer.state_dict()``. By itself bitsandbytes puts moments that it pages on the GPU whole."""
+    if not getattr(optimizer, "is_paged", False):
+        optimizer.load_state_dict(state)
+        return
+    optimizer.load_state_dict(state, move_to_device=False)
+    for parameter, of_parameter in optimizer.state.items():
+        for moment in ("state1", "state2"):
+            paged = optimizer.get_state_buffer(parameter, dtype=of_parameter[moment].dtype)
+            of_parameter[moment] = paged.copy_(of_parameter[moment])
+
+
 def bitsandbytes(config: PeerConfig, key: str) -> Any:
     """The library, for the peer's setting ``key``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,6 +21,11 @@ def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tenso
         ids[i, longest - len(prompt) :] = prompt
         mask[i, longest - len(prompt) :] = True
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def joined(parts: Sequence[tuple[Rollout, ...]], of_each: int) -> list[tuple[Rollout, ...]]:
+    """The groups of which each was drawn in ``of_each`` parts, one after the other."""
+    return [tuple(chain.from_iterable(parts[at : at + of_each])) for at in range(0, len(parts), of_each)]
 
 
 def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int) -> list[tuple[Rollout, ...]]:

@@ -60,6 +60,27 @@ def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> in
     return max(1, within // PREFILL_PARTS // max(1, prefill_bytes(config, longest, number)))
 
 
+def parts_of_a_group(
+    config: Any,
+    longest_prompt: int,
+    max_completion_length: int,
+    number: int,
+    repeats: int,
+    within: int,
+    refills: bool = True,
+) -> int:
+    """In how many equal parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
+
+    Where a single completion does not fit, they are drawn one by one. Arguments are those of :func:`groups_within`.
+    """
+    places = longest_prompt + max_completion_length
+    if repeats * row_bytes(config, places, number) <= within:
+        return 1
+    a_row = row_bytes(config, places + (max_completion_length if refills else 0), number)
+    fitting = (n for n in range(1, repeats) if repeats % n == 0 and repeats // n * a_row <= within)
+    return next(fitting, repeats)
+
+
 def groups_within(
     config: Any,
     longest_prompt: int,
@@ -103,7 +124,7 @@ def groups_at_a_time(
         policy.model.config,
         max(map(len, prompt_ids)),
         max_completion_length,
-        policy.compute_dtype.itemsize,
+        _number(policy, refills),
         len(prompt_ids),
         repeats,
         batch_size or len(prompt_ids) * repeats,
@@ -111,6 +132,19 @@ def groups_at_a_time(
         refills,
     )
     return at_a_time
+
+
+def parts_of_groups(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, refills: bool = True
+) -> int:
+    """In how many parts groups are drawn so that one is within :func:`cache_bytes`."""
+    longest, number, within = max(map(len, prompt_ids)), _number(policy, refills), cache_bytes(policy.device)
+    return parts_of_a_group(policy.model.config, longest, max_completion_length, number, repeats, within, refills)
+
+
+def _number(policy: Policy, slots: bool) -> int:
+    """Bytes of a number in the cache: slots have the compute dtype, and ``generate`` may keep keys in float32."""
+    return policy.compute_dtype.itemsize if slots else torch.float32.itemsize
 
 
 class SlotLayer(DynamicLayer):

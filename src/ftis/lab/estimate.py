@@ -354,6 +354,8 @@ def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
 def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -> float:
     """A guess of the seconds of one round of one peer on one core: sampling, training, and its part of evaluations.
 
+    With ``training.resample`` it supposes that :data:`~ftis.lab.memory.LIKELY_SIGNAL` of the groups have signal.
+
     Args:
         swarm: with exactly the peers of the swarm.
         parameters: of each model.
@@ -362,7 +364,8 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -
     training = swarm.training
     evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
     sampled, trained = rollouts_per_round(swarm)
-    sampled_and_evaluated = sampled + problems * evaluations / training.rounds
+    tries = min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / LIKELY_SIGNAL)
+    sampled_and_evaluated = sampled * tries + problems * evaluations / training.rounds
     tokens = LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each

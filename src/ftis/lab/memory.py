@@ -22,7 +22,7 @@ from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
-from ftis.engines.slots import cache_bytes, groups_within, prefill_bytes, prompts_prefilled
+from ftis.engines.slots import cache_bytes, groups_within, parts_of_a_group, prefill_bytes, prompts_prefilled
 from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
@@ -113,10 +113,12 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         (evaluated, 1, batch or EVAL_BATCH),
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
-    cache = 0
+    cache, within = 0, cache_bytes(device)
     for groups, of_each, most in drawn:
-        at_once, a_row = groups_within(shape.config, longest, steps, number, groups, of_each, most, cache_bytes(device))
-        prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, cache_bytes(device)))
+        parts = parts_of_a_group(shape.config, longest, steps, number, of_each, within)
+        groups, of_each = groups * parts, of_each // parts
+        at_once, a_row = groups_within(shape.config, longest, steps, number, groups, of_each, most, within)
+        prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
         cache = max(cache, at_once * of_each * a_row + prefill)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 
 from ftis.config import FtisError, PeerConfig
 from ftis.engines.models import first_line
+from ftis.engines.optimizers import load_state
 from ftis.loop.files import partial_directory
 from ftis.peer import Cursor
 from ftis.policy import Policy
@@ -96,7 +97,7 @@ def open_policy(
     if checkpoint:
         place = checkpoint / "trainer_state" / "optimizer.pt"
         state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)  # processes share its pages
-        policy.optimizer.load_state_dict(state)
+        load_state(policy.optimizer, state)
     return policy
 
 
