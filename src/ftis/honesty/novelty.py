@@ -30,7 +30,7 @@ class Novelty(Selection):
 
     The usual one is the 99th percentile over the learner's own last rollouts with Â ≠ 0, which it drew from π_old
     itself. An importance weight mutes what is planted without this. It is meant for NoIS, F-NoIS and fine-tuning on
-    what others solved. docs/results.md has what it stops, and what it costs between honest peers.
+    what others solved. docs/strangers.md has what it stops, and what it costs between honest peers.
     """
 
     name = "novelty"
