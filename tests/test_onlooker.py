@@ -215,7 +215,21 @@ def test_who_has_finished_may_leave(heard_of: Heard) -> None:
         heard_of.sign(name, 5, AT + 1)
         heard_of.come(name, gone=True, at=AT + 2)
     assert heard_of.headline(AT + 100) == "All 3 peers have finished"
-    assert heard_of.remarks("a", AT + 100) == ["Gone; says that its run has “6” rounds"]
+    assert heard_of.remarks("a", AT + 100) == ["Gone after its last round"]
+
+
+def test_how_many_rounds_a_run_has_is_claimed_until_its_facts_are_known(tmp_path: Path) -> None:
+    made = Heard(tmp_path)
+    made.come("a")
+    made.sign("a", 5)
+    made.say("a")
+    assert swarms.where(made.peer("a")).startswith("signed its offer of round 6 of “6”")
+    made.come("a", gone=True, at=AT + 2)
+    assert made.remarks("a", AT + 100) == ["Gone after its last round; says that its run has “6” rounds"]
+    made.mean("a")
+    made.say("a", rounds=7)  # whatever it says by now, it signed that there are six
+    assert swarms.where(made.peer("a")).startswith("signed its offer of round 6 of 6")
+    assert made.remarks("a", AT + 100) == ["Gone after its last round"]
 
 
 @pytest.mark.parametrize(("round", "headline"), [(4, "Working"), (5, "Finished")])
@@ -360,7 +374,7 @@ def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
     assert [script["src"] for script in page.scripts] == ["/watch.js"]
     for text in ("have a look at b", "“<script>alert(1)</script>”", "“⟨U+202E⟩9”"):
         assert text in page.text
-    assert "b: signed its offer of round 4 of “6”, one each 4 s; says that it is “<script>" in page.text
+    assert "b: signed its offer of round 4 of 6, one each 4 s; says that it is “<script>" in page.text
     assert "“7 of 12”" in page.text
     assert f"its key {heard_of.public['a'][:8]}" in page.text
     assert "no peer counts it" in page.text

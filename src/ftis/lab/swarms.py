@@ -80,15 +80,22 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
 
 
 def has_finished(peer: Seen) -> bool:
-    """Whether it signed its offer of the last round. How many rounds there are is what its status says."""
-    return peer.signed is not None and peer.signed.round + 1 == peer.said.get("rounds")
+    """Whether it signed its offer of the last round."""
+    return peer.signed is not None and peer.signed.round + 1 == _rounds(peer)
+
+
+def _rounds(peer: Seen) -> int | None:
+    """How many rounds its run has: by the facts whose digest it signed, before these are known as its status says."""
+    rounds = (peer.facts if peer.committed else peer.said).get("rounds")
+    return rounds if isinstance(rounds, int) else None
 
 
 def where(peer: Seen) -> str:
     """``signed its offer of round 12; says that it is “training”, reward “.62”``."""
     parts = ["signed no offer yet"]
     if peer.signed is not None:
-        of = f" of “{peer.said['rounds']}”" if "rounds" in peer.said else ""
+        rounds = _rounds(peer)
+        of = "" if rounds is None else f" of {rounds}" if peer.committed else f" of “{rounds}”"
         parts = [f"signed its offer of round {peer.signed.round + 1}{of}"]
         if peer.signed.pace is not None and peer.signed.pace >= 1:
             parts[0] += f", one each {in_time(peer.signed.pace)}"
@@ -139,8 +146,8 @@ def remarks_on(peer: Seen, run: Run, rarer: Mapping[str, str], onlooker: Onlooke
 def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
     signed = peer.signed
     if has_finished(peer):
-        gone = Remark("fine", f"Gone; says that its run has “{peer.said['rounds']:,}” rounds")
-        return [] if peer.present else [gone]
+        says = "" if peer.committed else f"; says that its run has “{_rounds(peer):,}” rounds"
+        return [] if peer.present else [Remark("fine", f"Gone after its last round{says}")]
     if not peer.present:
         last = "" if signed is None else f"; its last offer was of round {signed.round + 1}"
         if peer.changed is None:
