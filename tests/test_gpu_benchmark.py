@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from ftis.policy import ModelError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,6 +45,8 @@ def test_what_fails_is_told_and_the_rest_is_measured(
     def kept(bench: Any, name: str, shape: dict[str, int], way: str) -> dict[str, Any]:
         if way == "full":
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        if way == "LoRA":
+            raise ModelError("model 'm' cannot be loaded")
         return {"model": name, "way": way}
 
     monkeypatch.setattr(gpu, "kept", kept)
@@ -54,4 +58,5 @@ def test_what_fails_is_told_and_the_rest_is_measured(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["cases"] == [{"model": "tiny"}]
     assert found["ways"][0] == {"model": "tiny", "way": "full", "failed": "OutOfMemoryError: CUDA out of memory."}
+    assert [way["way"] for way in found["ways"] if "failed" in way] == ["full", "LoRA"]
     assert {way["way"] for way in found["ways"]} == set(gpu.WAYS) - gpu.GPU_ONLY

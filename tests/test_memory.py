@@ -14,6 +14,7 @@ from conftest import TinyModelDir
 from transformers import AutoConfig
 
 from ftis.config import Recipe
+from ftis.engines import slots
 from ftis.engines.models import load_tokenizer
 from ftis.lab import estimate, memory
 from ftis.lab.estimate import fitting_jobs, guess_seconds
@@ -114,7 +115,7 @@ def test_of_a_large_micro_batch_some_rows_are_measured(
     assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0] == pytest.approx(whole, rel=0.5)
 
 
-def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
+def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model_dir()
     recipe, shape = recipe_of(model), shape_of(model)
     text = shape.config.get_text_config(decoder=True)
@@ -124,14 +125,24 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir) -> None:
     slot = text.num_hidden_layers * text.num_key_value_heads * head_dim * 2 * 4
     copied = (20_000 - text.vocab_size * text.hidden_size) * 4
 
-    def drawn(rows: int, prompts: int) -> int:
-        """Of at most 9 + 8 tokens each, with three copies of the logits; prompts are prefilled together."""
+    def drawn(rows: int, prompts: int, places: int = 9 + 8) -> int:
+        """Keys, values and three copies of the logits; prompts are prefilled together."""
         prefill = prompts * 9 * (6 * text.hidden_size + 3 * text.intermediate_size) * 4
-        return int(rows * (17 * slot + 3 * 4 * text.vocab_size) + prefill)
+        return int(rows * (places * slot + 3 * 4 * text.vocab_size) + prefill)
 
     assert found.sampling == max(drawn(8, 2), drawn(4, 4)) + copied  # a round's, or an evaluation's
     split = recipe_of(model, tokens_per_microbatch=40)
     assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
+
+    generated = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"sampler": "transformers"})})
+    low = recipe.peers[0].model_copy(update={"dtype": "bfloat16"})
+    halves = [peak_memory(of, low, shape, [9, 5, 7, 9], 7).sampling for of in (recipe, generated)]
+    assert halves[0] < halves[1]  # of numbers in the cache, which generate may keep in float32
+
+    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", drawn(2, 0, 9 + 8 + 8))  # for two of four completions of a group
+    parted = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
+    assert parted.sampling == drawn(2, 1, 9 + 8 + 8) + copied
+    assert peak_memory(generated, recipe.peers[0], shape, [9, 5, 7, 9], 7).sampling == drawn(2, 1) + copied
 
 
 def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,21 @@ def test_how_many_rounds_a_run_has_is_claimed_until_its_facts_are_known(tmp_path
     assert made.remarks("a", AT + 100) == ["Gone after its last round"]
 
 
+@pytest.mark.parametrize("rounds", [True, 10**30, "6", -1, None])
+def test_rounds_that_are_no_count_finish_nothing(tmp_path: Path, rounds: Any) -> None:
+    made = Heard(tmp_path)
+    peer = replace(_signed_by_one(made), facts={"rounds": rounds}, committed=True)
+    assert not swarms.has_finished(peer)
+    assert swarms.where(peer).startswith("signed its offer of round 1;")
+
+
+def _signed_by_one(made: Heard) -> Seen:
+    made.come("a")
+    made.sign("a", 0)
+    made.say("a")
+    return made.peer("a")
+
+
 @pytest.mark.parametrize(("round", "headline"), [(4, "Working"), (5, "Finished")])
 def test_one_peer_by_itself_is_not_called_all(tmp_path: Path, round: int, headline: str) -> None:
     made = Heard(tmp_path)

@@ -70,8 +70,9 @@ def builtin_sampler(
     device, steps = policy.device, decoding.max_completion_length
     parts = parts_of_groups(policy, prompt_ids, repeats, steps)
     if parts > 1:
-        of_parts = [ids for ids in prompt_ids for _ in range(parts)]
-        return joined(builtin_sampler(policy, of_parts, repeats // parts, decoding, seed, batch_size), parts)
+        of_parts, of_each = [ids for ids in prompt_ids for _ in range(parts)], math.ceil(repeats / parts)
+        drawn_in_parts = builtin_sampler(policy, of_parts, of_each, decoding, seed, batch_size)
+        return joined(drawn_in_parts, parts, repeats)
     rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
     if not (rows_fit_windows or fuses(policy.model)):
         return generate_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)

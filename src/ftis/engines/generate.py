@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,8 +34,9 @@ def generate_sampler(
     steps = decoding.max_completion_length
     parts = parts_of_groups(policy, prompt_ids, repeats, steps, refills=False)
     if parts > 1:
-        of_parts = [ids for ids in prompt_ids for _ in range(parts)]
-        return joined(generate_sampler(policy, of_parts, repeats // parts, decoding, seed, batch_size), parts)
+        of_parts, of_each = [ids for ids in prompt_ids for _ in range(parts)], math.ceil(repeats / parts)
+        drawn_in_parts = generate_sampler(policy, of_parts, of_each, decoding, seed, batch_size)
+        return joined(drawn_in_parts, parts, repeats)
     at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):

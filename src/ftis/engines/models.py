@@ -258,16 +258,16 @@ def require_precision(config: PeerConfig) -> None:
         ModelError: bitsandbytes is missing, a base in bfloat16 is to be used in float32, or moments are to be paged
             without a GPU.
     """
-    if config.optim != "adamw":
-        bitsandbytes(config, "optim")
-    if config.frozen_dtype == "nf4":
-        bitsandbytes(config, "frozen_dtype")
     device = resolve_device(config.device)
     if config.optim == "paged_adamw_8bit" and device.type != "cuda":
         raise ModelError(
             f'peer {config.name!r}: optim = "paged_adamw_8bit" moves moments between a GPU and main memory, and its '
             f'device is {device.type}: set optim = "adamw_8bit", or device to a GPU'
         )
+    if config.optim != "adamw":
+        bitsandbytes(config, "optim")
+    if config.frozen_dtype == "nf4":
+        bitsandbytes(config, "frozen_dtype")
     arithmetic = resolve_dtype(config.dtype, device)
     if config.frozen_dtype == "bfloat16" and arithmetic != torch.bfloat16:
         raise ModelError(

@@ -23,9 +23,9 @@ def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tenso
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
 
 
-def joined(parts: Sequence[tuple[Rollout, ...]], of_each: int) -> list[tuple[Rollout, ...]]:
-    """The groups of which each was drawn in ``of_each`` parts, one after the other."""
-    return [tuple(chain.from_iterable(parts[at : at + of_each])) for at in range(0, len(parts), of_each)]
+def joined(drawn: Sequence[tuple[Rollout, ...]], parts: int, repeats: int) -> list[tuple[Rollout, ...]]:
+    """Groups of ``repeats`` completions, each drawn in so many parts, one after the other, which may hold some more."""
+    return [tuple(chain.from_iterable(drawn[at : at + parts]))[:repeats] for at in range(0, len(drawn), parts)]
 
 
 def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int) -> list[tuple[Rollout, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,16 +70,16 @@ def parts_of_a_group(
     within: int,
     refills: bool = True,
 ) -> int:
-    """In how many equal parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
+    """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
 
-    Where a single completion does not fit, they are drawn one by one. Arguments are those of :func:`groups_within`.
+    A part has ⌈repeats / parts⌉ completions. Where a single one does not fit, each is a part. Arguments are those of
+    :func:`groups_within`.
     """
     places = longest_prompt + max_completion_length
     if repeats * row_bytes(config, places, number) <= within:
         return 1
     a_row = row_bytes(config, places + (max_completion_length if refills else 0), number)
-    fitting = (n for n in range(1, repeats) if repeats % n == 0 and repeats // n * a_row <= within)
-    return next(fitting, repeats)
+    return math.ceil(repeats / max(1, within // a_row))
 
 
 def groups_within(

@@ -113,11 +113,12 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         (evaluated, 1, batch or EVAL_BATCH),
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
-    cache, within = 0, cache_bytes(device)
+    cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
+    kept_in = number if refills else FLOAT
     for groups, of_each, most in drawn:
-        parts = parts_of_a_group(shape.config, longest, steps, number, of_each, within)
-        groups, of_each = groups * parts, of_each // parts
-        at_once, a_row = groups_within(shape.config, longest, steps, number, groups, of_each, most, within)
+        split = parts_of_a_group(shape.config, longest, steps, kept_in, of_each, within, refills)
+        groups, of_each = groups * split, math.ceil(of_each / split)
+        at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
         cache = max(cache, at_once * of_each * a_row + prefill)

@@ -29,7 +29,7 @@ from ftis.lab.sentences import (
     share,
 )
 from ftis.lab.views import Cell, RowGroup, Table
-from ftis.swarm.onlooker import Happened, Onlooker, Run, Seen
+from ftis.swarm.onlooker import Happened, Onlooker, Run, Seen, is_count
 
 ANSWERS_WITHIN = 15.0
 """Seconds in which a peer that is there has answered."""
@@ -87,7 +87,7 @@ def has_finished(peer: Seen) -> bool:
 def _rounds(peer: Seen) -> int | None:
     """How many rounds its run has: by the facts whose digest it signed, before these are known as its status says."""
     rounds = (peer.facts if peer.committed else peer.said).get("rounds")
-    return rounds if isinstance(rounds, int) else None
+    return rounds if is_count(rounds) else None  # a member may sign anything
 
 
 def where(peer: Seen) -> str:

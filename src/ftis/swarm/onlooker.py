@@ -312,15 +312,18 @@ def _difference(first: Run, run: Run) -> str:
     return text.partition("(")[2].rpartition(")")[0] or "another run"
 
 
+def is_count(value: Any) -> bool:
+    """Whether what anybody may have said is a whole number that a page can show."""
+    return type(value) is int and 0 <= value < 2**53
+
+
 def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a status that are of the type they ought to be, and no longer than they ought to be."""
     found: dict[str, Any] = {}
     for key in ("state", "version", "tokenizer"):
         if isinstance(said.get(key), str):
             found[key] = said[key][:LONGEST_TEXT]
-    for key in ("rounds", "unrewarded"):
-        if type(said.get(key)) is int and 0 <= said[key] < 2**53:
-            found[key] = said[key]
+    found |= {key: said[key] for key in ("rounds", "unrewarded") if is_count(said.get(key))}
     if isinstance(said.get("reward"), (int, float)) and abs(said["reward"]) < 1e9:
         found["reward"] = float(said["reward"])
     live, sources = said.get("live"), said.get("from")
@@ -328,7 +331,7 @@ def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
         found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
     if isinstance(sources, dict):
         found["from"] = {
-            name: {k: v for k, v in totals.items() if type(v) is int and 0 <= v < 2**53}
+            name: {k: v for k, v in totals.items() if is_count(v)}
             for name, totals in list(sources.items())[:MOST_PEERS]
             if isinstance(totals, dict) and _NAME.fullmatch(name)
         }
