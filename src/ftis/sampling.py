@@ -61,7 +61,7 @@ class Draw(Protocol):
     """Draws ``repeats`` completions for each prompt; returns a tuple of rollouts per prompt.
 
     The same ``seed`` gives the same completions on one machine. At most ``batch_size`` completions are drawn at a time
-    (0: all), whole groups together.
+    (0: all), whole groups together where memory allows.
     """
 
     def __call__(
