@@ -710,7 +710,7 @@ def test_groups_can_be_replaced_in_vertical_mode_without_a_limit() -> None:
         parse(document(training__resample_budget=2, **{f"training__{key}": value}))
     filled, two = parse(document(training__resample="fill")), parse(document(training__resample_budget=2))
     assert agreement(two, "", 1) == agreement(parse(document()), "", 1)
-    assert mismatch("bob", "r", agreement(filled, "", 1), agreement(two, "", 1)) is not None
+    assert mismatch("r", agreement(filled, "", 1), agreement(two, "", 1)) is not None
 
 
 def test_what_peers_compare_is_the_same_after_the_wire() -> None:
@@ -727,4 +727,4 @@ def test_what_peers_compare_is_the_same_after_the_wire() -> None:
         where="test",
     )
     facts = agreement(recipe, "t", 1)
-    assert mismatch("a", "a", facts, json.loads(json.dumps(facts))) is None
+    assert mismatch("a", facts, json.loads(json.dumps(facts))) is None

@@ -248,8 +248,9 @@ def test_facts_are_a_json_object_of_a_size_to_be_read(data: bytes) -> None:
 
 
 def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:
-    assert mismatch("b", "demo", {"seed": 1}, {"seed": 1}) is None
-    text = mismatch("b", "demo", {}, {f"\x1b{number}": "\x1b[2J" + "y" * 1000 for number in range(50)})
-    assert text is not None
+    assert mismatch("demo", {"seed": 1}, {"seed": 1}) is None
+    differs = mismatch("demo", {}, {f"\x1b{number}": "\x1b[2J" + "y" * 1000 for number in range(50)})
+    assert differs is not None
+    text = differs.of(["b"])
     assert text.isprintable()
     assert len(text) < 1200

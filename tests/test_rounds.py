@@ -257,24 +257,26 @@ def test_a_waiting_peer_says_so_now_and_then_and_asks_everybody() -> None:
 
 
 def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nobody() -> None:
-    text = mismatch("b", "demo", {"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 1})
+    differs = mismatch("demo", {"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 1})
+    assert differs is not None
+    text = differs.of(["b"])
     assert text == (
         "b means another run by 'demo' and is not heard (temperature: 1.0 here, 0.7 there): let all have the same "
         "recipe, --set and version of ftis"
     )
-    of_keys = mismatch("b", "demo", {"roster": "1"}, {"roster": "2"})
+    of_keys = mismatch("demo", {"roster": "1"}, {"roster": "2"})
     assert of_keys is not None
-    assert of_keys.endswith("is not heard (roster: 1 here, 2 there): give all the same roster")
-    other = mismatch("b", "demo", {"exchange": "text"}, {"tokenizer": "7381fc35"})
+    assert of_keys.of(["b"]).endswith("is not heard (roster: 1 here, 2 there): give all the same roster")
+    other = mismatch("demo", {"exchange": "text"}, {"tokenizer": "7381fc35"})
     assert other is not None
-    assert other.endswith(': one has exchange = "text" and the other has not: let all peers set the same')
+    assert other.of(["b"]).endswith(': one has exchange = "text" and the other has not: let all peers set the same')
     for someone_came in (False, True):
         table = Table()
         table.enter()
         table.collect(0)
         for _ in range(3):
-            table.heed(table.rounds.mismatched("b", text))
-            table.heed(table.rounds.mismatched("mallory", text))
+            table.heed(table.rounds.mismatched("b", differs))
+            table.heed(table.rounds.mismatched("mallory", differs))
         assert [notice.text for notice in table.said] == [text]
         if someone_came:
             table.comes("c")
@@ -285,6 +287,23 @@ def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nob
             with pytest.raises(ExchangeError, match=r"temperature: 1\.0 here, 0\.7 there"):
                 table.run()
             assert table.now == 110.0
+
+
+def test_peers_that_mean_the_same_other_run_are_named_together() -> None:
+    table = Table()
+    table.enter()
+    table.collect(0)
+    for peer, seed in (("b", 1), ("c", 2), ("d", 1)):
+        differs = mismatch("demo", {"seed": 0}, {"seed": seed})
+        assert differs is not None
+        table.heed(table.rounds.mismatched(peer, differs))
+    with pytest.raises(ExchangeError) as ended:
+        table.run()
+    remedy = "let all have the same recipe, --set and version of ftis"
+    assert str(ended.value) == (
+        f"b, d mean another run by 'demo' and are not heard (seed: 0 here, 1 there): {remedy}; "
+        f"c means another run by 'demo' and is not heard (seed: 0 here, 2 there): {remedy}"
+    )
 
 
 # --- late, stale, twice ---------------------------------------------------------------------------------------------

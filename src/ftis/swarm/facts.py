@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +105,22 @@ def read_facts(data: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """A sentence on what ``peer`` means by ``recipe`` and this peer does not; None if they mean the same."""
+@dataclass(frozen=True)
+class Mismatch:
+    """What others mean by ``recipe`` and this peer does not, in words, and what to do."""
+
+    recipe: str
+    differing: str
+    remedy: str
+
+    def of(self, peers: Sequence[str]) -> str:
+        """The sentence on ``peers``, who all mean the same."""
+        verbs = "means another run by {} and is" if len(peers) == 1 else "mean another run by {} and are"
+        return f"{', '.join(peers)} {verbs.format(repr(self.recipe))} not heard ({self.differing}): {self.remedy}"
+
+
+def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mismatch | None:
+    """What another peer means by ``recipe`` and this peer does not; None if they mean the same."""
     differing = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     if not differing:
         return None
@@ -122,7 +136,7 @@ def mismatch(peer: str, recipe: str, own: Mapping[str, Any], theirs: Mapping[str
         remedy = "give all the same roster"
     else:
         remedy = "let all have the same recipe, --set and version of ftis"
-    return f"{peer} means another run by {recipe!r} and is not heard ({shown}): {remedy}"
+    return Mismatch(recipe, shown, remedy)
 
 
 def _printable(value: Any) -> str:

@@ -375,10 +375,10 @@ class NetworkExchange:
 
     def _hear_facts(self, peer: str, data: bytes) -> None:
         theirs = read_facts(data)
-        text = mismatch(peer, self.recipe.name, self.facts, theirs) if theirs is not None else None
-        if text is not None:
+        differs = mismatch(self.recipe.name, self.facts, theirs) if theirs is not None else None
+        if differs is not None:
             with self.changed:
-                decisions = self.rounds.mismatched(peer, text)
+                decisions = self.rounds.mismatched(peer, differs)
             self._carry_out(decisions)
 
     # --- answering --------------------------------------------------------------------------------

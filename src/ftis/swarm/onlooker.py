@@ -308,8 +308,8 @@ class Onlooker:
 def _difference(first: Run, run: Run) -> str:
     if not first.facts or not run.facts:
         return "another run"
-    text = mismatch("", run.name, first.facts, run.facts) or ""
-    return text.partition("(")[2].rpartition(")")[0] or "another run"
+    differs = mismatch(run.name, first.facts, run.facts)
+    return differs.differing if differs else "another run"
 
 
 def is_count(value: Any) -> bool:

@@ -23,6 +23,7 @@ from ftis.admission import Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
 from ftis.exchange import Collected, ExchangeError
 from ftis.swarm.chunks import Assembly
+from ftis.swarm.facts import Mismatch
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
@@ -131,7 +132,7 @@ class Rounds:
         self._noticed = self._asked = 0.0
         self._rejections: list[Rejection] = []
         self._forged: set[str] = set()
-        self._mismatches: dict[str, str] = {}
+        self._mismatches: dict[str, Mismatch] = {}
 
     # --- what the transport may ask ---------------------------------------------------------------
 
@@ -287,12 +288,18 @@ class Rounds:
         if peer in self._others:
             self._others[peer].answered = frozenset(rounds)
 
-    def mismatched(self, peer: str, text: str) -> list[Decision]:
-        """``peer`` means another run by the recipe; ``text`` says what differs."""
+    def mismatched(self, peer: str, differs: Mismatch) -> list[Decision]:
+        """``peer`` means another run by the recipe, which ``differs``."""
         if peer not in self._others or peer in self._mismatches:
             return []
-        self._mismatches[peer] = text
-        return [self._notice("mismatch", text)]
+        self._mismatches[peer] = differs
+        return [self._notice("mismatch", differs.of([peer]))]
+
+    def _who_means_another(self) -> str:
+        alike: dict[Mismatch, list[str]] = {}
+        for peer, differs in self._mismatches.items():
+            alike.setdefault(differs, []).append(peer)
+        return "; ".join(differs.of(peers) for differs, peers in alike.items())
 
     # --- contents ---------------------------------------------------------------------------------
 
@@ -409,7 +416,7 @@ class Rounds:
             )
         met_nobody = not any(other.met for other in self._others.values())
         if met_nobody and self._mismatches and not self._is_starting(now):
-            raise ExchangeError("; ".join(self._mismatches.values()))
+            raise ExchangeError(self._who_means_another())
         return self.settings.below_quorum == "wait"
 
     def _is_starting(self, now: float) -> bool:
