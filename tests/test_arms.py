@@ -280,6 +280,10 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     assert "alone-part: 12 jobs of 1 peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
     assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
     assert lines[-1].startswith("guess ")
+    assert "warm-up" not in lines[-1]
+    peers = tuple(p.model_copy(update={"model": f"starter:small@{i}"}) for i, p in enumerate(recipe.peers, 70))
+    to_make = plan(recipe.model_copy(update={"peers": peers}), range(3), 2)
+    assert " in all beside 4 warm-ups of a minute or so, 2 at a time, once: from parameters" in to_make[-1]
 
 
 def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(

@@ -164,6 +164,7 @@ def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: 
     shown = section(result)
     assert shown is not None
     assert any(line.startswith("F-TIS-2: ") and "from alone-x2: −0.100" in line for line in shown.verdicts)
+    assert "equal training" not in shown.intro
     _, equal, _ = shown.tables
     column = list(equal.head).index("Against equal training")
     row = next(row for row in equal.groups[0].rows if row[0].text == "F-TIS-2")
@@ -230,6 +231,7 @@ def test_what_a_swarm_costs_has_an_interval_over_seeds(tmp_path: Path) -> None:
     shown = section(result)
     assert shown is not None
     row = next(row for row in shown.tables[-1].groups[0].rows if row[0].text == "F-TIS-2")
+    assert "No arm trains alone on as many rollouts as a peer of a swarm" in shown.intro
     cell = row[list(shown.tables[-1].head).index("Own seconds")]
     assert cell.text == seconds_text(of_seeds[1])
     assert cell.interval == f"[{seconds_text(pairs['low'])}, {seconds_text(pairs['high'])}]"

@@ -21,7 +21,7 @@ from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
 from ftis.lab.estimate import disk_of, guess_seconds, known_parameters, too_much_for, validation_problems
-from ftis.lab.formatting import in_bytes
+from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.plan import budget, problems, rates
 from ftis.lab.prepare import check, prepare
@@ -136,9 +136,11 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
     )
     seconds = [job.rounds_left * job.guess for job in found]
     total = max(max(seconds), sum(seconds) / jobs)
+    made = sum(model.startswith("starter:") for model in unknown)
+    beside = f" beside {counted(made, 'warm-up')} of a minute or so, {jobs} at a time, once" if made else ""
     lines.append(
-        f"guess {in_time(total)} in all, from parameters × tokens, with a CPU core for each of {jobs} jobs: it may be "
-        f"off threefold and says nothing about GPUs; the time left is told from rounds once some are measured"
+        f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {jobs} jobs, so "
+        f"it may be off threefold and says nothing about GPUs; the time left is told from rounds once some are measured"
     )
     return lines
 

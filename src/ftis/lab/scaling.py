@@ -53,6 +53,8 @@ def section(found: Mapping[str, Any] | None) -> Scaling | None:
         f"Every peer samples {found['own_rollouts']} rollouts a round itself, whatever its swarm. Means over "
         f"{counted(found['peers'], 'peer')} and {counted(len(found['seeds']), 'seed')}; intervals are 95%, over seeds."
     )
+    if not any(size.get("against_equal_training") for size in _sizes(found)):
+        intro += " No arm trains alone on as many rollouts as a peer of a swarm, so nothing is said of equal training."
     panels = draw(found)
     compared = [
         (size["arm"], against)
