@@ -28,6 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -96,14 +97,13 @@ class Bench:
         self.began = time.monotonic()
         self.failed = False
 
-    def tried(self, body: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
-        """What ``body`` found, printed; where it fails, why, so that the rest is measured all the same."""
+    def tried(self, case: dict[str, Any], body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What ``body`` found, printed; where it fails, the ``case`` and why, and the rest is measured all the same."""
         try:
-            found = body(self, *of)
+            found = body()
         except Exception as error:
             self.failed = True
-            named = {"model": of[0], "way": of[2]} if body is kept else {"model": of[0]}
-            found = named | {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
+            found = case | {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
         print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
         return found
 
@@ -333,9 +333,15 @@ def main() -> None:
     limits = bench.limits()
     print(f"limits: {limits[0] / 1e12:.4g} TFLOP/s in bfloat16, {limits[1] / 1e9:.4g} GB/s", flush=True)
     shapes = TINY if settings.tiny else {name: SHAPES[name] for name in settings.models}
-    results = [bench.tried(measure, name, shape, limits) for name, shape in shapes.items()]
+    results = [
+        bench.tried({"model": name}, partial(measure, bench, name, shape, limits)) for name, shape in shapes.items()
+    ]
     here = [way for way in WAYS if bench.device.type == "cuda" or way not in GPU_ONLY]
-    ways = [bench.tried(kept, name, shape, way) for name, shape in shapes.items() for way in here]
+    ways = [
+        bench.tried({"model": name, "way": way}, partial(kept, bench, name, shape, way))
+        for name, shape in shapes.items()
+        for way in here
+    ]
     facts = {"device": where, "tflops": round(limits[0] / 1e12, 4), "gigabytes_per_second": round(limits[1] / 1e9, 2)}
     print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "ways": ways}))
     if bench.failed:

@@ -161,9 +161,7 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
         assert memory.available_bytes() > 0
 
 
-def test_the_guess_of_a_round_counts_groups_that_take_others_places(
-    tiny_model_dir: TinyModelDir,
-) -> None:
+def test_the_guess_of_a_round_counts_groups_that_take_others_places(tiny_model_dir: TinyModelDir) -> None:
     recipe, parameters = recipe_of(tiny_model_dir()), {str(tiny_model_dir()): 20_000}
     none = guess_seconds(recipe, parameters, problems=0)
     training = {"resample": "fill", "resample_budget": 1}

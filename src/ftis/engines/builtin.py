@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
-from ftis.engines.rows import as_groups, joined, left_padded
+from ftis.engines.rows import as_groups, in_parts, left_padded
 from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, parts_of_groups, prompts_prefilled
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
@@ -68,14 +68,12 @@ def builtin_sampler(
     if not prompt_ids:
         return []
     device, steps = policy.device, decoding.max_completion_length
-    parts = parts_of_groups(policy, prompt_ids, repeats, steps)
-    if parts > 1:
-        of_parts, of_each = [ids for ids in prompt_ids for _ in range(parts)], math.ceil(repeats / parts)
-        drawn_in_parts = builtin_sampler(policy, of_parts, of_each, decoding, seed, batch_size)
-        return joined(drawn_in_parts, parts, repeats)
     rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
     if not (rows_fit_windows or fuses(policy.model)):
         return generate_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+    parts = parts_of_groups(policy, prompt_ids, repeats, steps)
+    if parts > 1:
+        return in_parts(builtin_sampler, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
     generator = torch.Generator(device).manual_seed(seed)
     warpers = decoding.warpers()
     ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)

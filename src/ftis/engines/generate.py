@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from ftis.engines.rows import as_groups, joined, left_padded
+from ftis.engines.rows import as_groups, in_parts, left_padded
 from ftis.engines.slots import groups_at_a_time, parts_of_groups
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
@@ -34,9 +33,7 @@ def generate_sampler(
     steps = decoding.max_completion_length
     parts = parts_of_groups(policy, prompt_ids, repeats, steps, refills=False)
     if parts > 1:
-        of_parts, of_each = [ids for ids in prompt_ids for _ in range(parts)], math.ceil(repeats / parts)
-        drawn_in_parts = generate_sampler(policy, of_parts, of_each, decoding, seed, batch_size)
-        return joined(drawn_in_parts, parts, repeats)
+        return in_parts(generate_sampler, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
     at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):

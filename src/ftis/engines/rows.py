@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, Draw
 
 
 def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -23,8 +26,19 @@ def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tenso
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
 
 
-def joined(drawn: Sequence[tuple[Rollout, ...]], parts: int, repeats: int) -> list[tuple[Rollout, ...]]:
-    """Groups of ``repeats`` completions, each drawn in so many parts, one after the other, which may hold some more."""
+def in_parts(
+    draw: Draw,
+    parts: int,
+    policy: Policy,
+    prompt_ids: Sequence[Ints],
+    repeats: int,
+    decoding: Decoding,
+    seed: int,
+    batch_size: int,
+) -> list[tuple[Rollout, ...]]:
+    """What ``draw`` draws, each group in so many parts of ⌈repeats / parts⌉ completions; what is beyond is cut off."""
+    of_parts = [ids for ids in prompt_ids for _ in range(parts)]
+    drawn = draw(policy, of_parts, math.ceil(repeats / parts), decoding, seed, batch_size)
     return [tuple(chain.from_iterable(drawn[at : at + parts]))[:repeats] for at in range(0, len(drawn), parts)]
 
 

@@ -29,6 +29,11 @@ def cache_bytes(device: torch.device) -> int:
     return CPU_CACHE_BYTES
 
 
+def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
+    """Bytes of a number in the cache: slots have the compute dtype, and ``generate`` may keep keys in float32."""
+    return compute_dtype.itemsize if slots else torch.float32.itemsize
+
+
 def row_bytes(config: Any, places: int, number: int) -> int:
     """What a completion takes while it is drawn: keys, values and three copies of a token's float32 logits.
 
@@ -125,7 +130,7 @@ def groups_at_a_time(
         policy.model.config,
         max(map(len, prompt_ids)),
         max_completion_length,
-        _number(policy, refills),
+        cached_number(policy.compute_dtype, refills),
         len(prompt_ids),
         repeats,
         batch_size or len(prompt_ids) * repeats,
@@ -139,13 +144,9 @@ def parts_of_groups(
     policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, refills: bool = True
 ) -> int:
     """In how many parts groups are drawn so that one is within :func:`cache_bytes`."""
-    longest, number, within = max(map(len, prompt_ids)), _number(policy, refills), cache_bytes(policy.device)
+    longest, number = max(map(len, prompt_ids)), cached_number(policy.compute_dtype, refills)
+    within = cache_bytes(policy.device)
     return parts_of_a_group(policy.model.config, longest, max_completion_length, number, repeats, within, refills)
-
-
-def _number(policy: Policy, slots: bool) -> int:
-    """Bytes of a number in the cache: slots have the compute dtype, and ``generate`` may keep keys in float32."""
-    return policy.compute_dtype.itemsize if slots else torch.float32.itemsize
 
 
 class SlotLayer(DynamicLayer):

@@ -115,6 +115,14 @@ def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
     return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
 
 
+def tries(swarm: Recipe, signal: float) -> float:
+    """How many times as many groups a peer samples with ``training.resample``, of which a share ``signal`` has signal.
+
+    That is min(1 + reserve, 1 / signal): groups without signal give way to the reserve. 1 without it.
+    """
+    return min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / max(signal, 1e-9))
+
+
 def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
     """How many prompts of its own a peer can sample and train on in the time that ``sampled`` and ``trained`` take.
 

@@ -18,7 +18,7 @@ from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.engines.models import load_config, load_tokenizer
 from ftis.lab import starters
-from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
 from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.memory import (
     LIKELY_LENGTH,
@@ -364,8 +364,7 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -
     training = swarm.training
     evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
     sampled, trained = rollouts_per_round(swarm)
-    tries = min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / LIKELY_SIGNAL)
-    sampled_and_evaluated = sampled * tries + problems * evaluations / training.rounds
+    sampled_and_evaluated = sampled * tries(swarm, LIKELY_SIGNAL) + problems * evaluations / training.rounds
     tokens = LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each

@@ -22,7 +22,14 @@ from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
-from ftis.engines.slots import cache_bytes, groups_within, parts_of_a_group, prefill_bytes, prompts_prefilled
+from ftis.engines.slots import (
+    cache_bytes,
+    cached_number,
+    groups_within,
+    parts_of_a_group,
+    prefill_bytes,
+    prompts_prefilled,
+)
 from ftis.loop.evaluate import EVAL_BATCH
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
@@ -100,7 +107,8 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         program: see :class:`Memory`.
     """
     device = resolve_device(peer.device)
-    number = resolve_dtype(peer.dtype, device).itemsize
+    dtype = resolve_dtype(peer.dtype, device)
+    number = dtype.itemsize
     text = shape.config.get_text_config(decoder=True)
     layers, vocabulary = text.num_hidden_layers, text.vocab_size
     embedding = vocabulary * text.hidden_size
@@ -114,7 +122,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
     cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
-    kept_in = number if refills else FLOAT
+    kept_in = cached_number(dtype, refills)
     for groups, of_each, most in drawn:
         split = parts_of_a_group(shape.config, longest, steps, kept_in, of_each, within, refills)
         groups, of_each = groups * split, math.ceil(of_each / split)

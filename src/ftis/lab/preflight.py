@@ -22,7 +22,7 @@ from ftis.config import Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
 from ftis.lab.advice import BELOW, Outcome, advice, easy_formats
-from ftis.lab.arms import arms_of, rollouts_per_round
+from ftis.lab.arms import arms_of, rollouts_per_round, tries
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.memory import checkpoint_bytes
@@ -176,8 +176,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
     outcome = outcome_of(peer, swarm, looked_at)
     sampled, trained = rollouts_per_round(swarm)
-    tries = min(1 + outcome.reserve, 1 / max(outcome.signal, 1e-9))  # groups without signal give way to the reserve
-    all_sampled = round(sampled * tries)
+    all_sampled = round(sampled * tries(swarm, outcome.signal))
     sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
     if quick:
         training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)

@@ -115,8 +115,9 @@ class Mismatch:
 
     def of(self, peers: Sequence[str]) -> str:
         """The sentence on ``peers``, who all mean the same."""
-        verbs = "means another run by {} and is" if len(peers) == 1 else "mean another run by {} and are"
-        return f"{', '.join(peers)} {verbs.format(repr(self.recipe))} not heard ({self.differing}): {self.remedy}"
+        mean, are = ("means", "is") if len(peers) == 1 else ("mean", "are")
+        what = f"{mean} another run by {self.recipe!r} and {are} not heard ({self.differing})"
+        return f"{', '.join(peers)} {what}: {self.remedy}"
 
 
 def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mismatch | None:

@@ -289,7 +289,7 @@ class Rounds:
             self._others[peer].answered = frozenset(rounds)
 
     def mismatched(self, peer: str, differs: Mismatch) -> list[Decision]:
-        """``peer`` means another run by the recipe, which ``differs``."""
+        """``peer`` means another run by the recipe; ``differs`` says what differs."""
         if peer not in self._others or peer in self._mismatches:
             return []
         self._mismatches[peer] = differs
