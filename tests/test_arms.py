@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from conftest import TinyModelDir
 from transformers import AutoModelForCausalLM
 
+from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import RunError, arms_of, of_arms, rollouts_per_round
 from ftis.lab.budgets import matched
@@ -289,6 +292,17 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     peers = tuple(p.model_copy(update={"model": f"starter:small@{i}"}) for i, p in enumerate(recipe.peers, 70))
     to_make = plan(recipe.model_copy(update={"peers": peers}), range(3), 2)
     assert " in all beside 4 warm-ups of a minute or so, 2 at a time, once: from parameters" in to_make[-1]
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("5-7", [5, 6, 7]), ("4-4", [4])])
+def test_seeds_are_a_number_of_them_or_the_first_and_the_last(text: str, seeds: list[int]) -> None:
+    assert list(seeds_of(text)) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0", "x", "5-", "-5", "7-5", "1-2-3", "1.5", "²"])
+def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"^'{re.escape(text)}' .*: give "):
+        seeds_of(text)
 
 
 def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(

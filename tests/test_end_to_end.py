@@ -841,6 +841,10 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace:
     finished = subprocess.run(command(*base), capture_output=True, text=True)
     # Of each seed: two peers alone, twice, and the pair.
     assert "10 jobs, 10 of them finished before" in finished.stdout
+    base[base.index("2")] = "1-2"  # one of those seeds and one more
+    fresh = subprocess.run(command(*base), capture_output=True, text=True)
+    assert "10 jobs, 5 of them finished before" in fresh.stdout
+    assert json.loads((other / "results.json").read_text())["seeds"] == [0, 1, 2]
 
 
 FOUR_PEERS = """

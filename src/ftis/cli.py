@@ -20,6 +20,7 @@ from ftis.cli_groups import (
     InOrder,
     Jobs,
     Overrides,
+    Seeds,
     announce,
     carry_out,
     compare_rates,
@@ -183,7 +184,7 @@ def experiment(
     recipe: Annotated[
         Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 5,
+    seeds: Seeds = "5",
     jobs: Jobs = 0,
     arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
     set_: Overrides = None,

@@ -225,6 +225,21 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
+def seeds_of(text: str) -> range:
+    """The seeds of ``5``, which are 0 to 4, or of ``5-9``, which are those."""
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (not dash or last.isdecimal())):
+        raise typer.BadParameter(f"{text!r} is neither a number of seeds nor a first and a last one: give 5 or 5-9")
+    seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+    if not seeds:
+        raise typer.BadParameter(f"{text!r} has no seed: give at least 1, or a last seed not below the first")
+    return seeds
+
+
+Seeds = Annotated[
+    str, typer.Option(metavar="N|FIRST-LAST", help="Run under seeds 0 … N−1, or under those of a range such as 5-9.")
+]
+
 Jobs = Annotated[
     int,
     typer.Option(
@@ -233,19 +248,19 @@ Jobs = Annotated[
 ]
 
 
-def announce(recipe: Recipe, seeds: int, jobs: int) -> int:
+def announce(recipe: Recipe, seeds: str, jobs: int) -> int:
     """Say what there is to do in an experiment. Returns how many jobs run at a time."""
     from ftis.lab import experiments
     from ftis.lab.estimate import fitting_jobs
     from ftis.lab.workers import cores
 
     at_a_time = jobs or fitting_jobs(recipe, cores())
-    for line in experiments.plan(recipe, range(seeds), at_a_time):
+    for line in experiments.plan(recipe, seeds_of(seeds), at_a_time):
         console.print(line, highlight=False, markup=False)
     return at_a_time
 
 
-def carry_out(recipe: Recipe, seeds: int, at_a_time: int) -> Path:
+def carry_out(recipe: Recipe, seeds: str, at_a_time: int) -> Path:
     """Run an experiment that was announced. Returns its directory; where it is stopped the program ends."""
     from ftis.lab import experiments
     from ftis.lab.arms import experiment_directory
@@ -253,7 +268,7 @@ def carry_out(recipe: Recipe, seeds: int, at_a_time: int) -> Path:
 
     display, directory = Display(console), experiment_directory(recipe)
     with display.live():
-        finished = experiments.run_experiment(recipe, range(seeds), at_a_time, display)
+        finished = experiments.run_experiment(recipe, seeds_of(seeds), at_a_time, display)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
         raise typer.Exit(130)
@@ -268,7 +283,7 @@ def compare_rates(
         list[str] | None,
         typer.Option("--peer", help="Multiply only this peer's rate; '*-lora' for several. Repeatable."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run under seeds 0 … N−1.")] = 2,
+    seeds: Seeds = "2",
     jobs: Jobs = 0,
     set_: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what there is to do; train nothing.")] = False,
