@@ -100,6 +100,10 @@ def test_the_notebook_runs(models: dict[str, Path], tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert (
-        len(re.findall(r"^(?:alone|F-TIS) +(?:small|large) +\d\.\d\d -> \d\.\d\d, \d+ foreign", ended.stdout, re.M))
-        == 4
+        len(
+            re.findall(
+                r"^(?:alone-part|alone|F-TIS) +(?:small|large) +\d\.\d\d -> \d\.\d\d, \d+ foreign", ended.stdout, re.M
+            )
+        )
+        == 6
     )
