@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NetworkConfig
 from ftis.exchange import Collected
+from ftis.loop.events import NetworkEvent
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.identity import public_hex
@@ -21,7 +22,6 @@ from ftis.swarm.rounds import (
     Closed,
     Decision,
     Fetch,
-    Notice,
     Rounds,
 )
 
@@ -51,7 +51,7 @@ class Table:
         roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
         check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
         self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
-        self.said: list[Notice] = []
+        self.said: list[NetworkEvent] = []
         self.asked: list[str | None] = []
         self.to_fetch: list[Manifest] = []
         self.announced: list[int] = []
@@ -60,7 +60,7 @@ class Table:
     def heed(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Notice():
+                case NetworkEvent():
                     self.said.append(decision)
                 case Ask(peer):
                     self.asked.append(peer)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
-from ftis.lab.arms import RunError, arms_of, of_arms, rollouts_per_round
+from ftis.lab.arms import RunError, arms_of, of_arms, rollouts_per_round, threads_of
 from ftis.lab.budgets import matched
 from ftis.lab.estimate import disk_of
 from ftis.lab.experiments import plan
@@ -278,6 +278,14 @@ def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
         changed = load(ROOT / "recipes" / "scaling_mixed.toml", [f"arms.{arm}.set.peers.*.learning_rate=1e-4"])
         (at_once,) = arms_of(changed, (arm,))
         assert {p.learning_rate for p in at_once.recipe.peers if p.train == "full"} == {1e-4}
+
+
+def test_the_threads_of_a_peer_are_those_of_its_arm() -> None:
+    recipe = parse(document())
+    by_name = {arm.name: arm.recipe for arm in arms_of(recipe)}
+    assert {name: threads_of(of, 8) for name, of in by_name.items()} == {"alone-part": 2, "F-TIS-2": 4, "F-TIS-4": 2}
+    assert threads_of(by_name["F-TIS-2"], 1) == 1
+    assert threads_of(recipe.model_copy(update={"threads": 3}), 8) == 3
 
 
 def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -596,6 +596,8 @@ def test_an_arms_keys_mean_the_same_without_quotes(path: Path) -> None:
         ('"peers.small" = 5', "arm 'x': peers.small: names a whole entry"),
         ('"task.name.x" = 5', "arm 'x': task.name.x: 'x' lies inside a plain value"),
         ("seed = 5", "arm 'x': seed belongs to the whole run"),
+        ('ood = [{name = "clock"}]', "arm 'x': ood belongs to the whole run"),
+        ('"ood.0.seed" = 1', "arm 'x': ood.0.seed belongs to the whole run"),
     ],
 )
 def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path, settings: str, said: str) -> None:

@@ -175,6 +175,23 @@ def test_the_guess_of_a_round_counts_groups_that_take_others_places(tiny_model_d
     assert filled(resample_budget=5) == filled()
 
 
+def test_prompts_are_looked_at_for_each_number_of_them(
+    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(tiny_model_dir())
+    fewer = recipe.training.model_copy(update={"prompts_per_round": 2})
+    looked: list[int] = []
+
+    def lengths(swarm: Recipe, *rest: object) -> list[int]:
+        looked.append(swarm.prompts_per_peer)
+        return [5] * swarm.prompts_per_peer
+
+    monkeypatch.setattr(estimate, "_prompt_lengths", lengths)
+    for_all = [(of, peer) for of in (recipe, recipe.model_copy(update={"training": fewer})) for peer in of.peers]
+    assert len(list(estimate._examine(for_all, []))) == 4
+    assert looked == [recipe.prompts_per_peer, 1]
+
+
 def test_large_jobs_take_turns_on_a_gpu(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(tiny_model_dir())
     monkeypatch.setattr(estimate, "resolve_device", lambda device: torch.device("cuda"))

@@ -346,6 +346,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     one_round(peers, a, b)
     attacker = peers.session()
     lies = [b"[1", b'"text"', b"[" * 50_000, json.dumps({"peer": ["x"], "round": "far"}).encode()]
+    lies.append(json.dumps({"peer": "vast", "round": 10**300, "from": {"x": {"bytes": 10**400, "late": -3}}}).encode())
     lies.append(
         json.dumps({"peer": "\x1b[2J", "name": "\x1b]0;x\x07", "live": ["\r[red]y"], "state": "\x1bc"}).encode()
     )
@@ -366,5 +367,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     out = StringIO()
     Console(file=out, width=200).print(status_table(ask_status(attacker)))
     assert "[2J" in out.getvalue()
+    assert "[red]y" in out.getvalue()
+    assert "vast" in out.getvalue()
     assert not set(out.getvalue()) & {"\x1b", "\x07", "\r"}
     served.undeclare()  # type: ignore[no-untyped-call]

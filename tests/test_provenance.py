@@ -11,8 +11,9 @@ import pytest
 
 from ftis.config import Recipe
 from ftis.lab.arms import RunError
-from ftis.lab.provenance import claim, read_provenance
+from ftis.lab.provenance import claim, delete_run, read_provenance
 from ftis.lab.recipes import parse
+from ftis.loop.files import InUseError, locked
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
 TOPR = {"name": "TOPR", "set": {"objective.name": "TOPR"}}
@@ -44,6 +45,18 @@ def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
     before = {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()}
     claim(begun, True, recipe(ALONE, TOGETHER))
     assert {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("lock", [".lock", ".lock@a"])
+def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path, lock: str) -> None:
+    with locked(begun / "alone" / lock, 0), pytest.raises(InUseError, match="in use by another process"):
+        delete_run(begun)
+    assert (begun / "recipe.json").exists()
+    delete_run(begun)
+    assert not begun.exists()
+    begun.mkdir()
+    delete_run(begun)  # no run: what somebody else keeps there stays
+    assert begun.exists()
 
 
 def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:

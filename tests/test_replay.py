@@ -14,6 +14,7 @@ import torch
 from commands import ftis, trained
 from run_files import weights, without_times
 
+from ftis.lab.replay import recordings
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from recipes import write_recipe
@@ -49,6 +50,13 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return Path("runs/tiny-seed0")
+
+
+def test_a_run_that_an_older_version_recorded_is_read(run: Path) -> None:
+    file = run / "recipe.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "experiment": {"baseline": "alone"}}))
+    assert [recording.peer for recording in recordings(run, "F-TIS")] == ["a", "b"]
 
 
 def same(one: Path, other: Path) -> bool:

@@ -430,6 +430,13 @@ def test_what_cannot_be_reported_is_an_error_with_a_remedy(tmp_path: Path) -> No
     path.write_bytes(b"PAR1 no")
     with pytest.raises(ReportError, match=r"round-000001\.parquet cannot be read"):
         compare(tmp_path / "x")
+    for name, line in (("metrics.jsonl", "{"), ("metrics.jsonl", "3"), ("evaluations.jsonl", '{"step": 1}')):
+        file = tmp_path / "x" / "scene-seed0" / "F-TIS" / "small" / name
+        whole = file.read_text()
+        file.write_text(f"{line}\n{whole}")
+        with pytest.raises(ReportError, match="is damaged"):
+            compare(tmp_path / "x")
+        file.write_text(whole)
     for arm in ("alone", "F-TIS"):
         shutil.rmtree(tmp_path / "x" / "scene-seed0" / arm)
     with pytest.raises(ReportError, match="nothing was recorded yet"):

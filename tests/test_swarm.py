@@ -22,7 +22,7 @@ from watched import Watched
 from ftis.lab import join as swarm
 from ftis.lab.recipes import load
 from ftis.loop import checkpoint
-from ftis.loop.files import read_jsonl
+from ftis.loop.files import locked, read_jsonl
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
@@ -312,6 +312,16 @@ def test_what_cannot_be_joined_is_refused_in_a_line(
     assert says in said
     assert said.startswith("error: ")
     assert not (place / "runs").exists()
+
+
+def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = swarm.peer_directory(load("recipe.toml"), "a")
+    (directory / "F-TIS").mkdir(parents=True)
+    (directory / "recipe.json").write_text("{}")
+    with locked(directory / "F-TIS" / ".lock", 0):
+        assert ftis("join", "recipe.toml", "--peer", "a", "--open", "--overwrite") == 1
+    assert "in use by another process" in capsys.readouterr().err
+    assert (directory / "recipe.json").exists()
 
 
 def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:

@@ -99,6 +99,17 @@ def test_of_a_long_file_the_end_and_places_before_it_are_read(file: Path) -> Non
     assert Tail(file, opening=400_000).refresh()
 
 
+def test_places_lie_equally_far_apart_where_there_are_more_lines_than_rows_are_kept(file: Path) -> None:
+    long_file(file, 4000, width=650)
+    tail = Tail(file, opening=131_072, most_rows=32)  # room for some 96 lines before the end
+    tail.refresh()
+    assert len(tail.rows) <= 64
+    before = [step for step in steps(tail) if step < 3900]
+    gaps = [after - before for before, after in itertools.pairwise(before)]
+    assert max(gaps) < 3 * min(gaps) + 3
+    assert before[-1] > 2900
+
+
 def test_rows_are_let_go_while_a_run_goes_on(file: Path) -> None:
     tail = Tail(file, most_rows=16)
     for first in range(0, 400, 10):

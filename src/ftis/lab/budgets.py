@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -127,11 +127,15 @@ def _times(a: int, b: int) -> str:
 
 def spent(study: Study, arm: ArmConfig, peer: str) -> dict[str, Any]:
     """What one peer spent in one arm: totals over all rounds, means over seeds; None where it was not recorded."""
-    per_seed = [_spent(study, arm, study.peer(seed, arm.name, peer)) for seed in study.seeds]
-    means: dict[str, Any] = {}
-    for key in per_seed[0]:
-        known = [value for of_seed in per_seed if (value := of_seed[key]) is not None]
-        means[key] = fmean(known) if len(known) == len(per_seed) else None
+    return mean_spent([_spent(study, arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
+
+
+def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The mean of each key over seeds or peers; None of what is not known of all."""
+    means: dict[str, float | None] = {}
+    for key in rows[0]:
+        known = [value for row in rows if (value := row[key]) is not None]
+        means[key] = fmean(known) if len(known) == len(rows) else None
     return means
 
 

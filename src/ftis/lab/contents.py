@@ -98,7 +98,7 @@ class OfArm:
 
     def _page(self, arm: ArmOfRun, seen: glance.Glance) -> Page:
         directory, recipe = self._directory, self._directory.recipe
-        seed = arm.recipe.seed if not directory.is_experiment else self._address.seed
+        seed = directory.seeds[0] if self._address.seed is None else self._address.seed
         places = [
             Place(f"{other.name}", self._link("", seed=self._address.seed, arm=other.name), other.name == arm.arm.name)
             for other in directory.arms

@@ -51,6 +51,9 @@ UNKNOWN_PROBLEMS = 300
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
 
+OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True, "peers": {"__all__": {"name"}}}
+"""The keys that a peer's prompts follow from."""
+
 CPU = torch.device("cpu")
 
 CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
@@ -296,7 +299,7 @@ def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Sha
 def _examine(
     peers: Sequence[tuple[Recipe, PeerConfig]], lines: list[str]
 ) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
-    program, lengths = resident_bytes(), dict[tuple[str, tuple[str, ...]], list[int]]()
+    program, lengths = resident_bytes(), dict[tuple[str, str], list[int]]()
     for swarm, peer in peers:
         source = peer.model
         if starters.is_starter(peer.model):
@@ -306,7 +309,7 @@ def _examine(
                 continue
         try:
             shape = _shape(source, peer)
-            key = source, tuple(one.name for one in swarm.peers)
+            key = source, swarm.model_dump_json(include=OF_PROMPTS)
             if key not in lengths:
                 lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
             yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)

@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 
 from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import Arm, arms_of
-from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow, parse_recorded
+from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow
+from ftis.lab.recipes import parse_recorded
 from ftis.lab.standing import Formats, RewardMeans, Standing, standing
 from ftis.lab.tail import OPENING, Tail, last_row
 from ftis.loop.parts import right_formats
@@ -122,18 +122,10 @@ class Directory:
             known = self._marks[path] = (mark, read(path))
         return known[1], stat.st_mtime
 
-    def _changed(self, seed: int, arm: Arm, peer: str) -> float:
-        """When a peer last recorded something, in seconds since the epoch; 0 if nothing."""
-        place, found = self.run_of(seed) / arm.name / peer, [0.0]
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
-            with suppress(OSError):
-                found.append((place / name).stat().st_mtime)
-        return max(found)
-
     def busiest(self) -> tuple[int, Arm]:
         """The run and arm that recorded something last; the first of all while nothing was recorded."""
         found = [
-            (max(self._changed(seed, arm, peer) for peer in arm.peers), -i, seed, arm)
+            (max(self.progress(seed, arm, peer).changed for peer in arm.peers), -i, seed, arm)
             for seed in self.seeds
             for i, arm in enumerate(self.arms)
         ]

@@ -68,10 +68,10 @@ def jobs(directory: Directory, now: float) -> Jobs:
         ArmJobs(arm.name, [_job(seed, arm.name, by_job[seed, arm.name], now) for seed in directory.seeds])
         for arm in directory.arms
     ]
-    done = sum(job.state == "done" for row in rows for job in row.jobs)
-    total = len(by_job)
+    # A job of the sentence is one swarm, as where the experiment runs; a square of the grid has all swarms of its arm.
+    states = [_job(seed, arm.name, peers, now).state for seed, arm, peers in swarms]
+    done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
-    at_work = sum(job.state == "working" for row in rows for job in row.jobs)
     left = None if done == total else seconds_left(swarms, now)
     if done < total:
         sentence += f", {at_work} at work" + (f", about {in_time(left)} left" if left is not None else "")

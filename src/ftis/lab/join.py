@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,13 +28,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
 from ftis.exchange import Stopped
-from ftis.lab.arms import Arm, arms_of
+from ftis.lab.arms import Arm, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.local import AloneExchange
 from ftis.lab.plan import problems, rates
 from ftis.lab.prepare import check, prepare
-from ftis.lab.provenance import claim
+from ftis.lab.provenance import claim, delete_run
 from ftis.lab.workers import cores
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
@@ -139,16 +138,15 @@ def join(
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
-    threads = swarm.threads or max(1, cores() // (swarm.swarm_size if on_one_machine else 1))
+    threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
     tasks = check([own])
     check_endpoints(swarm.network)
     key, roster = credentials(swarm, name, identity_directory(recipe, name))
-    if overwrite and (directory / "recipe.json").exists():
-        with locked(directory / ".lock", 0):
-            shutil.rmtree(directory)
+    if overwrite:
+        delete_run(directory)
     place = directory / arm_name / name
     claim(directory, resume, swarm)
     say(Planned((*problems(tasks), *rates([own]))))

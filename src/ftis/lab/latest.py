@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import ftis
 from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import true_minus
+from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.reading import PeerRun
 from ftis.lab.samples import SampleView, Tokens, TokenView, legend, sample_view
 from ftis.lab.taken import cap_of
@@ -97,16 +97,8 @@ def tokenizers_of(model: str) -> Iterator[Path]:
     if model.startswith("starter:"):
         name, shipped = model.removeprefix("starter:").partition("@")[0], Path(ftis.__file__).parent / "starters"
         yield from (file for file in shipped.glob("*/tokenizer.json") if file.parent.name.rpartition("-")[0] == name)
-    elif (file := Path(model) / "tokenizer.json").is_file():
+    elif (file := tokenizer_here(model)) is not None:
         yield file
-    elif "/" in model:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        with suppress(HFValidationError):
-            cached = try_to_load_from_cache(model, "tokenizer.json")
-            if isinstance(cached, str):
-                yield Path(cached)
 
 
 def spells(tokens: Tokens, rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ftis.lab.budgets import mean_spent
 from ftis.lab.drawing import Style
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.reading import Probe, Study
@@ -196,18 +197,10 @@ def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) 
     rollouts, seconds = _spent_tables("means over seeds", of_peers, styles)
     means: Sequence[Table] = []
     if len(peers) > MOST_UNFOLDED:
-        of_mean: dict[str | None, Any] = {None: {arm: _mean_spent(list(budget[arm].values())) for arm in arms}}
+        of_mean: dict[str | None, Any] = {None: {arm: mean_spent(list(budget[arm].values())) for arm in arms}}
         means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
     together = any(arm.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
     return Cost([matched["text"] for matched in results["matched"]], together, means, rollouts, seconds)
-
-
-def _mean_spent(of_peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean over peers of what they spent; None of what is not known of all."""
-    return {
-        key: None if any(spent[key] is None for spent in of_peers) else fmean(spent[key] for spent in of_peers)
-        for key in of_peers[0]
-    }
 
 
 def _spent_tables(

@@ -22,7 +22,7 @@ from ftis.config import Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Collected, Stopped
 from ftis.lab.advice import BELOW, Outcome, advice, easy_formats
-from ftis.lab.arms import arms_of, rollouts_per_round, tries
+from ftis.lab.arms import arms_of, rollouts_per_round, threads_of, tries
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.memory import checkpoint_bytes
@@ -90,9 +90,10 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
     check([chosen])
     stop = stop or threading.Event()
     (chosen,), models = prepare([chosen], say, stop)
+    threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
         jobs = []
-        for swarm in chosen.swarms:
+        for swarm in (one.model_copy(update=threads) for one in chosen.swarms):
             for peer in swarm.peers:
                 model = models.get(peer.model, peer.model)
                 arguments = (swarm, peer.name, model, groups, Path(place) / peer.name)
@@ -114,7 +115,7 @@ def _read(file: Path) -> Sounding:
 def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
     """Sound one peer and write what it tells to ``place``."""
     place.mkdir(parents=True)
-    torch.set_num_threads(swarm.threads or max(1, cores() // len(swarm.peers)))
+    torch.set_num_threads(swarm.threads)
     with suppress(Stopped):
         write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say, stop)))
 

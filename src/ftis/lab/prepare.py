@@ -18,6 +18,7 @@ from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
+from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import own_ends, resolve_device
@@ -143,13 +144,13 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
 
 
 def tokenizers_here(arm: Arm) -> dict[str, str]:
-    """Where the tokenizer of each of an arm's models is, of those that are on this machine.
+    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here.
 
     A variant of a starter has the tokenizer of that starter, which is shipped.
     """
     models = {peer.model for peer in arm.recipe.peers}
     places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
-    return {model: place for model, place in places.items() if (Path(place) / "tokenizer.json").exists()}
+    return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
 
 
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import in_time
@@ -36,6 +36,7 @@ from ftis.loop.events import (
     WarmUp,
 )
 from ftis.metric_keys import by_peer
+from ftis.swarm.onlooker import is_count
 
 FALLEN_OVER, WORTH_FALLING = 3, 0.1
 """Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
@@ -378,24 +379,24 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
         received = sum(_count(s.get("bytes")) for s in totals.values())
         live, reward = peer.get("live"), peer.get("reward")
         table.add_row(
-            _word(peer.get("name"), 32) + " " + _word(peer.get("run"), 6),
-            _word(peer.get("peer"), 64),
+            Text(f"{_word(peer.get('name'), 32)} {_word(peer.get('run'), 6)}"),
+            Text(_word(peer.get("peer"), 64)),
             f"{_count(peer.get('round')) + 1}/{rounds}" if (rounds := _count(peer.get("rounds"))) else "–",
             str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
-            _word(peer.get("state"), 16),
+            Text(_word(peer.get("state"), 16)),
             f"{reward:.2f}" if isinstance(reward, float) else "",
-            ", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else "",
+            Text(", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else ""),
             *map(str, sums),
             f"{received / 1e6:.2f}",
-            ", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined")),
+            Text(", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined"))),
         )
     return table
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0  # what comes over the network may be anything
+    return value if isinstance(value, int) and is_count(value) else 0  # what comes over the network may be anything
 
 
 def _word(said: object, longest: int) -> str:
-    """A word from the network, fit for a terminal: no markup, no control characters."""
-    return escape("".join(c for c in str(said) if c.isprintable())[:longest])
+    """A word from the network without control characters. In a ``Text`` it is not read as markup either."""
+    return "".join(c for c in str(said) if c.isprintable())[:longest]

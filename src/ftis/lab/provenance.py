@@ -173,6 +173,20 @@ def claim(
     return False
 
 
+def delete_run(directory: Path) -> None:
+    """Remove an earlier run, unless something still trains in it.
+
+    Raises:
+        InUseError: something does.
+    """
+    if not (directory / "recipe.json").exists():
+        return
+    for lock in directory.glob("*/.lock*"):
+        with locked(lock, 0):
+            pass
+    shutil.rmtree(directory)
+
+
 def _note_continuation(directory: Path, recipe: Recipe) -> None:
     """Add to the run's ``continued`` when it goes on, if that is with other code or on another machine."""
     now = provenance(recipe)

@@ -23,8 +23,8 @@ from rich.table import Table
 from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.formatting import counted, number
-from ftis.lab.reading import arm_configs, parse_recorded, read_study
-from ftis.lab.recipes import matches
+from ftis.lab.reading import arm_configs, read_study
+from ftis.lab.recipes import matches, parse_recorded
 from ftis.lab.results import finals
 from ftis.lab.summary import accuracy_is
 

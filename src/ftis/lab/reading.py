@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import ArmConfig, FtisError, Recipe
-from ftis.lab.recipes import parse, with_arm
+from ftis.lab.recipes import parse_recorded, with_arm
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.metric_keys import by_peer
@@ -108,12 +108,12 @@ class PeerRun:
 
     @staticmethod
     def read(directory: Path) -> PeerRun:
-        evaluations, rounds = (
-            read_jsonl(path) if (path := directory / name).exists() else []
-            for name in ("evaluations.jsonl", "metrics.jsonl")
-        )
-        rows = (EvaluationRow(e["step"], e["split"], e["accuracy"], e["problems"]) for e in evaluations)
-        return PeerRun(directory, tuple(rows), tuple(map(RoundRow.of, rounds)))
+        evaluations, rounds = (_lines(directory / name) for name in ("evaluations.jsonl", "metrics.jsonl"))
+        try:
+            rows = tuple(EvaluationRow(e["step"], e["split"], e["accuracy"], e["problems"]) for e in evaluations)
+            return PeerRun(directory, rows, tuple(map(RoundRow.of, rounds)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _damaged(directory, error) from None
 
     @property
     def name(self) -> str:
@@ -169,7 +169,7 @@ class PeerRun:
     def last_answers(self, split: str) -> list[dict[str, Any]]:
         """The last evaluation's answers, problem by problem; none if they were deleted."""
         file = self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl"
-        return read_jsonl(file) if file.exists() else []
+        return _lines(file)
 
     @property
     def recorded_rounds(self) -> list[int]:
@@ -201,8 +201,9 @@ class PeerRun:
     @property
     def tokenizer_file(self) -> Path | None:
         """The tokenizer in the newest checkpoint; None without a checkpoint."""
-        checkpoints = sorted(self.directory.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        return checkpoints[-1] / "tokenizer.json" if checkpoints else None
+        steps = (path.name.removeprefix("checkpoint-") for path in self.directory.glob("checkpoint-*"))
+        newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+        return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
 
     def missing(self, rounds: int) -> str | None:
         """What a run of ``rounds`` rounds still lacks, in words; None if it is complete."""
@@ -424,13 +425,12 @@ def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
     return tuple(peer.name for peer in recipe.peers if peer.name not in here)
 
 
-def parse_recorded(document: Mapping[str, Any], file: Path) -> Recipe:
-    """A recorded recipe. Older runs name one baseline as ``experiment.baseline``."""
-    about = document.get("experiment")
-    if isinstance(about, dict) and "baseline" in about:
-        others = {key: value for key, value in about.items() if key != "baseline"}
-        document = {**document, "experiment": {**others, "baselines": [about["baseline"]]}}
-    return parse(document, where=str(file))
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none where it is not there."""
+    try:
+        return read_jsonl(file) if file.exists() else []
+    except ValueError as error:
+        raise _damaged(file, error) from None
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -12,29 +12,15 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ftis.config import (
-    ArmConfig,
-    ExperimentConfig,
-    HonestyConfig,
-    NetworkConfig,
-    ObjectiveConfig,
-    PeerConfig,
-    PromptConfig,
-    Recipe,
-    RecipeError,
-    RewardConfig,
-    SamplingConfig,
-    TaskConfig,
-    TrainingConfig,
-    WireConfig,
-    did_you_mean,
-    nearest,
-)
+from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, did_you_mean, nearest
+
+OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads", "ood")
+"""Keys that no arm can set: arms are compared on the same problems, with as many threads."""
 
 
 def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = ()) -> Recipe:
@@ -121,6 +107,15 @@ def split_override(override: str) -> tuple[str, Any]:
     return key.strip(), _toml_value(override, text.strip())
 
 
+def parse_recorded(document: Mapping[str, Any], file: Path) -> Recipe:
+    """A recorded recipe. Older runs name one baseline as ``experiment.baseline``."""
+    about = document.get("experiment")
+    if isinstance(about, dict) and "baseline" in about:
+        others = {key: value for key, value in about.items() if key != "baseline"}
+        document = {**document, "experiment": {**others, "baselines": [about["baseline"]]}}
+    return parse(document, where=str(file))
+
+
 def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
     """The recipe as ``arm`` runs it: its keys replaced, its name as the only arm.
 
@@ -135,7 +130,7 @@ def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
         swarms = [names[first : first + arm.swarm_size] for first in range(0, len(names), arm.swarm_size)]
         document["training"]["swarms"] = swarms
     for key, value in _dotted(arm.set):
-        if key.partition(".")[0] in ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads"):
+        if key.partition(".")[0] in OF_THE_RUN:
             raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
         if key == "training.swarms" and arm.swarm_size is not None:
             raise RecipeError(f"{where}: swarm_size and training.swarms both say who learns together; give one of them")
@@ -285,19 +280,10 @@ def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
-    "task": TaskConfig,
-    "ood": TaskConfig,
-    "prompt": PromptConfig,
-    "reward": RewardConfig,
-    "sampling": SamplingConfig,
-    "training": TrainingConfig,
-    "network": NetworkConfig,
-    "objective": ObjectiveConfig,
-    "wire": WireConfig,
-    "honesty": HonestyConfig,
-    "peers": PeerConfig,
-    "arms": ArmConfig,
-    "experiment": ExperimentConfig,
+    name: kind
+    for name, field in Recipe.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))  # one section, or an array of them
+    if isinstance(kind, type) and issubclass(kind, BaseModel)
 }
 
 

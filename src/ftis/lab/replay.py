@@ -27,11 +27,11 @@ from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.exchange import Collected
 from ftis.lab import starters
-from ftis.lab.arms import RunError, arms_of
+from ftis.lab.arms import RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.provenance import provenance, read_provenance
-from ftis.lab.recipes import parse, set_key, split_override
+from ftis.lab.recipes import parse, parse_recorded, set_key, split_override
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
 from ftis.loop.files import read_jsonl, write_json
@@ -188,7 +188,7 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
         RunError: not a run directory, several arms and none named, an arm or peer that does not exist.
     """
     try:
-        recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), where=str(run / "recipe.json"))
+        recipe = parse_recorded(json.loads((run / "recipe.json").read_text(encoding="utf-8")), run / "recipe.json")
         cores = int(read_provenance(run)["machine"]["cores"])
     except FileNotFoundError as error:
         raise RunError(
@@ -206,7 +206,7 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
     (chosen,) = arms
     for name in peers:
         chosen.recipe.peer(name)
-    threads = recipe.threads or max(1, cores // len(chosen.recipe.peers))
+    threads = threads_of(chosen.recipe, cores)
     return [
         Recording(run, chosen.name, swarm, peer.name, threads)
         for swarm in chosen.swarms

@@ -24,13 +24,13 @@ import torch
 from ftis.config import PeerConfig, Recipe, run_directory
 from ftis.engines.models import return_freed_memory
 from ftis.exchange import Exchange, Stopped
-from ftis.lab.arms import Arm, RunError, arms_of
+from ftis.lab.arms import Arm, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
 from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
 from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
-from ftis.lab.provenance import LOCK_SECONDS, claim
+from ftis.lab.provenance import LOCK_SECONDS, claim, delete_run
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Planned, Say, Stopping, placed, unheard
@@ -91,7 +91,7 @@ def run(
     tasks = check(arms)
     try:
         if overwrite:
-            _delete_run(directory)
+            delete_run(directory)
         elif not resume:
             for lock in (swarm_lock(directory / arm.name, swarm) for arm in arms for swarm in arm.swarms):
                 if lock.exists():  # that it is under way says more than that it is there
@@ -138,7 +138,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 exchange_directory=directory / arm.name / ".exchange",
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
-                threads=arm.recipe.threads or max(1, cores() // arm.recipe.swarm_size),
+                threads=threads_of(arm.recipe, cores()),
             )
             for swarm, step, peer in members
         ]
@@ -307,13 +307,3 @@ def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
         return recipe
     on_gpu = peer.model_copy(update={"device": f"cuda:{index % torch.cuda.device_count()}"})
     return recipe.model_copy(update={"peers": tuple(on_gpu if p.name == peer.name else p for p in recipe.peers)})
-
-
-def _delete_run(directory: Path) -> None:
-    """Remove an earlier run, unless something still trains in it."""
-    if not (directory / "recipe.json").exists():
-        return
-    for lock in directory.glob("*/.lock*"):
-        with locked(lock, 0):
-            pass
-    shutil.rmtree(directory)

@@ -70,9 +70,9 @@ class Tail:
     def _sample(self, file: IO[bytes], size: int) -> None:
         """Rows from places that lie equally far apart, and go on near the end."""
         start, end = self._read, size - self._opening // 2
-        places = max(8, self._opening // 2 // _length_of_a_line(file, end))
+        places = min(self._most, max(8, self._opening // 2 // _length_of_a_line(file, end)))
         self.thinned = True
-        for i in range(min(places, self._most)):
+        for i in range(places):
             file.seek(start + (end - start) * i // places)
             if i or start:
                 file.readline()  # the rest of a line

@@ -48,7 +48,6 @@ from ftis.swarm.rounds import (
     Closed,
     Decision,
     Fetch,
-    Notice,
     Rounds,
     kept_rounds,
 )
@@ -229,8 +228,8 @@ class NetworkExchange:
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Notice(what, text, round):
-                    self._say(NetworkEvent(what, text, round))
+                case NetworkEvent():
+                    self._say(decision)
                 case Announce(round):
                     self._announce(round)
                 case Ask(peer):

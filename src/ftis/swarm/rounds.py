@@ -3,10 +3,10 @@
 No threads, no clock, no sockets. What a transport observes goes in as arguments, the time (seconds of any steady clock)
 included; every call returns the decisions that the transport then carries out::
 
-    enter, catch_up            this peer takes part    -> Announce, Notice
-    present, absent            another peer does       -> Notice, Ask
-    offered, answered          manifests came          -> Notice
-    collect, then poll         a round is awaited      -> Fetch, Ask, Notice and at last Closed, or ExchangeError
+    enter, catch_up            this peer takes part    -> Announce, NetworkEvent
+    present, absent            another peer does       -> NetworkEvent, Ask
+    offered, answered          manifests came          -> NetworkEvent
+    collect, then poll         a round is awaited      -> Fetch, Ask, NetworkEvent and at last Closed, or ExchangeError
     fetched, corrupt           contents came, or junk
 
 A round closes when every peer that takes part has delivered, when those that have not are gone, or at the deadline. It
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ftis.admission import Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
 from ftis.exchange import Collected, ExchangeError
+from ftis.loop.events import NetworkEvent
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import Mismatch
 from ftis.swarm.manifest import Manifest
@@ -71,26 +72,13 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Notice:
-    """Tell people what happened.
-
-    Attributes:
-        what: the kind of event, one word.
-    """
-
-    what: str
-    text: str
-    round: int
-
-
-@dataclass(frozen=True)
 class Closed:
     """The round that was awaited is over."""
 
     collected: Collected
 
 
-Decision = Announce | Ask | Fetch | Notice | Closed
+Decision = Announce | Ask | Fetch | NetworkEvent | Closed
 
 
 def kept_rounds(recipe: Recipe) -> int:
@@ -464,5 +452,5 @@ class Rounds:
         means_another = not other.met and name in self._mismatches
         return "means another run" if means_another else other.state(self._awaited.round)
 
-    def _notice(self, what: str, text: str) -> Notice:
-        return Notice(what, text, self._awaited.round)
+    def _notice(self, what: str, text: str) -> NetworkEvent:
+        return NetworkEvent(what, text, self._awaited.round)

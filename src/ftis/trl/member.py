@@ -163,7 +163,7 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
     """
     place.mkdir(parents=True, exist_ok=True)
     arm = peer.recipe.arms[0].name if peer.recipe.arms else peer.recipe.objective.name
-    display = Display(Console(stderr=True, soft_wrap=True))  # says what ftis join says
+    display = Display(Console(stderr=True, soft_wrap=True, markup=False, highlight=False))  # says what ftis join says
     placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds, peer.recipe.exchange == "text"))
     log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
     if swarm.exchange is not None:
