@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
-from ftis.lab.arms import RunError, arms_of, of_arms, rollouts_per_round, threads_of
+from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.lab.budgets import matched
 from ftis.lab.estimate import disk_of
 from ftis.lab.experiments import plan
@@ -42,16 +42,16 @@ def test_who_names_an_arm_that_trains_alone_hears_which_ones_do_not() -> None:
 
 def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
     recipe = parse(document(experiment={"baselines": ["F-TIS-4", "alone-part"]}))
-    assert of_arms(recipe, ()) is recipe
-    some = of_arms(recipe, ("F-TIS-2", "alone-part"))
+    assert keep_arms(recipe, ()) is recipe
+    some = keep_arms(recipe, ("F-TIS-2", "alone-part"))
     assert [arm.name for arm in some.arms] == ["alone-part", "F-TIS-2"]
     assert some.experiment.baselines == ("alone-part",)
     with pytest.raises(
         RunError, match="none of the arms F-TIS-2 is one to compare with: add --arm F-TIS-4 or --arm alo"
     ):
-        of_arms(recipe, ("F-TIS-2",))
+        keep_arms(recipe, ("F-TIS-2",))
     with pytest.raises(RunError, match="no arm 'F-TIS' in the recipe: it has alone-part, F-TIS-2, F-TIS-4"):
-        of_arms(recipe, ("F-TIS", "alone-part"))
+        keep_arms(recipe, ("F-TIS", "alone-part"))
 
 
 def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:

@@ -192,9 +192,9 @@ def experiment(
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
     from ftis.lab import page, tables
-    from ftis.lab.arms import of_arms
+    from ftis.lab.arms import keep_arms
 
-    loaded = of_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
+    loaded = keep_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
     dry_run |= resolved
     if dry_run:
         _print_plan(loaded, (), resolved)
@@ -463,7 +463,7 @@ def _conclude(directory: Path) -> None:
     figures.plot_learning_curves(directory)
     for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, summary)]:
         console.print(line)
-    if summaries.nobody_collaborated(summary):
+    if summaries.somebody_learned_alone(summary):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)
 

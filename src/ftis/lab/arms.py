@@ -58,7 +58,7 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
     return [arm_of(recipe, config) for config in configs if not only or config.name in only]
 
 
-def of_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
+def keep_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
     """The recipe with those arms alone, and with those of the baselines that are among them. Without names: as it is.
 
     Raises:

@@ -71,7 +71,7 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def nobody_collaborated(summary: Mapping[str, Any]) -> bool:
+def somebody_learned_alone(summary: Mapping[str, Any]) -> bool:
     """Whether some peer of a collaborative arm used no foreign rollout in any round."""
     peers = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"] and p["rounds"]]
     return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.lab.formatting import counted
-from ftis.lab.glance import EventLine, Events, Glance
+from ftis.lab.glance import LAST_EVENTS, EventLine, Events, Glance
 from ftis.lab.outlook import in_time
 from ftis.lab.sentences import (
     LATE_BY,
@@ -249,7 +249,7 @@ def events(happened: Sequence[Happened]) -> Events | None:
     lines = [
         EventLine(time.strftime("%H:%M:%S", time.localtime(one.at)), one.peer, one.text) for one in reversed(happened)
     ]
-    return Events(lines[:40]) if lines else None
+    return Events(lines[:LAST_EVENTS]) if lines else None
 
 
 def page_facts(runs: Sequence[Run], onlooker: Onlooker) -> list[str]:
