@@ -154,6 +154,49 @@ def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
     assert sorted(table.rounds.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited(before: bool) -> None:
+    table = Table()
+    table.rounds.check.rounds = 500
+
+    def old_ones() -> None:
+        for round in range(48):
+            table.offers("b", round)
+
+    if before:
+        old_ones()
+    table.enter(60)
+    for round in range(53, 61):
+        table.offers("b", round)
+    old_ones()
+    assert max(table.rounds.offers_of("b")) == 60
+    assert min(table.rounds.offers_of("b")) >= 53
+    table.comes("b")
+    table.collect(60, skip="cd")
+    table.poll()
+    assert [offer.round for offer in table.to_fetch] == [60]
+
+
+def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_that_is_awaited() -> None:
+    table = Table({"max_staleness": 100})
+    table.rounds.check.rounds = 500
+    table.enter(60)
+    for round in range(9, 100):
+        table.offers("b", round)
+    assert sorted(table.rounds.offers_of("b")) == list(range(60, 60 + 4 * KEEP_ROUNDS))
+
+
+@pytest.mark.parametrize("staleness", [0, 3, 31, 47, 200])
+def test_no_staleness_ends_the_exchange(staleness: int) -> None:
+    table = Table({"max_staleness": staleness})
+    table.rounds.check.rounds = 500
+    table.enter()
+    table.comes(*"bcd")
+    for round in range(60):
+        assert table.round_of(round, *"bcd").missing == ()
+    assert len(table.rounds.offers_of("b")) <= 4 * KEEP_ROUNDS
+
+
 def test_offers_of_rounds_long_over_are_forgotten() -> None:
     table = Table({"max_staleness": 1})
     table.enter()
@@ -245,6 +288,13 @@ def test_an_empty_message_needs_no_chunk() -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"])
 def test_facts_are_a_json_object_of_a_size_to_be_read(data: bytes) -> None:
     assert read_facts(data) is None
+
+
+@pytest.mark.parametrize("depth", [16, 500, 985, 990, 995, 1000])
+def test_facts_that_are_nested_deep_are_none(depth: int) -> None:
+    assert read_facts(b'{"a":' + b"[" * depth + b"]" * depth + b"}") is None
+    assert read_facts(b'{"a":' + b'{"b":' * depth + b"1" + b"}" * depth + b"}") is None
+    assert read_facts(b'{"a":' + b"[" * 15 + b"]" * 15 + b"}") is not None
 
 
 def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:

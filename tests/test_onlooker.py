@@ -317,6 +317,9 @@ def test_old_rounds_are_forgotten_and_still_counted(tmp_path: Path) -> None:
     a = made.peer("a")
     assert a.signed is not None
     assert (a.signed.bytes, a.signed.round) == (10 * (onlookers.MOST_ROUNDS + 5), onlookers.MOST_ROUNDS + 4)
+    for _ in range(3):
+        made.sign("a", 2)  # as anybody can send it again
+    assert made.peer("a").signed == a.signed
 
 
 def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> None:

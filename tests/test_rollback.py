@@ -302,6 +302,14 @@ def test_where_the_recipe_only_warns_it_is_said_what_to_resume_with(
     assert [row["peer/b/admitted"] for row in rows(run, "a")] == [8, 8, 0, 0, 0, 0]
 
 
+def test_an_accusation_holds_from_the_earliest_step_that_was_gone_back_to(tmp_path: Path) -> None:
+    found = {"b": {"found": 35, "found_after": 512, "passages": []}}
+    for step in (30, 20, 40):
+        accusations.write(tmp_path / "a", step, found)
+    assert accusations.read(tmp_path / "a", 20) == found
+    assert accusations.read(tmp_path / "a", 19) == {}
+
+
 def test_damaged_accusations_are_not_passed_over(tmp_path: Path) -> None:
     accusations.path_of(tmp_path / "a").write_text("{")
     with pytest.raises(FtisError, match=r"a\.accused\.json is damaged .* restore it"):

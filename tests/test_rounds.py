@@ -473,7 +473,7 @@ def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the
 
 
 @pytest.mark.parametrize("again", ["delivers", "offers", "comes", None])
-def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_is_heard_again(again: str | None) -> None:
+def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_delivers(again: str | None) -> None:
     table = Table()
     table.enter()
     table.comes(*"bcd")
@@ -486,7 +486,25 @@ def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_is_heard
     assert [seconds(round) for round in range(5)] == [20.5] * STRIKES + [0.0] * (5 - STRIKES)
     if again is not None:
         DEEDS[again](table, "d", 4)
-    assert [seconds(round) for round in (5, 6, 7)] == ([20.5, 20.5, 0.0] if again else [0.0, 0.0, 0.0])
+    waited = again in ("delivers", "comes")  # an offer that is never served costs nobody a deadline
+    assert [seconds(round) for round in (5, 6, 7)] == ([20.5, 20.5, 0.0] if waited else [0.0, 0.0, 0.0])
+
+
+def test_a_peer_that_offers_every_round_and_serves_none_is_waited_for_twice() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+
+    def seconds(round: int) -> float:
+        began = table.now
+        table.collect(round)
+        table.offers("d", round)
+        for name in "bc":
+            table.delivers(name, round)
+        table.run()
+        return table.now - began
+
+    assert [seconds(round) for round in range(6)] == [20.5] * STRIKES + [0.0] * (6 - STRIKES)
 
 
 def test_only_deadlines_in_a_row_count() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,15 @@ def path_of(peer: Path) -> Path:
 
 
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
-    """Keep the accusations of ``senders`` for a peer that goes on from ``step``."""
-    write_json(path_of(peer), {"step": step, "senders": senders})
+    """Keep the accusations of ``senders`` for a peer that goes on from ``step``.
+
+    Where those kept before hold from an earlier step on, so do these: whoever was found stays found.
+    """
+    path = path_of(peer)
+    if path.exists():
+        with suppress(ValueError, TypeError, KeyError):
+            step = min(step, json.loads(path.read_text(encoding="utf-8"))["step"])
+    write_json(path, {"step": step, "senders": senders})
 
 
 def read(peer: Path, step: float) -> dict[str, Accusation]:

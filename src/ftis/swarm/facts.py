@@ -11,6 +11,7 @@ from typing import Any
 from ftis.config import Recipe
 
 MAX_FACTS_BYTES = 64 * 1024
+MAX_FACTS_DEPTH = 16
 SHOWN = 10
 """Differences that are named in one message."""
 
@@ -95,14 +96,23 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 
 
 def read_facts(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``data``; None for anything else and above :data:`MAX_FACTS_BYTES`."""
+    """The JSON object in ``data``; None for anything else, above :data:`MAX_FACTS_BYTES` and deep nesting.
+
+    What can be read need not be written again, or compared, without as deep a recursion.
+    """
     if len(data) > MAX_FACTS_BYTES:
         return None
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _is_shallow(found, MAX_FACTS_DEPTH) else None
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    """Whether objects and arrays lie at most ``levels`` deep in each other."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inside is None or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inside))
 
 
 @dataclass(frozen=True)

@@ -296,10 +296,12 @@ class NetworkExchange:
             if not progress:
                 self._closing.wait(pause)
                 pause = min(2 * pause, 1.0)
-        self._keep(assembly, seal)
-        with self.changed:
-            self.rounds.fetched(assembly)
-            self.changed.notify_all()
+        try:
+            self._keep(assembly, seal)
+        finally:  # also where the disk is full, so that the peer is fetched from again
+            with self.changed:
+                self.rounds.fetched(assembly)
+                self.changed.notify_all()
 
     def _keep(self, assembly: Assembly, seal: bytes) -> None:
         """Keep a fetched message with its signed offer. It is on the disk before its round can close."""

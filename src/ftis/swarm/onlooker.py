@@ -123,7 +123,7 @@ class _Heard:
 
     tokens: set[str] = field(default_factory=set)
     changed: float | None = None
-    offers: dict[int, Manifest] = field(default_factory=dict)
+    offers: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by round: incarnation and digest of contents
     digests: dict[int, bytes] = field(default_factory=dict)
     heard_at: list[tuple[float, int]] = field(default_factory=list)
     key: str = ""
@@ -182,6 +182,8 @@ class Onlooker:
             digest = hashlib.sha256(document).digest()
             if of is None or of.digests.get(round) == digest:
                 return
+            if len(of.offers) >= MOST_ROUNDS and round < min(of.offers):
+                return  # forgotten before, and not to be counted twice
             check = self._checks.setdefault(run, OfferCheck(run, ANY_ROUND, self.roster, ANY_BYTES, ANY_ITEMS))
             offer = check.read(peer, round, document, seal)
             if not isinstance(offer, Manifest):
@@ -195,12 +197,13 @@ class Onlooker:
 
     def _take(self, of: _Heard, offer: Manifest, now: float) -> None:
         before = of.offers.get(offer.round)
+        now_offered = offer.incarnation, hashlib.sha256(repr(offer.contents).encode()).digest()
         if before is None:
             of.bytes += offer.size
-        elif before.incarnation == offer.incarnation and before.contents != offer.contents and of.twice != offer.round:
+        elif before[0] == offer.incarnation and before != now_offered and of.twice != offer.round:
             self._note(now, offer.peer, f"signed two different offers for round {offer.round + 1}")
             of.twice = offer.round
-        of.offers[offer.round] = offer
+        of.offers[offer.round] = now_offered
         for old in sorted(of.offers)[:-MOST_ROUNDS]:
             del of.offers[old], of.digests[old]
         if not of.heard_at or offer.round > of.heard_at[-1][1]:

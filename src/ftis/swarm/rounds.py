@@ -163,6 +163,9 @@ class Rounds:
     def enter(self, round: int, now: float) -> None:
         """This peer starts, or restarts, at ``round``. Before :meth:`catch_up`, ask everybody for manifests."""
         self._first_round, self._entered = round, now
+        self._awaited = _Awaited(round, now, ())  # so that older offers, which anybody can send again, are no news
+        for other in self._others.values():
+            other.forget_before(self._oldest)
 
     def catch_up(self, round: int) -> tuple[int, list[Decision]]:
         """The round to train next: ``round``, or a later one if the swarm has gone on without this peer.
@@ -239,24 +242,29 @@ class Rounds:
             other.contents.pop(round, None)
             detail = f"two different offers for round {round + 1}"
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
+        other.newest = max(other.newest, round)
         if self._is_news(other, offer, known):
             other.offers[round], other.seals[round] = offer, seal
-            other.newest = max(other.newest, round)
-            other.strikes = 0
+            if round in other.offers_only:
+                other.strikes = 0
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
         if offer.round < self._oldest or offer.round in other.taken | other.refused:
-            other.newest = max(other.newest, offer.round)
             return False
         if known is not None:
             return offer.incarnation > known.incarnation and offer.contents != known.contents
-        if len(other.offers) >= self._max_offers:  # of a peer far ahead, keep what is needed next
-            furthest = max(other.offers)
-            if offer.round > furthest:
+        if len(other.offers) >= self._max_offers:
+            least = max((*other.offers, offer.round), key=lambda of: self._needed_after(other, of))
+            if least == offer.round:
                 return False
-            del other.offers[furthest]
+            del other.offers[least], other.seals[least]
         return True
+
+    def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
+        """Sorts a peer's offers by when they are needed: the awaited round, those after it, late ones, those taken."""
+        awaited = self._awaited.round
+        return round in other.taken, round < awaited, abs(round - awaited)
 
     def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
         if refusal.round is not None:

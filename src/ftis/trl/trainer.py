@@ -216,8 +216,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         Raises:
             AloneError: no foreign rollout was used in any round. The model is saved.
+            RunError: called a second time, or from a checkpoint or into a directory that it cannot go on with.
             FtisError: the network, the keys or the checkpoint cannot be used.
         """
+        if self._step:
+            raise RunError(
+                "this trainer has trained before, and what the swarm had by then is not gone back from: make a new "
+                "one, and resume by train(resume_from_checkpoint=True)"
+            )
         checkpoint: Any
         anew, checkpoint = not resume_from_checkpoint, resume_from_checkpoint or None
         if checkpoint is True:
@@ -471,7 +477,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self._ranks.is_main:
             self._record(update_of(parts))
         if self._round + 1 >= self.peer.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
-            self.control.should_training_stop = self.control.should_save = True
+            self.control.should_training_stop = True
+            self.control.should_save = self.args.save_strategy != "no"
 
     def _record(self, update: Update) -> None:
         peer, judged = self.peer, self._losses[0].judged
