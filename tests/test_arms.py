@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
+from ftis.lab import experiments
 from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.lab.budgets import matched
 from ftis.lab.estimate import disk_of
@@ -311,6 +312,27 @@ def test_seeds_are_a_number_of_them_or_the_first_and_the_last(text: str, seeds: 
 def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=f"^'{re.escape(text)}' .*: give "):
         seeds_of(text)
+
+
+def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "prepare", lambda *rest: None)
+    monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
+    base = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
+    recipe = parse(document(**base))
+    assert experiments.run_experiment(recipe, [0], 1)
+    place = tmp_path / recipe.name
+    evaluated = place / f"{recipe.name}-seed0" / "F-TIS-2" / recipe.peers[0].name / "evaluations.jsonl"
+    evaluated.parent.mkdir(parents=True)
+    evaluated.write_text("{}\n")
+    changed = parse(document(**base, sampling__temperature=0.5))
+    with pytest.raises(RunError, match=r"sampling\.temperature"):
+        experiments.run_experiment(changed, [4, 5], 1)
+    assert json.loads((place / "experiment.json").read_text())["seeds"] == [0]
+    assert experiments.run_experiment(recipe, [4, 5], 1)
+    assert json.loads((place / "experiment.json").read_text())["seeds"] == [0, 4, 5]
+    (place / "experiment.json").write_text("{")
+    with pytest.raises(RunError, match=r"experiment\.json is damaged"):
+        experiments.run_experiment(recipe, [4], 1)
 
 
 def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(

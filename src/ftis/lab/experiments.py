@@ -79,7 +79,7 @@ def run_experiment(
         )
     say(Planned((*problems(check(arms)), *rates(arms))))
     runs = _runs(recipe, seeds)
-    for seeded in runs:
+    for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
         claim(run_directory(seeded), True, seeded, trains=False)
     _write_experiment(directory, recipe, seeds)
     try:
@@ -178,11 +178,18 @@ def _with_time_left(jobs: Sequence[SwarmJob], at_a_time: int, say: Say) -> Say:
 
 def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> None:
     """experiment.json: the recipe, every seed asked for so far, versions and machine."""
-    known = directory / "experiment.json"
-    before = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {"seeds": []}
     document = {
         **provenance(recipe),
         "recipe": json.loads(recipe.model_dump_json()),
-        "seeds": sorted({*before["seeds"], *seeds}),
+        "seeds": sorted({*_seeds_before(directory), *seeds}),
     }
-    write_json(known, document)
+    write_json(directory / "experiment.json", document)
+
+
+def _seeds_before(directory: Path) -> list[int]:
+    """The seeds that the experiment has already."""
+    known = directory / "experiment.json"
+    try:
+        return list(json.loads(known.read_text(encoding="utf-8"))["seeds"]) if known.exists() else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{known} is damaged ({error!r}): restore it, or give the experiment another name") from None
