@@ -50,6 +50,15 @@ NESTED = "(" * 250 + "5" + ")" * 250  # the grammar would take minutes
         (r"\frac{275}{2}", r"137 \frac{1}{2}"),
         ("\\begin{pmatrix} -2 \\\\\n -14 \\end{pmatrix}", r"\begin{pmatrix} -2 \\ -14 \end{pmatrix}"),
         ("5.4", r"5.4 \text{ cents}"),
+        (r"\frac{3}{5} < x \le \frac{8}{3}", r"\left(\frac{3}{5},\frac{8}{3}\right]"),
+        (r"x \le 0", r"\left(-\infty, 0\right]"),
+        (r"x < 1 or x > 2", r"\left(-\infty,1\right)\cup\left(2,\infty\right)"),
+        (r"-2 \le x \le 7", r"x \in [-2,7]"),
+        ("[-2,7]", r"x \in [-2,7]"),
+        (r"\pi(R-r)(R+r)", r"\pi(R^2-r^2)"),
+        ("rR", "Rr"),
+        (r"a+\sin A", r"\sin A+a"),
+        ("2K", "2k"),  # no letter of the answer stands in both cases
     ],
 )
 def test_equal_formulas(given: str, expected: str) -> None:
@@ -59,6 +68,15 @@ def test_equal_formulas(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("0", "R-r"),
+        ("r-R", "R-r"),
+        ("1", r"\frac{R}{r}"),
+        ("2R", "R+r"),
+        ("0", r"\Theta-\theta"),
+        (r"\frac{3}{5} \le x \le \frac{8}{3}", r"\left(\frac{3}{5},\frac{8}{3}\right]"),
+        ("x < 0", r"\left(-\infty, 0\right]"),
+        (r"-2 < x \le 7", r"x \in [-2,7]"),
+        (r"x \in (-2,7]", "[-2,7]"),
         (r"\frac{1}{3}", "0.5"),
         ("(3,4)", "(3,4]"),
         ("(1,2)", "(2,1)"),

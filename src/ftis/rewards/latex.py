@@ -44,6 +44,7 @@ def formulas_equal(given: str, expected: str) -> bool:
     one, other = words.without_nouns(one).strip(), words.without_nouns(other).strip()
     if one != other and _CAPITALS.fullmatch(one) and _CAPITALS.fullmatch(other):
         return False
+    one, other = writing.with_cases_apart(one, other)
     sides = [one, *equations.sides_to_check(one, other)]
     if any(writing.bases_differ(side, other) for side in sides):
         return False

@@ -47,7 +47,9 @@ _UNION = re.compile(rf"([\])])\s*(?:U|∪|\\bigcup(?![A-Za-z])|{TEXT}\s*U\s*\}})
 _ORDER = re.compile(r"(<=|>=|[<>≤≥]|\\[lg](?:eq?(?:slant)?|t)(?![A-Za-z]))")
 _STRICT = ("<", ">", r"\lt", r"\gt")
 _MORE = (">", "≥", r"\g")
+_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z](?!_)")
 _INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
+_AROUND_INTERVALS = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*|\\(?:left|right)(?![A-Za-z])\s*")
 _OR = re.compile(rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])")
 _IN_BASE = re.compile(
     r"(?<![\\A-Za-z0-9.])(?:[A-Za-z]*[0-9.][0-9A-Za-z.]*|[A-Za-z]{2,}|^[A-Za-z](?=\s*_[^_=]*$)|[)\]}])(?:\s|\\[,;:! ])*"
@@ -169,15 +171,37 @@ def _with_digits(found: re.Match[str]) -> str:
     return found[0] if left < 0 else f"_{{{_BASES.index(name) + 2}}}{'}' * left}"
 
 
+def with_cases_apart(given: str, expected: str) -> tuple[str, str]:
+    """Both with the capitals marked of letters that ``expected`` has in both cases: R_{c} - r for R - r.
+
+    To math-verify a letter and its capital are one symbol, by which R - r is 0.
+    """
+    names = set(_LETTER.findall(expected))
+    capitals = {name for name in names if _small(name) in names - {name}}
+    if not capitals or "\\text" in expected:
+        return given, expected
+
+    def marked(found: re.Match[str]) -> str:
+        return f"{_small(found[0])}_{{c}}" if found[0] in capitals else found[0]
+
+    return _LETTER.sub(marked, given), _LETTER.sub(marked, expected)
+
+
+def _small(name: str) -> str:
+    """A letter in lower case: ``\\theta`` for ``\\Theta``."""
+    return name.lower() if len(name) == 1 or name[1:].istitle() else name
+
+
 def as_intervals(given: str, expected: str) -> tuple[str, str]:
     """Both as intervals where one is an interval or a union of some and the other has inequalities: ``3 < x \\le 4``,
     ``x < 1 or x > 2``.
 
     ``(1,2)`` may be a point, so an interval alone has a square bracket or an infinite end.
     """
-    if _is_interval(given):
-        return given, _intervals(expected)
-    return (_intervals(given), expected) if _is_interval(expected) else (given, expected)
+    one, other = _AROUND_INTERVALS.sub("", given), _AROUND_INTERVALS.sub("", expected)
+    if _is_interval(one):
+        return one, _intervals(other)
+    return (_intervals(one), other) if _is_interval(other) else (given, expected)
 
 
 def _is_interval(text: str) -> bool:
