@@ -317,7 +317,7 @@ def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "prepare", lambda *rest: None)
     monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
-    base = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
+    base: dict[str, Any] = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
     recipe = parse(document(**base))
     assert experiments.run_experiment(recipe, [0], 1)
     place = tmp_path / recipe.name

@@ -385,6 +385,17 @@ def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, t
     assert_one_line(other_kind)
 
 
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_to_be_deleted(policy: Policy, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
+
+    def full(*of: object) -> Policy:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    with pytest.raises(CheckpointError, match=r"does not fit into memory now .* with --resume$") as caught:
+        checkpoint.load(tmp_path, 1, policy.config, policy.config.model, full)
+    assert_one_line(caught)
+
+
 def test_the_selections_states_come_back(tmp_path: Path, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     states = {"penalty": {"rejections": {"b": 3}, "until": {"c": 9}}}

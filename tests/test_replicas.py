@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from ftis.lab.replay import recordings
 from ftis.learning import judge, learn
 from ftis.loop.checkpoint import open_policy
 from ftis.loop.files import read_jsonl
-from ftis.objectives import resolve
+from ftis.objectives import Diagnostics, resolve
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Batch, Group, ScoredGroup, collate
 from ftis.sampling import Decoding
@@ -90,6 +91,19 @@ def parameters(policy: Policy) -> dict[str, torch.Tensor]:
 
 def flat(of: dict[str, Any]) -> torch.Tensor:
     return torch.cat([of[name].flatten() for name in sorted(of)])
+
+
+def test_what_a_process_tells_of_a_step_holds_no_file_open() -> None:
+    """A tensor goes through a pipe as an open file, of which a process may have some thousand."""
+    names = list(Diagnostics.__dataclass_fields__)
+    found = Diagnostics(**{name: torch.arange(2.0) + i for i, name in enumerate(names)})
+    loss: Any = SimpleNamespace(value=0.5, seen=[(np.array([3, 7]), found)], old_logp_N={3: np.ones(1), 7: np.zeros(2)})
+    told = replicas.Seen.of(loss)
+    assert not any(isinstance(values, torch.Tensor) for _, of in told.seen for values in of.values())
+    other: Any = SimpleNamespace(value=1.0, seen=[], old_logp_N=dict.fromkeys((3, 7)))
+    replicas.take(other, told)
+    assert (other.value, other.seen[0][0].tolist(), other.old_logp_N) == (1.5, [3, 7], loss.old_logp_N)
+    assert all(torch.equal(getattr(other.seen[0][1], name), values) for name, values in vars(found).items())
 
 
 @pytest.mark.parametrize("own_old", [OwnOld.SAMPLED, OwnOld.IN_STEP])

@@ -155,7 +155,7 @@ class StepLoss:
         on_device = {name: tensor.to(logp_nT.device) for name, tensor in known.items()}
         loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, divisor=self.divisor)
         self.value += float(loss.detach())
-        self.seen.append((rows, diagnostics))
+        self.seen.append((rows, Diagnostics(**{name: found.cpu() for name, found in vars(diagnostics).items()})))
         return loss
 
 

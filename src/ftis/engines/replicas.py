@@ -27,6 +27,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ftis.config import FtisError, PeerConfig
@@ -149,22 +150,27 @@ class Part:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the loss of a step has seen in another process: rows with their diagnostics, and their log π_old."""
+    """What the loss of a step has seen in another process: rows with their diagnostics, and their log π_old.
+
+    Arrays go through a pipe by value; a tensor would hold a file open until the round ends.
+    """
 
     value: float
-    seen: list[tuple[Rows, Diagnostics]]
+    seen: list[tuple[Rows, dict[str, NDArray[Any]]]]
     old_logp: dict[int, Floats]
 
     @staticmethod
     def of(loss: StepLoss) -> Seen:
         rows = itertools.chain.from_iterable(rows.tolist() for rows, _ in loss.seen)
-        return Seen(loss.value, loss.seen, {row: loss.old_logp_N[row] for row in rows})
+        seen = [(rows, {name: tensor.numpy() for name, tensor in vars(found).items()}) for rows, found in loss.seen]
+        return Seen(loss.value, seen, {row: loss.old_logp_N[row] for row in rows})
 
 
 def take(loss: StepLoss, other: Seen) -> None:
     """Let a loss have seen what another process's did."""
     loss.value += other.value
-    loss.seen += other.seen
+    for rows, found in other.seen:
+        loss.seen.append((rows, Diagnostics(**{name: torch.from_numpy(values) for name, values in found.items()})))
     for row, old_logp in other.old_logp.items():
         loss.old_logp_N[row] = old_logp
 

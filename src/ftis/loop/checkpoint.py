@@ -161,6 +161,10 @@ def _errors_told(source: Path) -> Iterator[None]:
     """What goes wrong while a checkpoint is read, as an error that names it and the remedy."""
     try:
         yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise CheckpointError(
+            f"{source} does not fit into memory now ({first_line(error)}): free some, then run again with --resume"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the checkpoint "

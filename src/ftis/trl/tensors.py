@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -37,14 +36,6 @@ def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
         values_NT = values_NT.float().clamp(MIN_LOGP, 0.0)
     rows, lengths = values_NT.cpu().numpy(), mask_NT.sum(-1).tolist()
     return [row[: int(length)].copy() for row, length in zip(rows, lengths, strict=True)]
-
-
-def on_cpu(seen: Seen) -> list[tuple[Rows, Diagnostics]]:
-    """The same, for another process."""
-    return [
-        (rows, Diagnostics(**{f.name: getattr(diagnostics, f.name).cpu() for f in fields(diagnostics)}))
-        for rows, diagnostics in seen
-    ]
 
 
 def update_of(parts: Sequence[Sequence[tuple[float, Seen]]]) -> Update:

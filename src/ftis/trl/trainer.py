@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from ftis.trl.models import check_model, check_positions, check_server
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of
 from ftis.trl.ranks import Ranks
-from ftis.trl.tensors import on_cpu, padded, tokens_of, update_of
+from ftis.trl.tensors import padded, tokens_of, update_of
 
 RELIED_ON: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
@@ -196,13 +196,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             getattr(self._tokenizer, name, None) is not None for name in ("response_template", "response_schema")
         ):
             raise OptionError("train_dataset: this tokenizer parses answers of conversations; give prompts as text")
+        decode = self._tokenizer.decode
         for item, ids in zip(items, self._tokenize_prompts(prompts)[0], strict=True):
             if list(ids) != self.peer.prompt_ids[item].tolist():
                 raise OptionError(
                     f"train_dataset: row {item} has another prompt than the recipe's problem {item} "
-                    f"({self._tokenizer.decode(ids)!r} in place of "
-                    f"{self._tokenizer.decode(self.peer.prompt_ids[item].tolist())!r}): let [prompt] of the recipe "
-                    f"say what the data set does, or leave train_dataset out"
+                    f"({decode(ids)!r} in place of {decode(self.peer.prompt_ids[item].tolist())!r}): let [prompt] of "
+                    f"the recipe say what the data set does, or leave train_dataset out"
                 )
 
     # --- the run ------------------------------------------------------------------------------------
@@ -216,16 +216,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         Raises:
             AloneError: no foreign rollout was used in any round. The model is saved.
-            RunError: called a second time, or from a checkpoint or into a directory that it cannot go on with.
             FtisError: the network, the keys or the checkpoint cannot be used.
         """
         if self._step:
-            raise RunError(
-                "this trainer has trained before, and what the swarm had by then is not gone back from: make a new "
-                "one, and resume by train(resume_from_checkpoint=True)"
-            )
-        checkpoint: Any
-        anew, checkpoint = not resume_from_checkpoint, resume_from_checkpoint or None
+            raise RunError("this trainer has trained before: make a new one for train(resume_from_checkpoint=True)")
+        anew, checkpoint = not resume_from_checkpoint, cast(Any, resume_from_checkpoint or None)
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir)
         with contextlib.ExitStack() as stack:
@@ -249,8 +244,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             restore(self.peer, state.read_text(encoding="utf-8"))
         elif anew and (self.place / "metrics.jsonl").exists():
             raise RunError(
-                f"{self.place} already holds a run: go on with it by train(resume_from_checkpoint=True), or choose "
-                f"another output_dir"
+                f"{self.place} holds a run: train(resume_from_checkpoint=True), or choose another output_dir"
             )
         claim(self.place, True, self.peer.recipe, "metrics.jsonl")
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
@@ -471,14 +465,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _end_round(self) -> None:
         """Record the round, and hand its metrics to TRL's log."""
-        parts = self._ranks.together([[(loss.value, on_cpu(loss.seen)) for loss in self._losses]])
+        parts = self._ranks.together([[(loss.value, loss.seen) for loss in self._losses]])
         self._clock.lap("update")
         self.peer.cursor = replace(self.peer.cursor, step=self._round)
         if self._ranks.is_main:
             self._record(update_of(parts))
         if self._round + 1 >= self.peer.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
-            self.control.should_training_stop = True
-            self.control.should_save = self.args.save_strategy != "no"
+            self.control.should_training_stop, self.control.should_save = True, self.args.save_strategy != "no"
 
     def _record(self, update: Update) -> None:
         peer, judged = self.peer, self._losses[0].judged
