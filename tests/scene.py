@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from ftis.config import Recipe
 from ftis.lab import page
-from ftis.lab.reading import arm_configs
+from ftis.lab.arms import arm_configs
 from ftis.lab.recipes import parse, with_arm
 from ftis.lab.tables import print_comparison
 from ftis.loop.records import Records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,19 @@ from transformers import AutoModelForCausalLM
 
 from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
-from ftis.lab import experiments
+from ftis.lab import experiments, prepare
 from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.lab.budgets import matched
 from ftis.lab.estimate import disk_of
 from ftis.lab.experiments import plan
 from ftis.lab.formatting import in_bytes
 from ftis.lab.join import choose_arm
+from ftis.lab.prepare import check
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
+from ftis.prompts import TaskError
 from ftis.selection import selections_of
+from ftis.tasks.problems import load_task
 from recipes import recipe_of, write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -279,6 +283,35 @@ def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
         changed = load(ROOT / "recipes" / "scaling_mixed.toml", [f"arms.{arm}.set.peers.*.learning_rate=1e-4"])
         (at_once,) = arms_of(changed, (arm,))
         assert {p.learning_rate for p in at_once.recipe.peers if p.train == "full"} == {1e-4}
+
+
+@pytest.mark.parametrize(
+    ("objective", "arm"),
+    [("F-TIS", "F-TIS"), ("_mine.OBJ", "mine.OBJ"), ("m" * 70 + ".X", "m" * 62 + ".X"), ("", "objective")],
+)
+def test_without_arms_there_is_one_named_after_the_objective(objective: str, arm: str) -> None:
+    recipe = parse(document(arms=[], objective__name=objective))
+    assert [one.name for one in arms_of(recipe)] == [arm]
+
+
+def test_a_part_alone_has_a_prompt_where_its_share_of_the_rollouts_is_less() -> None:
+    one = {"mode": "horizontal", "prompts_per_round": 1}
+    recipe = parse(document("ab", arms=[ALONE, {"name": "F-TIS"}], training=one, experiment__baselines=["alone-part"]))
+    assert [arm.swarms[0].training.prompts_per_round for arm in arms_of(recipe)] == [1, 1]
+
+
+def test_a_glob_for_the_parameters_to_train_is_refused(tiny_model_dir: TinyModelDir) -> None:
+    peers = [{"name": "a", "model": str(tiny_model_dir()), "train": "subset", "trainable_parameters": ["*.mlp"]}]
+    recipe = parse({**document(arms=[], training={"prompts_per_round": 4}), "peers": peers})
+    with pytest.raises(RunError, match=r"peer 'a': trainable_parameters = \['\*\.mlp'\] are regular expressions"):
+        check(arms_of(recipe))
+
+
+def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_task(parse(document()).task)
+    monkeypatch.setattr(prepare, "load_task", lambda config: replace(whole, validation=()))
+    with pytest.raises(TaskError, match="task 'clock' has no problems to validate with"):
+        check(arms_of(parse(document())))
 
 
 def test_the_threads_of_a_peer_are_those_of_its_arm() -> None:

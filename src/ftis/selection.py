@@ -79,7 +79,7 @@ class Chosen:
 
     Attributes:
         share_R: float32 [R], in [0, 1], of each judged row.
-        reason_R: the selection that first lowered the share; None where it is 1.
+        reason_R: the selection that set the share to 0, else the first that lowered it; None where it is 1.
     """
 
     share_R: Tensor

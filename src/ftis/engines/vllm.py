@@ -28,6 +28,9 @@ ON_A_GPU = {"gpu_memory_utilization": 0.4}
 ON_A_CPU = {"enable_chunked_prefill": False}
 """vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
 OF_A_SERVER = ("url", "dtype", "directory", "timeout")
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters, as vLLM's ``max_lora_rank`` may be; later versions take 1, too."""
+
 OURS = (
     "model",
     "logprobs_mode",
@@ -94,6 +97,15 @@ def dtype_of(name: str) -> torch.dtype:
     return known[name]
 
 
+def _rank_for(lora_r: int) -> int:
+    """The least rank that vLLM reserves room for and that holds an adapter's."""
+    if lora_r > RANKS[-1]:
+        raise RecipeError(
+            f"lora_r = {lora_r}: vLLM holds adapters up to rank {RANKS[-1]}; lower it, or sample otherwise"
+        )
+    return next(rank for rank in RANKS if rank >= lora_r)
+
+
 class InProcess(Engine):
     """``vllm.LLM``. The weights go from tensor to tensor where one process holds both, else through a directory."""
 
@@ -111,7 +123,7 @@ class InProcess(Engine):
         self.dtype, self.lora = dtype_of(settings["dtype"]), policy.config.train == "lora"
         if self.lora:
             modules = list(policy.config.lora_target_modules)  # in the output layer it would hinder scoring
-            settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": policy.config.lora_r}
+            settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _rank_for(policy.config.lora_r)}
             settings |= {"lora_target_modules": modules}
         workers = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
         self.direct = workers == 1 and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

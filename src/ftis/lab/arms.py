@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,13 +46,19 @@ class Arm:
         return next(part for part in self.parts() if peer in part.peers)
 
 
+def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
+    """The recipe's arms; without any, the recipe itself is one that bears its objective's name, as far as it can."""
+    fit = re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.objective.name)[-64:].lstrip("_.-")
+    return recipe.arms or (ArmConfig(name=fit or "objective"),)
+
+
 def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
     """The recipe's arms (or those named), each with its own recipe. Without arms: one, named after the objective.
 
     Raises:
         RunError: ``only`` names an arm that the recipe does not have.
     """
-    configs = recipe.arms or (ArmConfig(name=recipe.objective.name),)
+    configs = arm_configs(recipe)
     unknown = set(only) - {config.name for config in configs}
     if unknown:
         raise RunError(f"no arm {sorted(unknown)[0]!r} in the recipe: it has {', '.join(c.name for c in configs)}")
@@ -99,7 +106,7 @@ def _prompts_alone(recipe: Recipe, budget: str) -> int:
         return recipe.training.prompts_per_round
     swarm = swarms_of(recipe)[0]
     if budget == "generated":
-        return rollouts_per_round(swarm)[0] // recipe.sampling.num_generations
+        return max(1, rollouts_per_round(swarm)[0] // recipe.sampling.num_generations)
     return prompts_worth(recipe, *rollouts_per_round(swarm))
 
 

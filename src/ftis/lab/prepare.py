@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.workers import Job, Stop, cores, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import own_ends, resolve_device
-from ftis.prompts import Task
+from ftis.prompts import Task, TaskError
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.schedule import assigned
@@ -59,7 +60,13 @@ def check(arms: list[Arm]) -> list[Task]:
         of_arms.append(loaded)
     for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
         if (Path(source[0]) / "config.json").exists() or not starters.is_starter(peer.model):
-            require_trainable(peer, source[0])
+            try:
+                require_trainable(peer, source[0])
+            except re.error as error:
+                raise RunError(
+                    f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
+                    f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
+                ) from None
     return of_arms[0]
 
 
@@ -80,6 +87,10 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
     """
     key = config.model_dump_json()
     task = tasks[key] = tasks.get(key) or load_task(config)
+    if not task.validation:
+        raise TaskError(
+            f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
+        )
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:

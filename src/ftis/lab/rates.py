@@ -21,9 +21,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
-from ftis.lab.arms import RunError, arms_of
+from ftis.lab.arms import RunError, arm_configs, arms_of
 from ftis.lab.formatting import counted, number
-from ftis.lab.reading import arm_configs, read_study
+from ftis.lab.reading import read_study
 from ftis.lab.recipes import matches, parse_recorded
 from ftis.lab.results import finals
 from ftis.lab.summary import accuracy_is

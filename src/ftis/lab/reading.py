@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import ArmConfig, FtisError, Recipe
+from ftis.lab.arms import arm_configs
 from ftis.lab.recipes import parse_recorded, with_arm
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts, rollouts_path
@@ -277,11 +278,6 @@ class Study:
         """The arms that each other arm is compared with, of those that were run."""
         run = {arm.name for arm in self.arms}
         return tuple(name for name in self.recipe.experiment.baselines if name in run)
-
-
-def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
-    """The recipe's arms; without any, the recipe itself is one that bears its objective's name."""
-    return recipe.arms or (ArmConfig(name=recipe.objective.name),)
 
 
 def read_run(directory: Path) -> Run:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, arm_configs, final_accuracy, read_run
+from ftis.lab.arms import arm_configs
+from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
 from ftis.loop.files import write_json
 from ftis.metric_keys import by_peer
 
