@@ -55,6 +55,9 @@ NESTED = "(" * 250 + "5" + ")" * 250  # the grammar would take minutes
         (r"x < 1 or x > 2", r"\left(-\infty,1\right)\cup\left(2,\infty\right)"),
         (r"-2 \le x \le 7", r"x \in [-2,7]"),
         ("[-2,7]", r"x \in [-2,7]"),
+        ("6.72e-05", ".0000672"),
+        ("2.5e-1", r"\frac14"),
+        ("2e-5", "2e - 5"),
         (r"\pi(R-r)(R+r)", r"\pi(R^2-r^2)"),
         ("rR", "Rr"),
         (r"a+\sin A", r"\sin A+a"),
@@ -68,6 +71,7 @@ def test_equal_formulas(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("6.72e-4", ".0000672"),
         ("0", "R-r"),
         ("r-R", "R-r"),
         ("1", r"\frac{R}{r}"),

@@ -375,11 +375,8 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -
 
 def _trained_parameters(model: Any, peer: PeerConfig) -> int:
     if peer.train == "lora":
-        targets = [
-            m
-            for n, m in model.named_modules()
-            if n.rpartition(".")[2] in peer.lora_target_modules and hasattr(m, "in_features")
-        ]
+        ends = tuple(f".{target}" for target in peer.lora_target_modules)  # as peft takes them, with dots or without
+        targets = [m for n, m in model.named_modules() if f".{n}".endswith(ends) and hasattr(m, "in_features")]
         return sum(peer.lora_r * (m.in_features + m.out_features) for m in targets)
     patterns = peer.trainable_parameters if peer.train == "subset" else ("",)
     return sum(p.numel() for n, p in model.named_parameters() if any(re.search(x, n) for x in patterns))

@@ -34,7 +34,7 @@ def formulas_equal(given: str, expected: str) -> bool:
         return False
     if _said(given) == _said(expected):
         return True
-    given, expected = writing.in_latex(given), writing.in_latex(expected)
+    given, expected = writing.in_latex(writing.in_powers_of_ten(given, expected)), writing.in_latex(expected)
     one, other = _tidy(given), words.as_text(_tidy(expected) or expected)
     if one is None or writing.too_nested(one) or words.units_differ(writing.bare(given), writing.bare(expected)):
         return False

@@ -42,6 +42,7 @@ _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*(?:\{([0-9]+)\}
 _TIMES = re.compile(r"(^|[\s+\-*/=(,])([0-9]+)\s*((?:\\left\s*)?\((?:[0-9]|\\[dtc]?frac))")
 _POWER = re.compile(r"(?<=[\w)}\]])\s*\*\*\s*(-?[0-9]+(?![0-9])|[A-Za-z]|\([^()]*\))(?!\s*\*\*)")
 _EXPONENT = re.compile(r"(?<![\w.\\}])([0-9]+(?:\.[0-9]+)?)[eE]([0-9]{1,3})(?![\w.^]|\s*_)")
+_ALL_EXPONENT = re.compile(r"^\s*([+-]?[0-9]*\.?[0-9]+)[eE](-[0-9]{1,3})\s*$")
 _MIXED = re.compile(r"^([+-]?)\s*([0-9]+)(?:\s|~|\\[,;:! ])+([0-9]+)\s*/\s*([0-9]+)$")
 _UNION = re.compile(rf"([\])])\s*(?:U|∪|\\bigcup(?![A-Za-z])|{TEXT}\s*U\s*\}})\s*(?=(?:\\left\s*)?[\[(])")
 _ORDER = re.compile(r"(<=|>=|[<>≤≥]|\\[lg](?:eq?(?:slant)?|t)(?![A-Za-z]))")
@@ -155,6 +156,11 @@ def tidied(formula: str) -> str:
     formula = _EXPONENT.sub(r"\1\\cdot 10^{\2}", _POWER.sub(r"^{\1}", formula))
     formula = _TIMES.sub(r"\1\2\\cdot \3", formula)
     return _MIXED.sub(r"\1\2\\frac{\3}{\4}", formula)
+
+
+def in_powers_of_ten(given: str, expected: str) -> str:
+    """``6.72e-5`` as a decimal times a power of ten, where the e cannot be Euler's, as the expected answer has none."""
+    return given if "e" in expected else _ALL_EXPONENT.sub(r"\1\\cdot 10^{\2}", given)
 
 
 def _as_fraction(found: re.Match[str]) -> str:
