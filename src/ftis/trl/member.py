@@ -24,7 +24,7 @@ from rich.console import Console
 from ftis.admission import Admitter
 from ftis.config import FtisError, Recipe, RecipeError
 from ftis.exchange import Exchange
-from ftis.lab.arms import arms_of
+from ftis.lab.arms import arm_configs, arms_of
 from ftis.lab.assembly import agreed, end_tokens_of, exchange_text
 from ftis.lab.join import EventLog, choose_arm, credentials, in_network
 from ftis.lab.local import AloneExchange
@@ -162,7 +162,7 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
         FtisError: keys are missing or wrong, or the network cannot be opened.
     """
     place.mkdir(parents=True, exist_ok=True)
-    arm = peer.recipe.arms[0].name if peer.recipe.arms else peer.recipe.objective.name
+    arm = arm_configs(peer.recipe)[0].name
     display = Display(Console(stderr=True, soft_wrap=True, markup=False, highlight=False))  # says what ftis join says
     placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds, peer.recipe.exchange == "text"))
     log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
