@@ -1,4 +1,4 @@
-"""Sampling, update and round of 0.5B and 1.5B Qwen2 shapes with random weights, in bfloat16 on a GPU.
+"""Sampling, update and round of Qwen2 shapes with random weights (135M, 0.5B, 1.5B), in bfloat16 on a GPU.
 
     python benchmarks/gpu.py                        # needs a CUDA device; repeats are cut towards eight minutes
     python benchmarks/gpu.py --tiny --device cpu    # the same code at toy size, anywhere
@@ -26,8 +26,10 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -46,11 +48,20 @@ from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding
 
 SHAPES: dict[str, dict[str, int]] = {
+    "135M": {  # SmolLM2's
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+    },
     "0.5B": {
         "hidden_size": 896,
         "intermediate_size": 4864,
         "num_hidden_layers": 24,
         "num_attention_heads": 14,
+        "num_key_value_heads": 2,
         "vocab_size": 151_936,
     },
     "1.5B": {
@@ -58,6 +69,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "intermediate_size": 8960,
         "num_hidden_layers": 28,
         "num_attention_heads": 12,
+        "num_key_value_heads": 2,
         "vocab_size": 151_936,
     },
 }
@@ -67,6 +79,7 @@ TINY = {
         "intermediate_size": 160,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "vocab_size": 2000,
     }
 }
@@ -74,10 +87,10 @@ GROUP, STEPS = 12, 4
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "full, AdamW in 8 bits": {"optim": "adamw_8bit"},
-    "full, AdamW in 8 bits, paged": {"optim": "paged_adamw_8bit"},
     "LoRA": {"train": "lora"},
     "LoRA, base in bfloat16": {"train": "lora", "frozen_dtype": "bfloat16"},
     "LoRA, base in 4 bits": {"train": "lora", "frozen_dtype": "nf4"},
+    "full, AdamW in 8 bits, paged": {"optim": "paged_adamw_8bit"},  # last: a failure there may end the process
 }
 """Ways to keep a model, as settings of its peer."""
 GPU_ONLY = {"full, AdamW in 8 bits, paged"}
@@ -103,6 +116,7 @@ class Bench:
             found = body()
         except Exception as error:
             self.failed = True
+            traceback.print_exc()
             found = case | {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
         print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
         return found
@@ -150,7 +164,6 @@ class Bench:
         torch.manual_seed(0)
         config = Qwen2Config(
             **shape,  # type: ignore[arg-type]
-            num_key_value_heads=2,
             max_position_embeddings=4096,
             tie_word_embeddings=True,
             eos_token_id=2,
@@ -187,8 +200,16 @@ def logp_gaps(policy: Policy, prompts: list[Ints], groups: list[tuple[Rollout, .
     return np.concatenate([np.abs(a - r.gen_logp) for a, (_, r) in zip(learned, rows, strict=True)])
 
 
-def capture(policy: Policy, cuda_graphs: bool) -> None:
-    policy.config = policy.config.model_copy(update={"cuda_graphs": cuda_graphs})
+@contextmanager
+def captured_steps(policy: Policy) -> Iterator[None]:
+    """Sample with CUDA graphs; where a step cannot be captured, fail, as the sampler would go on without."""
+    policy.config = policy.config.model_copy(update={"cuda_graphs": True})
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="CUDA graphs are left out")
+            yield
+    finally:
+        policy.config = policy.config.model_copy(update={"cuda_graphs": False})
 
 
 def checked(bench: Bench, shape: dict[str, int]) -> dict[str, Any]:
@@ -197,9 +218,8 @@ def checked(bench: Bench, shape: dict[str, int]) -> dict[str, Any]:
     prompts = [p[: 20 + i] for i, p in enumerate(prompts_of(6, 32))]  # of unequal length
     greedy = Decoding(16, 0.0)
     fast, slow = (sampler(policy, prompts, 1, greedy, 0) for sampler in (builtin_sampler, generate_sampler))
-    capture(policy, True)
-    captured = builtin_sampler(policy, prompts, 1, greedy, 0)
-    capture(policy, False)
+    with captured_steps(policy):
+        captured = builtin_sampler(policy, prompts, 1, greedy, 0)
     same = [
         a.completion_ids.tolist() == b.completion_ids.tolist() == c.completion_ids.tolist()
         for (a,), (b,), (c,) in zip(fast, slow, captured, strict=True)
@@ -230,11 +250,8 @@ def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float,
     n_rows, tokens = len(rollouts), len(rollouts) * length
     sampling = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
     if bench.device.type == "cuda":  # elsewhere there is nothing to capture
-        capture(policy, True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="CUDA graphs are left out")  # and the sampler goes on without
+        with captured_steps(policy):
             captured = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
-        capture(policy, False)
         result["cuda_graphs_tokens_per_second"] = round(tokens / captured)
     generate = bench.seconds(lambda: generate_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats)
     result["sampling_tokens_per_second"] = round(tokens / sampling)
@@ -313,10 +330,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to run all of the code anywhere")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--only", choices=["speed", "ways"], help="leave out the ways to keep a model, or all else")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--prompt-length", type=int, default=128)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--tokens-per-microbatch", type=int, default=16384)
+    parser.add_argument("--tokens-per-microbatch", type=int, default=0)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--generate-repeats", type=int, default=2, help="also of a round: both take long")
@@ -334,13 +352,15 @@ def main() -> None:
     print(f"limits: {limits[0] / 1e12:.4g} TFLOP/s in bfloat16, {limits[1] / 1e9:.4g} GB/s", flush=True)
     shapes = TINY if settings.tiny else {name: SHAPES[name] for name in settings.models}
     results = [
-        bench.tried({"model": name}, partial(measure, bench, name, shape, limits)) for name, shape in shapes.items()
+        bench.tried({"model": name}, partial(measure, bench, name, shape, limits))
+        for name, shape in shapes.items()
+        if settings.only != "ways"
     ]
-    here = [way for way in WAYS if bench.device.type == "cuda" or way not in GPU_ONLY]
+    here = [way for way in WAYS if settings.only != "speed" and (bench.device.type == "cuda" or way not in GPU_ONLY)]
     ways = [
         bench.tried({"model": name, "way": way}, partial(kept, bench, name, shape, way))
-        for name, shape in shapes.items()
         for way in here
+        for name, shape in shapes.items()
     ]
     facts = {"device": where, "tflops": round(limits[0] / 1e12, 4), "gigabytes_per_second": round(limits[1] / 1e9, 2)}
     print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "ways": ways}))

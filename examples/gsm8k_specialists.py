@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/smollm2-135m"))
     parser.add_argument("--out", type=Path, required=True, help="where the three models go")
     parser.add_argument("--path", help="a directory with GSM8K; by default the Hub")
+    parser.add_argument("--only", choices=["money", "amounts", "pruned"], help="make just this one")
     parser.add_argument("--epochs", type=float, default=2.0)
     parser.add_argument("--steps", type=int, help="in place of --epochs")
     parser.add_argument("--batch", type=int, default=32)
@@ -117,6 +118,8 @@ def main() -> None:
 
     for name, problems in parts_of(copied).items():
         target = settings.out / name
+        if settings.only not in (None, name):
+            continue
         if (target / "config.json").exists():
             console.print(f"{target} is there already")
             continue

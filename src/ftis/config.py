@@ -284,10 +284,10 @@ class PeerConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0
-    """Padded tokens; 0 is 16,384, or as many as keep 2 GB for the backward pass (a GPU: a quarter of its memory)."""
+    """Padded; 0: as many as keep 2 GB for the backward pass, up to 16,384 (a quarter of a GPU, up to 32,768)."""
     gradient_checkpointing: bool = False
-    cuda_graphs: bool = False
-    """Take sampling steps as CUDA graphs."""
+    cuda_graphs: bool = True
+    """Take sampling steps as CUDA graphs, on a GPU."""
     attack: str | None = None
     """For testing defences: what the peer offers in place of its own groups; see :mod:`ftis.lab.attacks`."""
     rounds_late: Annotated[int, Field(ge=0)] = 0

@@ -119,11 +119,11 @@ class Policy:
         self.tokenizer = tokenizer
         self.device = resolve_device(config.device)
         self.compute_dtype = resolve_dtype(config.dtype, self.device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # on a GPU it plans anew for each shape, and rows differ in length
         self.end_ids = own_ends(tokenizer, model.generation_config)
         self.vocab_size = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):
+            dropout.p = 0.0
         self.model: Any = self.place(look_up("trainable", "engine", ENGINES)(model, config, adapter))
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]

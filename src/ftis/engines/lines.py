@@ -168,7 +168,8 @@ def _attention(
         seen = None
         if window is not None and window < length:
             seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-            # With a mask and grouped heads, a GPU would store all weights.
+        # For grouped heads with a mask, or in float32, a GPU would store all weights.
+        if seen is not None or (q.device.type == "cuda" and q.dtype == torch.float32):
             k, v = (part.repeat_interleave(heads // kv_heads, 1) for part in (k, v))
         causal, grouped = seen is None, q.shape[1] != k.shape[1]
         out = scaled_dot_product_attention(q, k, v, seen, is_causal=causal, scale=scaling, enable_gqa=grouped)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import huggingface_hub
@@ -61,6 +62,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=here)
             model = adapted.merge_and_unload()
+        model.generation_config = _storable(model.generation_config)
         layer: Any
         for layer in model.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -68,6 +70,20 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
         return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {_why(error, source)}") from None
+
+
+def _storable(defaults: GenerationConfig) -> GenerationConfig:
+    """A model's generation defaults, or of them only the tokens, where transformers refuses to write the rest.
+
+    Up to some version it reads, but does not write, a temperature beside ``do_sample = false``.
+    """
+    with TemporaryDirectory() as place:
+        try:
+            defaults.save_pretrained(place)
+        except ValueError:
+            tokens = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+            return GenerationConfig(**{name: getattr(defaults, name, None) for name in tokens})
+    return defaults
 
 
 def _four_bits(config: PeerConfig) -> dict[str, Any]:
