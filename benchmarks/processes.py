@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from ftis.lab.workers import cores
+from ftis.lab.machine import cores
 
 RECIPE = """
 name = "processes"

@@ -35,7 +35,7 @@ from sampling import random_policy
 import ftis
 from ftis.config import PeerConfig
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
-from ftis.lab.memory import resident_bytes
+from ftis.lab.machine import resident_bytes
 from ftis.lab.starters import make
 from ftis.learning import CHECKED_ROLLOUTS
 from ftis.policy import PaddedRows, Policy, Split

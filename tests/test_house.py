@@ -44,12 +44,12 @@ WINGS = {
     "loop": "files events records parts checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
-    "lab": "recipes starters pretrained rivals partners local accusations attacks assembly arms workers event_lines "
-    "trackers prepare provenance formatting processes memory estimate doctor plan advice preflight runs outlook "
-    "experiments join replay probe cuts stats reading rollback summary budgets results rates tables corrections "
-    "drawing plots layout paper figures exchange_figures views markdown scaling verdicts page_tables exchanges "
-    "samples tail standing sentences following glance taken latest jobs so_far swarms live contents watch page "
-    "progress",
+    "lab": "machine recipes starters pretrained rivals partners local accusations attacks assembly arms workers "
+    "event_lines trackers prepare provenance formatting processes memory estimate doctor plan advice preflight runs "
+    "outlook experiments join replay probe cuts stats reading rollback summary budgets results rates tables "
+    "corrections drawing plots layout paper figures exchange_figures views markdown scaling verdicts page_tables "
+    "exchanges samples tail standing sentences following glance taken latest jobs so_far swarms live contents watch "
+    "page progress",
     "trl": "options ranks problems models tensors member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from ftis.config import Recipe
 from ftis.engines import slots
 from ftis.engines.models import load_tokenizer
-from ftis.lab import estimate, memory
+from ftis.lab import estimate, machine, memory
 from ftis.lab.estimate import fitting_jobs, guess_seconds
 from ftis.lab.memory import Memory, Shape, peak_memory
 from ftis.lab.recipes import parse
@@ -158,7 +158,7 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=job // 2) == 1
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
-        assert memory.available_bytes() > 0
+        assert machine.available_bytes() > 0
 
 
 def test_the_guess_of_a_round_counts_groups_that_take_others_places(tiny_model_dir: TinyModelDir) -> None:
@@ -250,7 +250,8 @@ import torch
 from ftis.lab.local import AloneExchange
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import _shape
-from ftis.lab.memory import peak_memory, resident_bytes
+from ftis.lab.machine import resident_bytes
+from ftis.lab.memory import peak_memory
 from ftis.lab.preflight import sample, seconds_to_learn
 from ftis.lab.recipes import load
 

@@ -250,7 +250,7 @@ def announce(recipe: Recipe, seeds: str, jobs: int) -> int:
     """Say what there is to do in an experiment. Returns how many jobs run at a time."""
     from ftis.lab import experiments
     from ftis.lab.estimate import fitting_jobs
-    from ftis.lab.workers import cores
+    from ftis.lab.machine import cores
 
     at_a_time = jobs or fitting_jobs(recipe, cores())
     for line in experiments.plan(recipe, seeds_of(seeds), at_a_time):

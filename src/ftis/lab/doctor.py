@@ -16,9 +16,9 @@ from ftis.config import FtisError, Recipe
 from ftis.lab import starters
 from ftis.lab.arms import arms_of
 from ftis.lab.formatting import in_bytes
+from ftis.lab.machine import cores, total_bytes
 from ftis.lab.prepare import exchanges, tokenizers_here
 from ftis.lab.pretrained import MODELS
-from ftis.lab.workers import cores
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
@@ -48,8 +48,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         enough = _version(found) >= _version(minimum)
         remedy = "" if enough else f'pip install "{package}>={minimum}"'
         rows.append((package, "ok" if enough else "problem", found, remedy))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(memory)}", ""))
+    rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(total_bytes())}", ""))
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(i).total_memory

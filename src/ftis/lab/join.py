@@ -32,10 +32,10 @@ from ftis.lab.arms import Arm, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
 from ftis.lab.local import AloneExchange
+from ftis.lab.machine import cores
 from ftis.lab.plan import problems, rates
 from ftis.lab.prepare import check, prepare
 from ftis.lab.provenance import claim, delete_run
-from ftis.lab.workers import cores
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
 from ftis.loop.files import append_jsonl, locked, write_whole

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -225,24 +223,3 @@ def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], lis
     step = rng.permutation(len(rows))[: -(-len(rows) // swarm.training.steps_per_generation)]
     completion = rng.integers(0, VOCABULARY, swarm.sampling.max_completion_length).astype(np.int32)
     return [rows[r] for r in step], [completion] * len(step)
-
-
-def resident_bytes() -> int:
-    """This process's resident size; 0 where the system does not tell it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        import resource
-
-        return pages * resource.getpagesize()
-    except (OSError, ImportError):
-        return 0
-
-
-def available_bytes() -> int:
-    """Memory that this machine can still give; 0 where the system does not tell it."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    found = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0

@@ -25,9 +25,10 @@ from ftis.lab.advice import BELOW, Outcome, advice, easy_formats
 from ftis.lab.arms import arms_of, rollouts_per_round, threads_of, tries
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
+from ftis.lab.machine import cores
 from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare
-from ftis.lab.workers import Job, Stop, cores, run_jobs
+from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import FirstGroup, Place, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.loop.parts import graded_in

@@ -19,8 +19,9 @@ from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
+from ftis.lab.machine import cores
 from ftis.lab.pretrained import tokenizer_here
-from ftis.lab.workers import Job, Stop, cores, run_jobs
+from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import own_ends, resolve_device
 from ftis.prompts import Task, TaskError

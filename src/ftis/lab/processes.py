@@ -10,7 +10,7 @@ import torch
 
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import starters
-from ftis.lab.workers import cores
+from ftis.lab.machine import cores
 
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""

@@ -26,8 +26,8 @@ import torch
 from ftis.config import Recipe, RecipeError
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
+from ftis.lab.machine import cores
 from ftis.lab.recipes import parse
-from ftis.lab.workers import cores
 from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
 from ftis.tasks.problems import excerpt

@@ -27,11 +27,12 @@ from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
+from ftis.lab.machine import cores
 from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
 from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
 from ftis.lab.provenance import LOCK_SECONDS, claim, delete_run
-from ftis.lab.workers import POLL_SECONDS, Job, Stop, cores, interrupts, run_jobs
+from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Planned, Say, Stopping, placed, unheard
 from ftis.loop.files import InUseError, locked

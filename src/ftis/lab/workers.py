@@ -59,11 +59,6 @@ class Worker:
     pipe: Connection
 
 
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C has been pressed meanwhile; the second Ctrl-C raises KeyboardInterrupt.

@@ -1,0 +1,85 @@
+"""What this machine, or the container that this process is in, has: cores and memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SYSTEM = Path("/")
+"""Below which Linux keeps ``proc`` and ``sys``."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use: those it is bound to, or as many as its container's quota is worth."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas())]))
+
+
+def total_bytes() -> int:
+    """Memory of this machine, or of this container where that is less; 0 where the system does not tell it."""
+    known = hasattr(os, "sysconf") and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
+    return min([machine, *(limit for limit, _ in _memory())])
+
+
+def available_bytes() -> int:
+    """Memory that this machine and this container can still give; 0 where the system does not tell it."""
+    found = re.search(r"^MemAvailable: +(\d+) kB$", _text(SYSTEM / "proc/meminfo"), re.MULTILINE)
+    if not found:
+        return 0
+    return max(1, min([1024 * int(found[1]), *(limit - used for limit, used in _memory())]))
+
+
+def resident_bytes() -> int:
+    """This process's resident size; 0 where the system does not tell it."""
+    pages = _text(SYSTEM / "proc/self/statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that each control group around this process may use."""
+    for group in _control_groups("cpu"):
+        both = _text(group / "cpu.max") or f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
+        numbers = both.split()
+        if len(numbers) == 2 and all(number.isdecimal() and int(number) > 0 for number in numbers):
+            yield int(numbers[0]) / int(numbers[1])
+
+
+def _memory() -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes, of each control group around this process that has a limit.
+
+    What the system keeps of files and would give back is not counted as used.
+    """
+    for group in _control_groups("memory"):
+        for limit, used, kept in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, taken = _text(group / limit), _text(group / used)
+            if most.isdecimal() and taken.isdecimal():
+                files = re.search(rf"^{kept} (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+                yield int(most), max(0, int(taken) - int(files[1] if files else 0))
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Linux's control groups around this process, its own first: those of version 2, and of version 1's controller.
+
+    In a container the path may be the host's, which is not there; its own limits are then the outermost.
+    """
+    for line in _text(SYSTEM / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = SYSTEM / "sys/fs/cgroup" / (controller if controllers else "")
+        own = mount / path.lstrip("/")
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(mount))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,100 @@
+"""Cores and memory inside a container: fake ``/proc`` and ``/sys`` of both versions of Linux's control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftis.lab import machine
+
+Write = Callable[[dict[str, str]], None]
+MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   6000 kB\n"
+UNLIMITED = "9223372036854771712"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+    def files(contents: dict[str, str]) -> None:
+        for path, text in {"proc/meminfo": MEMINFO, **contents}.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+
+    return files
+
+
+def v2(path: str, **files: str) -> dict[str, str]:
+    place = f"sys/fs/cgroup{path}".rstrip("/")
+    return {f"{place}/{name.replace('_', '.', 1)}": text for name, text in files.items()}
+
+
+def test_a_machine_without_limits(write: Write) -> None:
+    write({"proc/self/cgroup": "0::/user.slice", **v2("/user.slice", memory_max="max", cpu_max="max 100000")})
+    assert machine.available_bytes() == 6000 * 1024
+    assert machine.cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "left"),
+    [
+        ("3000000", "1000000", "anon 5\ninactive_file 400000\nfile 7", 2_400_000),  # files are given back
+        ("3000000", "1000000", "", 2_000_000),
+        ("90000000", "1000000", "", 6000 * 1024),  # the machine has less
+        ("1000000", "1200000", "", 1),  # none is left, which is known
+        ("max", "1000000", "", 6000 * 1024),
+    ],
+)
+def test_memory_of_a_container(limit: str, used: str, stat: str, left: int, write: Write) -> None:
+    write({"proc/self/cgroup": "0::/", **v2("/", memory_max=limit, memory_current=used, memory_stat=stat)})
+    assert machine.available_bytes() == left
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("200000 100000", 2), ("150000 100000", 2), ("5000 100000", 1), ("max 100000", 8), ("9900000 100000", 8)],
+)
+def test_cores_of_a_container(quota: str, cores: int, write: Write) -> None:
+    write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=quota)})
+    assert machine.cores() == cores
+
+
+def test_the_groups_around_a_group_count_too(write: Write) -> None:
+    outer = v2("/job", memory_max="2000000", memory_current="500000", cpu_max="300000 100000")
+    inner = v2("/job/step", memory_max="max", memory_current="400000", cpu_max="400000 100000")
+    write({"proc/self/cgroup": "0::/job/step", **outer, **inner})
+    assert (machine.available_bytes(), machine.cores()) == (1_500_000, 3)
+
+
+def test_version_1(write: Write) -> None:
+    memory, cpu = "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu"
+    write(
+        {
+            # In a container the path is the host's: only the mount is here.
+            "proc/self/cgroup": "9:cpuset:/\n4:memory:/of/the/host\n3:cpu,cpuacct:/of/the/host\n0::/",
+            f"{memory}/memory.limit_in_bytes": "3000000",
+            f"{memory}/memory.usage_in_bytes": "1000000",
+            f"{memory}/memory.stat": "inactive_file 9\ntotal_inactive_file 500000",
+            f"{cpu}/cpu.cfs_quota_us": "250000",
+            f"{cpu}/cpu.cfs_period_us": "100000",
+        }
+    )
+    assert (machine.available_bytes(), machine.cores()) == (2_500_000, 3)
+    write({f"{memory}/memory.limit_in_bytes": UNLIMITED, f"{cpu}/cpu.cfs_quota_us": "-1"})
+    assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "0::", "max max", "-5 100000", "1 0"])
+def test_files_that_say_nothing_limit_nothing(text: str, write: Write) -> None:
+    write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=text, memory_max=text, memory_current=text)})
+    assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
+
+
+def test_elsewhere_than_on_linux_nothing_is_known(write: Write, tmp_path: Path) -> None:
+    assert machine.available_bytes() == machine.resident_bytes() == 0
+    assert machine.cores() == 8
