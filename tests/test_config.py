@@ -730,3 +730,14 @@ def test_what_peers_compare_is_the_same_after_the_wire() -> None:
     )
     facts = agreement(recipe, "t", 1)
     assert mismatch("a", facts, json.loads(json.dumps(facts))) is None
+
+
+def test_prompts_per_peer_holds_for_a_recipe_made_in_python_too() -> None:
+    document: dict[str, Any] = {
+        "name": "r",
+        "task": {"name": "clock"},
+        "peers": [{"name": name, "model": "m"} for name in "abc"],
+        "training": {"prompts_per_peer": 5},
+    }
+    for recipe in (Recipe(**document), Recipe.model_validate(document), parse(document, where="test")):
+        assert (recipe.training.prompts_per_round, recipe.prompts_per_peer) == (15, 5)

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -269,6 +273,74 @@ def test_a_server_that_is_not_there_is_one_line(tiny_policy: TinyPolicy) -> None
     with pytest.raises(SamplerError) as error:
         vllm.served(tiny_policy("llama"), "http://127.0.0.1:9")
     assert_one_line(error, "vLLM at http://127.0.0.1:9: /v1/models has no answer", "start vllm serve")
+
+
+@contextmanager
+def answering(answer: str, length: int | None = None) -> Iterator[str]:
+    """A server that names a model and gives this answer to everything else; it promises ``length`` bytes of it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.give('{"data": [{"id": "the-base"}]}', None)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.give(answer, length)
+
+        def give(self, text: str, length: int | None) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text) if length is None else length))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+NOT_OF_VLLM = "which is not an answer of vllm serve: see what listens at sampling.options.url"
+ODD_ANSWERS = {
+    "a page": ("<html>nginx</html>", None, f"/v1/completions answered '<html>nginx</html>', {NOT_OF_VLLM}"),
+    "an object": ("{}", None, NOT_OF_VLLM),
+    "no log-probabilities": ('{"choices": [{"finish_reason": "stop", "logprobs": null}]}', None, NOT_OF_VLLM),
+    "text for ids": (
+        '{"choices": [{"finish_reason": "stop", "logprobs": {"tokens": ["the"], "token_logprobs": [-1]}}]}',
+        None,
+        NOT_OF_VLLM,
+    ),
+    "half": ("{}", 40, "/v1/completions has no answer (IncompleteRead(2 bytes read, 38 more expected))"),
+    "nothing drawn": (
+        '{"choices": [{"finish_reason": "abort", "logprobs": {"tokens": [], "token_logprobs": []}}]}',
+        None,
+        "ended a completion after 0 of 4 tokens behind a prompt of 2, for 'abort'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD_ANSWERS)
+def test_an_answer_that_is_none_of_vllm_is_one_line(
+    case: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, length, said = ODD_ANSWERS[case]
+    monkeypatch.setattr(vllm_server.Served, "load", lambda self, policy: None)
+    policy = tiny_policy("llama")
+    with answering(answer, length) as url:
+        sampler = vllm.served(policy, url)
+        with pytest.raises(SamplerError) as error:
+            sampler(policy, [np.array([4, 5], np.int32)], 1, Decoding(4), 0)
+    assert_one_line(error, said)
+
+
+def test_a_server_that_takes_too_long_is_one_line(tiny_policy: TinyPolicy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(SamplerError) as error:
+        vllm.served(tiny_policy("llama"), f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.05)
+    assert_one_line(error, "/v1/models has no answer (timed out): it had 0.05 seconds: raise sampling.options.timeout")
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,9 @@ class Recipe(_Section):
                 f"training.prompts_per_peer = {each} in a swarm of {self.swarm_size} makes {prompts} prompts a round, "
                 f"but training.prompts_per_round = {given}: give one of the two"
             )
-        return self.model_copy(update={"training": self.training.model_copy(update={"prompts_per_round": prompts})})
+        # A copy would not be what Recipe(...) returns.
+        object.__setattr__(self, "training", self.training.model_copy(update={"prompts_per_round": prompts}))
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -404,17 +406,14 @@ class Recipe(_Section):
         peers, arms = [p.name for p in self.peers], [a.name for a in self.arms]
         named = {"peers": peers, "arms": arms, "experiment.baselines": self.experiment.baselines}
         for kind, names in named.items():
-            twice = {n for n in names if names.count(n) > 1}
-            if twice:
+            if twice := {n for n in names if names.count(n) > 1}:
                 raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
                 raise ValueError(f"arm {arm.name!r}: budget = {arm.budget!r} is for arms with collaborate = false")
             if arm.budget == "seconds" and self.experiment.sampling_cost is None:
-                raise ValueError(
-                    f'arm {arm.name!r}: budget = "seconds" needs experiment.sampling_cost, the seconds to sample a '
-                    f"rollout over those to train on one"
-                )
+                cost = "experiment.sampling_cost, the seconds to sample a rollout over those to train on one"
+                raise ValueError(f'arm {arm.name!r}: budget = "seconds" needs {cost}')
             if arm.swarm_size is not None and len(self.peers) % arm.swarm_size:
                 sizes = [str(size) for size in range(2, len(self.peers) + 1) if len(self.peers) % size == 0]
                 raise ValueError(

@@ -176,7 +176,7 @@ class Copied(Sampler):
 
     def _check_end(self, completion: Completion, prompt_length: int, decoding: Decoding, policy: Policy) -> None:
         n = len(completion.ids)
-        whole = n == decoding.max_completion_length or completion.ids[-1] in policy.end_ids
+        whole = n == decoding.max_completion_length or (n > 0 and completion.ids[-1] in policy.end_ids)
         if not whole and not (decoding.stop and holds(decoding.stop, policy.detokenize(completion.ids))):
             raise SamplerError(
                 f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "

@@ -6,11 +6,12 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from http.client import HTTPException
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding
 
+T = TypeVar("T")
+COMPLETIONS = "/v1/completions"
 AT_ONCE = 64
 """Requests under way at once, each of one prompt: a request has one seed."""
 
@@ -32,7 +35,7 @@ class Served(Engine):
     def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
         self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout
         self.name, self.lora = f"vLLM at {self.url}", policy.config.train == "lora"
-        self.base = str(self._ask("/v1/models")["data"][0]["id"])
+        self.base = self._read("/v1/models", self._ask("/v1/models"), lambda answer: str(answer["data"][0]["id"]))
         self.written = Written(directory)
         self.adapter: str | None = None
 
@@ -48,7 +51,7 @@ class Served(Engine):
             }
             for prompt, seed in zip(prompt_ids, seeds, strict=True)
         ]
-        groups = [[completed(choice) for choice in answer["choices"]] for answer in self._completions(bodies)]
+        groups = self._completions(bodies, lambda answer: [completed(choice) for choice in answer["choices"]])
         return [group * repeats for group in groups] if decoding.greedy else groups
 
     def score(self, rows: Rows) -> list[Floats]:
@@ -56,10 +59,10 @@ class Served(Engine):
             {"prompt": [*p.tolist(), *c.tolist()], "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
             for p, c in zip(*rows, strict=True)
         ]
-        answers = self._completions(bodies)
+        answers = self._completions(bodies, lambda answer: answer["choices"][0]["prompt_logprobs"])
         return [
-            served_prompt_logps(answer["choices"][0]["prompt_logprobs"], completion)
-            for answer, completion in zip(answers, rows.completions, strict=True)
+            self._read(COMPLETIONS, scores, partial(served_prompt_logps, completion=completion))
+            for scores, completion in zip(answers, rows.completions, strict=True)
         ]
 
     def load(self, policy: Policy) -> None:
@@ -84,10 +87,25 @@ class Served(Engine):
                 self._ask("/v1/unload_lora_adapter", {"lora_name": self.adapter})
         self.written.close()
 
-    def _completions(self, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _completions(self, bodies: Sequence[Mapping[str, Any]], read: Callable[[Any], T]) -> list[T]:
         model = self.adapter or self.base
         with ThreadPoolExecutor(min(AT_ONCE, len(bodies))) as threads:
-            return list(threads.map(partial(self._ask, "/v1/completions"), [{"model": model, **b} for b in bodies]))
+            answers = threads.map(partial(self._ask, COMPLETIONS), [{"model": model, **b} for b in bodies])
+            return [self._read(COMPLETIONS, answer, read) for answer in answers]
+
+    def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
+        """What ``read`` takes from an answer.
+
+        Raises:
+            SamplerError: it is not there.
+        """
+        try:
+            return read(answer)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise SamplerError(
+                f"{self.name}: {path} answered {str(answer)[:200]!r}, which is not an answer of vllm serve: see what "
+                f"listens at sampling.options.url"
+            ) from None
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The server's answer, read as JSON where it is JSON.
@@ -107,11 +125,12 @@ class Served(Engine):
             detail = error.read().decode(errors="replace").strip()[:300]
             remedy = NEEDED.get(path, "") if error.code == 404 else ""
             raise SamplerError(f"{self.name}: {path} answered {error.code}: {detail or error.reason}{remedy}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise SamplerError(
-                f"{self.name}: {path} has no answer ({reason}): start vllm serve, or mend sampling.options.url"
-            ) from None
+            remedy = "start vllm serve, or mend sampling.options.url"
+            if isinstance(reason, TimeoutError):
+                remedy = f"it had {self.timeout:g} seconds: raise sampling.options.timeout, or see what the server does"
+            raise SamplerError(f"{self.name}: {path} has no answer ({reason!s}): {remedy}") from None
         try:
             return json.loads(text)
         except json.JSONDecodeError:
