@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 from commands import ROOT, ftis
-from conftest import TinyModelDir
+from conftest import TinyModelDir, assert_one_line
 
 from ftis.config import PeerConfig, Recipe
-from ftis.lab import estimate, processes, runs
+from ftis.lab import estimate, prepare, processes, runs
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import checkpoints_kept, in_one_process
 from ftis.lab.local import Hub
 from ftis.lab.memory import Memory, peak_memory
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.recipes import load, parse
+from ftis.policy import ModelError
 from recipes import write_recipe
 
 LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}
@@ -254,3 +256,45 @@ def test_a_dry_run_is_about_the_arms_that_are_named(
     assert disk("--arm", "F-TIS", "--set", "training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
     assert ftis("train", path, "--dry-run", "--arm", "TIS") == 1
     assert "no arm 'TIS' in the recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "devices"),
+    [
+        (1, 1, ["auto"] * 5),  # which is the only one
+        (1, 2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]),
+        (2, 4, ["cuda:0", "cuda:2", "cuda:0", "cuda:2", "cuda:0"]),
+        (2, 3, ["cuda:0"] * 5),
+        (2, 1, ["auto"] * 5),
+    ],
+)
+def test_peers_are_spread_over_the_gpus(
+    size: int, gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    recipe = recipe_of(*[{"model": "m", "data_parallel_size": size}] * 5, training={"prompts_per_round": 25})
+    placed = [runs._on_device(recipe, peer, i).peer(peer.name).device for i, peer in enumerate(recipe.peers)]
+    assert placed == devices
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "said"),
+    [
+        ("auto", 2, ""),
+        ("cuda:1", 1, ""),
+        ("cuda:1", 2, "data_parallel_size = 2 wants so many GPUs from cuda:1 on, and there are 2 in all"),
+        ("cpu", 9, ""),
+        ("auto", 3, "data_parallel_size = 3 wants so many GPUs from cuda on, and there are 2 in all"),
+    ],
+)
+def test_more_gpus_than_there_are_are_refused_before_a_run(
+    device: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    peer = recipe_of({"model": "starter:small", "device": device, "data_parallel_size": size}).peers[0]
+    with pytest.raises(ModelError) if said else nullcontext() as error:
+        prepare._check_model(peer, ())
+    if error is not None:
+        assert_one_line(error, "peer 'p0'", said)

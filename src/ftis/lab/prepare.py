@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from ftis.alignment.messages import end_of_text
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
@@ -23,7 +25,7 @@ from ftis.lab.machine import cores
 from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Say, WarmUp
-from ftis.policy import own_ends, resolve_device
+from ftis.policy import ModelError, own_ends, resolve_device
 from ftis.prompts import Task, TaskError
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
@@ -72,7 +74,12 @@ def check(arms: list[Arm]) -> list[Task]:
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
-    resolve_device(peer.device)
+    device, size, count = resolve_device(peer.device), peer.data_parallel_size, torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) + size > count:
+        raise ModelError(
+            f"peer {peer.name!r}: data_parallel_size = {size} wants so many GPUs from {device} on, and there "
+            f"{'is' if count == 1 else 'are'} {count} in all: lower it, or name an earlier device"
+        )
     require_precision(peer)
     if starters.is_starter(peer.model):
         starters.lookup(peer.model)

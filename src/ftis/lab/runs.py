@@ -303,8 +303,12 @@ def swarm_lock(directory: Path, swarm: Recipe) -> Path:
 
 
 def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
-    """The recipe with ``device = "auto"`` of this peer, the arm's ``index``-th, spread over the GPUs there are."""
-    if peer.device != "auto" or torch.cuda.device_count() < 2:
+    """The recipe with ``device = "auto"`` of this peer, the arm's ``index``-th, spread over the GPUs there are.
+
+    A peer of several processes has as many GPUs that follow one another.
+    """
+    size, count = peer.data_parallel_size, torch.cuda.device_count()
+    if peer.device != "auto" or count < max(2, size):
         return recipe
-    on_gpu = peer.model_copy(update={"device": f"cuda:{index % torch.cuda.device_count()}"})
+    on_gpu = peer.model_copy(update={"device": f"cuda:{index % (count // size) * size}"})
     return recipe.model_copy(update={"peers": tuple(on_gpu if p.name == peer.name else p for p in recipe.peers)})
