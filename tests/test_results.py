@@ -399,13 +399,34 @@ def test_peers_that_start_from_different_models_are_reported(tmp_path: Path) -> 
     )
 
 
-def test_a_mean_reward_is_not_called_pass_at_1(tmp_path: Path) -> None:
-    directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
-    assert compare(directory)["accuracy_is"] == "greedy pass@1"
+def rewritten(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the recipe of an experiment and of its runs."""
     for path in (directory / "experiment.json", *directory.glob("*/recipe.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        document.get("recipe", document)["reward"]["format_weight"] = 0.2
+        change(document.get("recipe", document))
         path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_arms_with_another_reward_are_not_compared_without_a_word(tmp_path: Path) -> None:
+    directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
+
+    def own_reward(recipe: dict[str, Any]) -> None:
+        recipe["arms"][-1]["set"] = {"reward": {"answer": "exact"}}
+
+    assert not compare(directory)["notes"]
+    rewritten(directory, own_reward)
+    results = compare(directory)
+    *others, last = results["arms"]
+    assert results["notes"] == [
+        f"arms differ in [reward] ({', '.join(others)} | {last}): an accuracy in one group is not what it is in another"
+    ]
+
+
+@pytest.mark.parametrize("reward", [{"format_weight": 0.2}, {"function": "my.rewards.length"}])
+def test_a_mean_reward_is_not_called_pass_at_1(reward: dict[str, Any], tmp_path: Path) -> None:
+    directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    assert compare(directory)["accuracy_is"] == "greedy pass@1"
+    rewritten(directory, lambda recipe: recipe["reward"].update(reward))
     results = compare(directory)
     assert results["accuracy_is"] == "mean reward, greedy"
     (note,) = results["notes"]

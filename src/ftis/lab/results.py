@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ftis.config import ArmConfig, Recipe
 from ftis.lab import stats
 from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted, number
@@ -87,9 +88,10 @@ def compared(study: Study) -> dict[str, Any]:
         )
     if (measure := accuracy_is(recipe)) != PASS_AT_1:
         notes.append(
-            "by reward.format_weight or reward.partial_credit a reward may lie between 0 and 1: accuracies are "
-            "the mean reward of greedy completions"
+            "by reward.function, reward.format_weight or reward.partial_credit a reward may be other than 0 and 1: "
+            "accuracies are the mean reward of greedy completions"
         )
+    notes += _other_measures(recipe, study.arms)
     results: dict[str, Any] = {
         "name": recipe.name,
         "accuracy_is": measure,
@@ -180,6 +182,19 @@ def _of_one_seed(against: str, compared: Sequence[Mapping[str, Any]]) -> str:
 def _by_label(labels: Sequence[str]) -> str:
     counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
     return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
+
+
+def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
+    """Arms that set what is rewarded or which problems there are: their accuracies are of something else."""
+    notes = []
+    for key in ("reward", "task"):
+        by_value: dict[str, list[str]] = {}
+        for arm in arms:
+            by_value.setdefault(getattr(with_arm(recipe, arm), key).model_dump_json(), []).append(arm.name)
+        if len(by_value) > 1:
+            alike = " | ".join(", ".join(names) for names in by_value.values())
+            notes.append(f"arms differ in [{key}] ({alike}): an accuracy in one group is not what it is in another")
+    return notes
 
 
 def _unequal_starts(study: Study, seed: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RewardConfig
 from ftis.lab.arms import arm_configs
 from ftis.lab.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
 from ftis.loop.files import write_json
@@ -45,9 +45,9 @@ PASS_AT_1 = "greedy pass@1"
 
 def accuracy_is(recipe: Recipe) -> str:
     """What a mean reward of greedy completions is called: pass@1 only where the built-in reward is 0 or 1."""
-    reward = recipe.reward
-    weighed = reward.format_weight is not None or reward.partial_credit
-    return "mean reward, greedy" if weighed else PASS_AT_1
+    reward, built_in = recipe.reward, RewardConfig().function
+    binary = reward.function == built_in and reward.format_weight is None and not reward.partial_credit
+    return PASS_AT_1 if binary else "mean reward, greedy"
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
