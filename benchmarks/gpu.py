@@ -177,6 +177,7 @@ class Bench:
             dtype=dtype,
             tokens_per_microbatch=self.settings.tokens_per_microbatch,
             gradient_checkpointing=self.settings.gradient_checkpointing,
+            cuda_graphs=False,  # but within captured_steps
             **kept,
         )
         if peer.frozen_dtype == "nf4":  # which only loading makes of a model
@@ -313,7 +314,10 @@ def kept(bench: Bench, name: str, shape: dict[str, int], way: str) -> dict[str, 
     rollouts = [rollout for group in groups for rollout in group]
     part = np.random.default_rng(0).permutation(len(rollouts))[: len(rollouts) // STEPS]
     bench.forget_peak()
-    sampling = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats)
+    with captured_steps(policy):  # those of other models are left alone
+        sampling = bench.seconds(
+            lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats
+        )
     update = bench.seconds(lambda: step_of(policy, prompts, rollouts, part), settings.generate_repeats)
     return {
         "model": name,

@@ -64,6 +64,19 @@ def test_cores_of_a_container(quota: str, cores: int, write: Write) -> None:
     assert machine.cores() == cores
 
 
+def test_memory_is_what_the_container_may_hold(write: Write) -> None:
+    write({"proc/self/cgroup": "0::/", **v2("/", memory_max="3000000", memory_current="1000")})
+    assert machine.total_bytes() == 3_000_000
+    write({"proc/self/cgroup": "0::/", **v2("/", memory_max="max", memory_current="1000")})
+    assert machine.total_bytes() > 3_000_000
+
+
+def test_a_process_is_held_up_above_a_high_mark(write: Write) -> None:
+    marks = {"memory_max": "3000000", "memory_high": "2000000", "memory_current": "500000"}
+    write({"proc/self/cgroup": "0::/jöb", **v2("/jöb", **marks)})
+    assert machine.available_bytes() == 1_500_000
+
+
 def test_the_groups_around_a_group_count_too(write: Write) -> None:
     outer = v2("/job", memory_max="2000000", memory_current="500000", cpu_max="300000 100000")
     inner = v2("/job/step", memory_max="max", memory_current="400000", cpu_max="400000 100000")

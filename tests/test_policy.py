@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from peft import AutoPeftModelForCausalLM
 from policies import gradients, relative_difference, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
 
 from ftis.config import PeerConfig
 from ftis.engines import models
@@ -261,6 +262,19 @@ def test_micro_batches_keep_no_more_than_fits_where_the_recipe_does_not_say(
     rows = rows_of((5,) * 4, seed=0)
     assert len(replace(found, most=20)(rows, rows, 0)) == 2
     assert len(replace(found, most=20)(rows, rows, 40)) == 1
+
+
+@pytest.mark.parametrize(("gigabytes", "most"), [(139, 32_768), (24, 9_986), (1, 416)])
+def test_on_a_gpu_micro_batches_keep_a_quarter_of_its_memory(
+    gigabytes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    config = Qwen2Config()
+    vars(config).update(num_hidden_layers=30, hidden_size=576, intermediate_size=1536)  # SmolLM2-135M
+    found = fit(0.05, 134_515_008, torch.device("cuda"), config, PeerConfig(name="a", model="m"))
+    assert found.most == most
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "sliding"])
@@ -703,6 +717,14 @@ def test_generation_defaults_survive_a_round_trip_even_invalid_ones(tiny_policy:
     policy.save_pretrained(tmp_path)
     again = Policy.load(policy.config, checkpoint=tmp_path)
     assert again.end_ids == policy.end_ids == {2, 9}
+
+
+def test_generation_defaults_that_cannot_be_written_leave_their_tokens() -> None:
+    odd = GenerationConfig(do_sample=False, temperature=0.6, eos_token_id=[1, 2], pad_token_id=0)
+    kept = models._storable(odd)
+    assert (kept.eos_token_id, kept.pad_token_id, kept.temperature) == ([1, 2], 0, GenerationConfig().temperature)
+    fine = GenerationConfig(do_sample=True, temperature=0.6)
+    assert models._storable(fine) is fine
 
 
 @pytest.mark.parametrize("train", ["full", "subset"])

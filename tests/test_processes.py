@@ -16,6 +16,7 @@ from conftest import TinyModelDir, assert_one_line
 
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import estimate, prepare, processes, runs
+from ftis.lab.arms import arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import checkpoints_kept, in_one_process
 from ftis.lab.local import Hub
@@ -259,22 +260,32 @@ def test_a_dry_run_is_about_the_arms_that_are_named(
 
 
 @pytest.mark.parametrize(
-    ("size", "gpus", "devices"),
+    ("sizes", "gpus", "devices"),
     [
-        (1, 1, ["auto"] * 5),  # which is the only one
-        (1, 2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]),
-        (2, 4, ["cuda:0", "cuda:2", "cuda:0", "cuda:2", "cuda:0"]),
-        (2, 3, ["cuda:0"] * 5),
-        (2, 1, ["auto"] * 5),
+        ([1, 1, 1], 1, ["auto"] * 3),  # which is the only one
+        ([1, 1, 1], 2, ["cuda:0", "cuda:1", "cuda:0"]),
+        ([2, 2, 2], 4, ["cuda:0", "cuda:2", "cuda:0"]),
+        ([2, 1, 1], 4, ["cuda:0", "cuda:2", "cuda:3"]),
+        ([1, 2, 1], 2, ["cuda:0", "cuda:0", "cuda:1"]),  # two do not fit behind the first
+        ([2, 2, 2], 1, ["auto"] * 3),
     ],
 )
 def test_peers_are_spread_over_the_gpus(
-    size: int, gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    recipe = recipe_of(*[{"model": "m", "data_parallel_size": size}] * 5, training={"prompts_per_round": 25})
-    placed = [runs._on_device(recipe, peer, i).peer(peer.name).device for i, peer in enumerate(recipe.peers)]
-    assert placed == devices
+    recipe = recipe_of(
+        *[{"model": "m", "data_parallel_size": size} for size in sizes],
+        training={"prompts_per_round": 12},
+        arms=[{"name": "alone", "collaborate": False}],
+    )
+    (arm,) = arms_of(recipe)
+    firsts = [part.first for part in arm.parts()]
+    placed = [
+        runs._on_device(recipe, peer, first).peer(peer.name).device
+        for peer, first in zip(recipe.peers, firsts, strict=True)
+    ]
+    assert (firsts, placed) == ([sum(sizes[:i]) for i in range(3)], devices)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
     assert {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()} == before
 
 
+def test_how_a_gpu_takes_its_steps_may_change(begun: Path) -> None:
+    before = recipe(ALONE, TOGETHER)
+    peers = tuple(peer.model_copy(update={"cuda_graphs": not peer.cuda_graphs}) for peer in before.peers)
+    claim(begun, True, before.model_copy(update={"peers": peers}))
+
+
 @pytest.mark.parametrize("lock", [".lock", ".lock@a"])
 def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path, lock: str) -> None:
     with locked(begun / "alone" / lock, 0), pytest.raises(InUseError, match="in use by another process"):

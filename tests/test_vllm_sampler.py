@@ -299,9 +299,11 @@ def answering(answer: str, length: int | None = None) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 NOT_OF_VLLM = "which is not an answer of vllm serve: see what listens at sampling.options.url"

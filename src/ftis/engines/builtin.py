@@ -210,7 +210,7 @@ class _Rows:
                     return self._captured(token, position)
                 except RuntimeError as error:
                     warnings.warn(f"CUDA graphs are left out: {error}", stacklevel=2)
-                    self.captures = False
+                    self.captures, self.graph = False, None
             return self.decoder.step(token, position, keys, values, seen)
         logits: Tensor = self.policy.model(
             input_ids=token.unsqueeze(-1),

@@ -62,7 +62,8 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=here)
             model = adapted.merge_and_unload()
-        model.generation_config = _storable(model.generation_config)
+        if model.generation_config is not None:
+            model.generation_config = _storable(model.generation_config)
         layer: Any
         for layer in model.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):

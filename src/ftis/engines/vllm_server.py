@@ -90,8 +90,11 @@ class Served(Engine):
     def _completions(self, bodies: Sequence[Mapping[str, Any]], read: Callable[[Any], T]) -> list[T]:
         model = self.adapter or self.base
         with ThreadPoolExecutor(min(AT_ONCE, len(bodies))) as threads:
-            answers = threads.map(partial(self._ask, COMPLETIONS), [{"model": model, **b} for b in bodies])
-            return [self._read(COMPLETIONS, answer, read) for answer in answers]
+            return list(
+                threads.map(
+                    lambda body: self._read(COMPLETIONS, self._ask(COMPLETIONS, {"model": model, **body}), read), bodies
+                )
+            )
 
     def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
         """What ``read`` takes from an answer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from ftis.config import ArmConfig, FtisError, Recipe
@@ -19,7 +20,7 @@ class Arm:
     """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own.
 
     Attributes:
-        first: of a part of an arm: how many of the arm's peers stand before it.
+        first: of a part of an arm: how many processes the arm's peers before it have.
     """
 
     name: str
@@ -34,10 +35,11 @@ class Arm:
 
     def parts(self) -> list[Arm]:
         """A part for each swarm. Swarms know nothing of each other, so parts can be run apart."""
-        size = len(self.swarms[0].peers)
+        sizes = [sum(peer.data_parallel_size for peer in swarm.peers) for swarm in self.swarms]
+        firsts = accumulate(sizes, initial=self.first)
         return [
-            replace(self, recipe=swarm, swarms=(swarm,), first=self.first + i * size)
-            for i, swarm in enumerate(self.swarms)
+            replace(self, recipe=swarm, swarms=(swarm,), first=first)
+            for swarm, first in zip(self.swarms, firsts, strict=False)
         ]
 
     def part_of(self, peer: str) -> Arm:

@@ -22,21 +22,25 @@ def total_bytes() -> int:
     """Memory of this machine, or of this container where that is less; 0 where the system does not tell it."""
     known = hasattr(os, "sysconf") and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
-    return min([machine, *(limit for limit, _ in _memory())])
+    return _least(machine, [limit for limit, _ in _memory()])
 
 
 def available_bytes() -> int:
     """Memory that this machine and this container can still give; 0 where the system does not tell it."""
     found = re.search(r"^MemAvailable: +(\d+) kB$", _text(SYSTEM / "proc/meminfo"), re.MULTILINE)
-    if not found:
-        return 0
-    return max(1, min([1024 * int(found[1]), *(limit - used for limit, used in _memory())]))
+    return _least(1024 * int(found[1]) if found else 0, [limit - used for limit, used in _memory()])
 
 
 def resident_bytes() -> int:
     """This process's resident size; 0 where the system does not tell it."""
     pages = _text(SYSTEM / "proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _least(machine: int, of_groups: list[int]) -> int:
+    """The least of what is known, at least 1; 0 where nothing is. ``machine``: 0 is not known."""
+    known = [*([machine] if machine else []), *of_groups]
+    return max(1, min(known)) if known else 0
 
 
 def _quotas() -> Iterator[float]:
@@ -56,6 +60,7 @@ def _memory() -> Iterator[tuple[int, int]]:
     for group in _control_groups("memory"):
         for limit, used, kept in (
             ("memory.max", "memory.current", "inactive_file"),
+            ("memory.high", "memory.current", "inactive_file"),  # above it a process is held up until it seems to hang
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             most, taken = _text(group / limit), _text(group / used)
@@ -80,6 +85,6 @@ def _control_groups(controller: str) -> Iterator[Path]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+        return file.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    except OSError:
         return ""

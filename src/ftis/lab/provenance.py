@@ -44,6 +44,8 @@ LONGER = (
 
 FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network", "honesty")
 """Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
+FREE_OF_PEERS = ("cuda_graphs",)
+"""The same, of a peer: nothing on a CPU, and last bits on a GPU."""
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
@@ -223,7 +225,9 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
     added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
     now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
     differing = {
-        key: values for key, values in _differing(before, now).items() if key.partition(".")[0] not in FREE_TO_CHANGE
+        key: values
+        for key, values in _differing(before, now).items()
+        if key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS
     }
     if differing:
         shown = ", ".join(f"{key}{_values(*values)}" for key, values in differing.items())
