@@ -16,7 +16,7 @@ from conftest import TinyModelDir, assert_one_line
 
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import estimate, prepare, processes, runs
-from ftis.lab.arms import arms_of
+from ftis.lab.arms import RunError, arms_of
 from ftis.lab.assembly import assemble
 from ftis.lab.estimate import checkpoints_kept, in_one_process
 from ftis.lab.local import Hub
@@ -257,6 +257,32 @@ def test_a_dry_run_is_about_the_arms_that_are_named(
     assert disk("--arm", "F-TIS", "--set", "training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
     assert ftis("train", path, "--dry-run", "--arm", "TIS") == 1
     assert "no arm 'TIS' in the recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("finished", "steps", "lost"),
+    [
+        (7, [], True),
+        (7, [3, 6], False),
+        (3, [], False),  # it was killed while it saved its first
+        (0, [], False),
+    ],
+)
+def test_records_without_a_checkpoint_are_not_trained_over(
+    finished: int, steps: list[int], lost: bool, tmp_path: Path
+) -> None:
+    recipe = recipe_of({"model": "m"}, {"model": "m"}, training={"rounds": 9, "save_every": 3})
+    other, peer = tmp_path / "p0", tmp_path / "p1"
+    (other / "checkpoint-6").mkdir(parents=True)
+    for step in steps:
+        (peer / f"checkpoint-{step}").mkdir(parents=True)
+    peer.mkdir(exist_ok=True)
+    rows = "".join(f'{{"step": {step}}}\n' for step in range(1, finished + 1))
+    (peer / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    with pytest.raises(RunError) if lost else nullcontext() as error:
+        runs._check_nothing_is_lost(tmp_path, recipe)
+    if error is not None:
+        assert_one_line(error, f"{peer} has 7 finished rounds and no checkpoint", "put the checkpoint back")
 
 
 @pytest.mark.parametrize(

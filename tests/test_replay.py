@@ -99,6 +99,33 @@ def test_from_a_checkpoint_a_replay_ends_where_the_run_did(run: Path) -> None:
         assert without_times(read_jsonl(again / "metrics.jsonl")) == without_times(expected)
 
 
+def test_peers_of_one_replay_can_be_taken_one_after_the_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for peer, rounds in (("a", "2"), ("b", "1")):
+        assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", peer, "--rounds", rounds, "--output", "out") == 0
+    assert json.loads(Path("out/replay.json").read_text(encoding="utf-8"))["rounds"] == {"a": 2, "b": 1}
+    shutil.rmtree("out/b")
+    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "b", "--objective", "NoIS", "--output", "out") == 1
+    assert "out holds another replay (settings was {}, now" in capsys.readouterr().err
+    assert not Path("out/b").exists()
+
+
+def test_a_replay_that_could_not_begin_does_not_stand_in_the_way(run: Path) -> None:
+    checkpoint = run / "F-TIS" / "a" / "checkpoint-2"
+    checkpoint.rename("kept")
+    replay = ("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
+    assert ftis(*replay) == 1
+    Path("kept").rename(checkpoint)
+    assert ftis(*replay) == 0
+
+
+def test_a_peer_that_was_away_for_a_round_is_replayed_where_it_was_there(run: Path) -> None:
+    path = run / "F-TIS" / "a" / "metrics.jsonl"
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
+    replay = ("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
+    assert ftis(*replay) == 0
+    assert same(Path("out/a/checkpoint-4"), run / "F-TIS" / "a" / "checkpoint-4")
+
+
 def test_rounds_can_be_fewer(run: Path) -> None:
     assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--rounds", "2", "--output", "out") == 0
     assert same(Path("out/a/checkpoint-2"), run / "F-TIS" / "a" / "checkpoint-2")

@@ -31,11 +31,12 @@ from scene import (
     without_waiting,
 )
 
+from ftis.lab.figures import accuracy_limits, plot_learning_curves
 from ftis.lab.page import write_page
 from ftis.lab.reading import EvaluationRow, ReportError, final_accuracy, read_run
 from ftis.lab.results import compare, headlines
 from ftis.lab.summary import summarise
-from ftis.lab.tables import closing_table, print_comparison
+from ftis.lab.tables import closing_table, print_comparison, whereabouts
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +375,64 @@ def test_incomplete_seeds_are_left_out_and_named(tmp_path: Path, damage: Callabl
     assert list(comparison(results, "small")["per_seed"]) == ["0", "2"]
     assert list(results["curves"]["validation"]["alone"]["small"][0]["per_seed"]) == ["0", "2"]
     assert f"seed 1 is left out: {reason}" in printed(results)
+
+
+def without_round(run: Path, peer: str, step: int) -> None:
+    """As if the peer had been away in that round: it joined again at a later one."""
+    path = run / "F-TIS" / peer / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] != step), encoding="utf-8")
+
+
+def test_a_peer_that_was_away_for_a_round_finishes_with_the_last(tmp_path: Path) -> None:
+    Scene(tmp_path, seeds=(0, 1), ood=False).write()
+    run = tmp_path / "scene-seed0"
+    without_round(run, "small", 2)
+    results = compare(tmp_path)
+    assert (results["seeds"], results["left_out"]) == ([0, 1], {})
+    assert f"checkpoint-{ROUNDS};" in whereabouts(run, summarise(run))
+
+
+def test_one_peer_in_an_arm_that_collaborates_trains_on_its_own(tmp_path: Path) -> None:
+    Scene(tmp_path, peers=("small",), arms=({"name": "alone", "collaborate": False}, {"name": "F-TIS"})).write()
+    budget = compare(tmp_path)["budget"]
+    assert budget["F-TIS"]["small"]["rollouts_trained"] == budget["alone"]["small"]["rollouts_trained"] > 0
+
+
+def test_groups_that_took_others_places_are_of_the_arms_own_size(tmp_path: Path) -> None:
+    filled = {"name": "filled", "set": {"training.resample": "fill", "sampling.num_generations": 3 * G}}
+    Scene(tmp_path, seeds=(0,), ood=False, arms=({"name": "alone", "collaborate": False}, filled)).write()
+    path = tmp_path / "scene-seed0" / "filled" / "small" / "metrics.jsonl"
+    rows = [json.loads(line) | {"resample/groups": 7} for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "scene-seed0" / "filled" / "large" / "metrics.jsonl").write_text(
+        path.read_text(encoding="utf-8").replace("peer/small", "peer/x"), encoding="utf-8"
+    )
+    budget = compare(tmp_path)["budget"]["filled"]["small"]
+    assert budget["rollouts_generated"] == ROUNDS * 7 * 3 * G
+
+
+@pytest.mark.parametrize("level", [3.0, -2.0, 1.2, -0.4])
+def test_rewards_of_any_size_have_pages_and_pictures(level: float, tmp_path: Path) -> None:
+    final = {"alone": level, "F-TIS": level + 0.5}
+    directory = Scene(tmp_path, lambda arm, peer, seed, split: final[arm], seeds=(0, 1)).write()
+    assert f"{level + 0.5:.3f}".replace("-", "−") in write_page(directory).read_text(encoding="utf-8").replace("-", "−")
+    assert plot_learning_curves(tmp_path / "scene-seed0").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ([0.0, 1.0], (-0.02, 1.02)),
+        ([0.4, 0.6], (0.376, 0.624)),
+        ([-1.0, 0.0], (-1.12, 0.12)),
+        ([0.0, 10.0], (-0.02, 11.2)),
+        ([3.0, 3.0], (2.98, 3.02)),
+    ],
+)
+def test_an_axis_of_shares_ends_at_one(values: list[float], limits: tuple[float, float]) -> None:
+    points = [[{"per_seed": {"0": value}}] for value in values]
+    assert accuracy_limits(points) == pytest.approx(limits)
 
 
 def test_an_arm_that_was_not_run_is_named_and_leaves_no_seed_out(tmp_path: Path) -> None:

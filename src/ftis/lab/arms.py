@@ -91,7 +91,8 @@ def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     if config.collaborate:
         return Arm(config.name, resolved, swarms_of(resolved))
     prompts = _prompts_alone(resolved, config.budget)
-    training = resolved.training.model_copy(update={"prompts_per_round": prompts, "prompts_per_peer": None})
+    update = {"prompts_per_round": prompts, "prompts_per_peer": None, "max_foreign_rollouts": 0}
+    training = resolved.training.model_copy(update=update)
     alone = resolved.model_copy(update={"training": training})
     return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
 

@@ -10,6 +10,7 @@ from typing import Any
 from ftis.config import ArmConfig, Recipe
 from ftis.lab.arms import arm_of, prompts_worth, rollouts_per_round
 from ftis.lab.reading import PeerRun, Study
+from ftis.lab.recipes import with_arm
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
     }
     if planned.reserve:
         groups = sum(row.measures["resample/groups"] for row in peer.rounds)
-        totals["rollouts_generated"] = groups * study.recipe.sampling.num_generations
-    if arm.collaborate:  # some of the others' rollouts may not have come
+        totals["rollouts_generated"] = groups * with_arm(study.recipe, arm).sampling.num_generations
+    if arm.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' rollouts may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
             totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))
     recorded = peer.rollouts_kept_and_tokens()

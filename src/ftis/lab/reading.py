@@ -207,12 +207,17 @@ class PeerRun:
         newest = max((int(step) for step in steps if step.isdecimal()), default=None)
         return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
 
+    @property
+    def step(self) -> int:
+        """How far it came, in rounds; one that joined late or was away has fewer lines."""
+        return self.rounds[-1].step if self.rounds else 0
+
     def missing(self, rounds: int) -> str | None:
         """What a run of ``rounds`` rounds still lacks, in words; None if it is complete."""
         if not self.evaluations:
             return "not started"
-        if len(self.rounds) < rounds:
-            return f"{len(self.rounds)} of {rounds} rounds"
+        if self.step < rounds:
+            return f"{self.step} of {rounds} rounds"
         if any(self.on(split)[-1].step < rounds for split in self.splits):
             return "not evaluated after its last round"
         return None

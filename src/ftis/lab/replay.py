@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from ftis.measures import Heard, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
+from ftis.tasks.problems import excerpt
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
 """Keys of ``training`` that a replay may change, besides all of ``objective``: they say how a peer learns from
@@ -70,14 +72,14 @@ class Recording:
         return self.run / self.arm / self.peer
 
     def rounds(self) -> int:
-        """How many rounds the peer finished."""
+        """Up to which round the peer came."""
         path = self.directory / "metrics.jsonl"
         if not path.exists():
             raise RunError(
                 f"{self.directory} holds no records of peer {self.peer!r}: train that arm first (ftis train --arm "
                 f"{self.arm}), or choose another with --arm and --peer"
             )
-        return len(read_jsonl(path))
+        return max((row["step"] for row in read_jsonl(path)), default=0)
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """The peer's metrics by the number of finished rounds."""
@@ -253,7 +255,7 @@ def replay(
         if (target / recording.peer).exists():
             raise RunError(f"{target / recording.peer} exists: delete it, or name another place with --output")
     target.mkdir(parents=True, exist_ok=True)
-    facts = {
+    facts: dict[str, Any] = {
         "run": str(run),
         "arm": chosen[0].arm,
         "from_step": from_step,
@@ -262,7 +264,7 @@ def replay(
         "objective": recipes[0].objective.model_dump(),
         **provenance(recipes[0]),
     }
-    write_json(target / "replay.json", facts)
+    _add_to_earlier(target / "replay.json", facts)
     say_of_arm = placed(say, arm=target.name)
     say_of_arm(ArmBegun(tuple(r.peer for r in chosen), max(lasts)))
     for recording, recipe, last in zip(chosen, recipes, lasts, strict=True):
@@ -271,10 +273,29 @@ def replay(
     return target
 
 
+def _add_to_earlier(file: Path, facts: dict[str, Any]) -> None:
+    """Write what is replayed, beside the peers that the same replay took before.
+
+    Raises:
+        RunError: another replay is there.
+    """
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for key in ("run", "arm", "from_step", "settings", "objective") if before else ():
+        if before.get(key) != facts[key]:
+            change = f"{key} was {excerpt(before.get(key))}, now {excerpt(facts[key])}"
+            raise RunError(f"{file.parent} holds another replay ({change}): name another place with --output")
+    write_json(file, {**facts, "rounds": {**before.get("rounds", {}), **facts["rounds"]}})
+
+
 def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, directory: Path, say: Say) -> None:
     say = placed(say, peer=recording.peer)
     records = Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    with closing(recording.load(first, recipe, records)) as trainer:
+    try:
+        trainer = recording.load(first, recipe, records)
+    except BaseException:
+        shutil.rmtree(directory)  # nothing is in it yet, and it would stand in the way of another try
+        raise
+    with closing(trainer):
         peer = trainer.peer
         recorded = recording.metrics()
         say(PeerStarted(first))

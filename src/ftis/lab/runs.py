@@ -36,7 +36,7 @@ from ftis.lab.provenance import LOCK_SECONDS, claim, delete_run
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Planned, Say, Stopping, placed, unheard
-from ftis.loop.files import InUseError, locked
+from ftis.loop.files import InUseError, locked, read_jsonl
 from ftis.loop.records import Records, open_trackers
 
 
@@ -111,7 +111,8 @@ def run(
         return False
     except OSError as error:
         raise RunError(
-            f"{directory}: {error}; free space or change output_dir, then run again with --resume"
+            f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "
+            f"again with --resume"
         ) from error
     return True
 
@@ -120,6 +121,9 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     rounds = arm.recipe.training.rounds
     unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
     unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
+    for swarm, step in unfinished:
+        if not step:
+            _check_nothing_is_lost(directory / arm.name, swarm)
     if not unfinished:
         return True
     text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
@@ -284,6 +288,27 @@ def resume_step(directory: Path, swarm: Recipe) -> int:
     """
     common = set.intersection(*(set(checkpoint.steps(directory / peer.name)) for peer in swarm.peers))
     return max(common, default=0)
+
+
+def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
+    """Refuse to start a swarm anew over the records of a peer that trained longer than to its first checkpoint.
+
+    Args:
+        directory: of the arm in a run.
+
+    Raises:
+        RunError: somebody deleted its checkpoints.
+    """
+    for peer in swarm.peers:
+        path = directory / peer.name
+        rows = read_jsonl(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+        finished = rows[-1]["step"] if rows else 0
+        if finished > swarm.training.save_every and not checkpoint.steps(path):
+            raise RunError(
+                f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
+                f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "
+                f"the run again with --overwrite"
+            )
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         **_accuracies(peer.on(VALIDATION)),
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
         "rounds": len(peer.rounds),
+        "step": peer.step,
         "seconds": None if (own := peer.own_seconds) is None else own.total,
         "seconds_waited": peer.seconds_waited,
         "reward": last.get("reward", 0.0),

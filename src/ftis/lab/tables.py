@@ -73,7 +73,7 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
     """What a run has left where, by the first peer of its last arm, and what makes a page of it."""
     arm, peers = next(reversed(summary["arms"].items()))
     name, peer = next(iter(peers.items()))
-    model = directory / arm / name / f"checkpoint-{peer['rounds']}"
+    model = directory / arm / name / f"checkpoint-{peer['step']}"
     return (
         f"records, summary.json, results.json and learning_curves.png in {directory}; trained models as in {model}; "
         f"ftis report {directory} makes a page"

@@ -70,8 +70,8 @@ def save(
             delete(directory / f"checkpoint-{step}")
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            f"checkpoint {target} could not be saved ({first_line(error)}): free some space or change "
-            f"output_dir, then run again with --resume"
+            f"checkpoint {target} could not be saved ({first_line(error)}): free some space, or move "
+            f"the whole run and name its new place as output_dir, then run again with --resume"
         ) from error
     return target
 
