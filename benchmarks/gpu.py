@@ -10,9 +10,10 @@ and without CUDA graphs, their ratio to generate's, the share of the memory's ba
 (parameters and cached keys and values read once a step, against a large copy); seconds of an optimiser step and its
 share of the arithmetic that a large matrix product reaches (6 operations a parameter and token that the model is
 passed, which is each prompt once); and a round of one sampling, the check of log-probabilities and four steps.
-Last, for each way to keep a model (in full, also with AdamW in 8 bits, on a GPU paged too; through LoRA, its base in
-float32, bfloat16 or 4 bits): tokens a second, seconds of an optimiser step, and the most memory of both as torch
-counts it, without the pages that bitsandbytes keeps by itself.
+Then the seconds of a batch of lengths that were not seen before, of one whose rows end, and of a step in micro-batches
+of several sizes. Last, for each way to keep a model (in full, also with AdamW in 8 bits, on a GPU paged too; through
+LoRA, its base in float32, bfloat16 or 4 bits): tokens a second, seconds of an optimiser step, and the most memory of
+both as torch counts it, without the pages that bitsandbytes keeps by itself.
 
 What fails is told and left out, the rest is measured, and the exit code is then 1.
 """
@@ -29,9 +30,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -83,7 +84,10 @@ TINY = {
         "vocab_size": 2000,
     }
 }
+T = TypeVar("T")
 GROUP, STEPS = 12, 4
+MICROBATCHES = (8192, 16384, 32768)
+"""Padded tokens."""
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "full, AdamW in 8 bits": {"optim": "adamw_8bit"},
@@ -301,6 +305,45 @@ def step_of(policy: Policy, prompts: list[Ints], rollouts: list[Rollout], part: 
     )
 
 
+def shapes_of(bench: Bench, name: str, shape: dict[str, int]) -> dict[str, Any]:
+    """What batches of new shapes cost, rows that end, and micro-batches of several sizes; in seconds, clocked once."""
+    settings, result = bench.settings, dict[str, Any](model=name)
+    bench.forget_peak()
+    policy, decoding = bench.policy(shape, "bfloat16"), Decoding(settings.length)
+    prompts = prompts_of(settings.prompts, settings.prompt_length)
+
+    def once(body: Callable[[], T]) -> tuple[float, T]:
+        bench.synchronize()
+        began = time.perf_counter()
+        found = body()
+        bench.synchronize()
+        return round(time.perf_counter() - began, 3), found
+
+    def sampled(of: list[Ints]) -> tuple[float, list[tuple[Rollout, ...]]]:
+        return once(lambda: builtin_sampler(policy, of, GROUP, decoding, 0))
+
+    def step(part: Any) -> None:
+        step_of(policy, prompts, rollouts, part)
+
+    sampled(prompts)  # what is made ready once
+    ways = (("", 1, nullcontext()), ("_cuda_graphs", 2, captured_steps(policy)))
+    for which, cut, way in ways:
+        shorter = [prompt[cut:] for prompt in prompts]
+        with way:
+            result[f"new_length{which}"] = sampled(shorter)[0]
+            result[f"same_length{which}"] = sampled(shorter)[0]
+            policy.end_ids = frozenset(range(0, shape["vocab_size"], settings.length))  # two thirds of the rows end
+            result[f"rows_end{which}"] = sampled(shorter)[0]
+            policy.end_ids = frozenset({shape["vocab_size"]})
+    rollouts = [rollout for group in sampled(prompts)[1] for rollout in group]
+    everything = np.arange(len(rollouts))
+    for tokens in MICROBATCHES:
+        policy.config = policy.config.model_copy(update={"tokens_per_microbatch": tokens})
+        once(lambda: step(everything))
+        result[f"step_in_{tokens}"] = once(lambda: step(everything))[0]
+    return result | bench.peak()
+
+
 def kept(bench: Bench, name: str, shape: dict[str, int], way: str) -> dict[str, Any]:
     """Speed and memory of a model kept in one of :data:`WAYS`."""
     settings = bench.settings
@@ -334,7 +377,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to run all of the code anywhere")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--only", choices=["speed", "ways"], help="leave out the ways to keep a model, or all else")
+    parser.add_argument("--only", choices=["speed", "shapes", "ways"], help="leave out the rest")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--prompt-length", type=int, default=128)
     parser.add_argument("--length", type=int, default=256)
@@ -358,16 +401,22 @@ def main() -> None:
     results = [
         bench.tried({"model": name}, partial(measure, bench, name, shape, limits))
         for name, shape in shapes.items()
-        if settings.only != "ways"
+        if settings.only in (None, "speed")
     ]
-    here = [way for way in WAYS if settings.only != "speed" and (bench.device.type == "cuda" or way not in GPU_ONLY)]
+    of_shapes = [
+        bench.tried({"model": name}, partial(shapes_of, bench, name, shape))
+        for name, shape in shapes.items()
+        if settings.only in (None, "shapes")
+    ]
+    here = [way for way in WAYS if bench.device.type == "cuda" or way not in GPU_ONLY]
     ways = [
         bench.tried({"model": name, "way": way}, partial(kept, bench, name, shape, way))
         for way in here
         for name, shape in shapes.items()
+        if settings.only in (None, "ways")
     ]
     facts = {"device": where, "tflops": round(limits[0] / 1e12, 4), "gigabytes_per_second": round(limits[1] / 1e9, 2)}
-    print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "ways": ways}))
+    print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "shapes": of_shapes, "ways": ways}))
     if bench.failed:
         sys.exit(1)
 

@@ -25,6 +25,8 @@ def test_each_way_to_keep_a_model_is_measured() -> None:
     found = json.loads(ended.stdout.splitlines()[-1])
     (case,) = found["cases"]
     assert case["greedy_parity"]
+    (shapes,) = found["shapes"]
+    assert shapes["new_length"] > 0 < shapes["step_in_16384"]
     of = {way["way"]: way for way in found["ways"]}
     full = {"full", "full, AdamW in 8 bits"}
     through_lora = {"LoRA", "LoRA, base in bfloat16", "LoRA, base in 4 bits"}
@@ -51,6 +53,7 @@ def test_what_fails_is_told_and_the_rest_is_measured(
 
     monkeypatch.setattr(gpu, "kept", kept)
     monkeypatch.setattr(gpu, "measure", lambda bench, name, shape, limits: {"model": name})
+    monkeypatch.setattr(gpu, "shapes_of", lambda bench, name, shape: {"model": name})
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--device", "cpu"])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
