@@ -15,6 +15,7 @@ import pytest
 
 from ftis.rewards import answers_equal, helper, latex, writing
 from ftis.rewards.helper import Helper
+from ftis.rewards.latex import formulas_equal
 from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -343,3 +344,70 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["ready", "refused", "limited"], done.stderr
+
+
+ALIKE = [
+    (r"1.602\times10^{-19}", r"1.6\times10^{-19}"),
+    ("0.000333", r"\frac{1}{3000}"),
+    ("0.00005", r"\frac{1}{20000}"),
+    (r"5\times10^{-7}", "0.0000005"),
+    (r"\frac{-5\pm\sqrt{13}}{2}", r"\frac{-5 \pm \sqrt{13}}{2}"),
+    (r"x = \frac{-5 \pm \sqrt{13}}{2}", r"\frac{-5 \pm \sqrt{13}}{2}"),
+    (r"\frac{1 \pm \sqrt{5}}{2}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"),
+    (r"\frac{1-\sqrt5}{2}, \frac{1+\sqrt5}{2}", r"\frac{1 \pm \sqrt{5}}{2}"),
+    (r"\frac{-10\pm2\sqrt{13}}{4}", r"\frac{-5 \pm \sqrt{13}}{2}"),
+    ("6.72e-5", r"6.72 \times 10^{-5}"),
+    ("1.6e-19", r"1.6\times10^{-19}"),
+    (r"(-\infty,\infty)", r"\mathbb{R}"),
+    (r"\left(-\infty,\infty\right)", r"\mathbb{R}"),
+    (r"(-\infty,+\infty)", r"\mathbb{R}"),
+    (r"\frac{3}{5}+\frac{4}{5}i", r"\frac{3+4i}{5}"),
+    (r"\frac{1}{2}+\frac{3}{2} i", r"\frac{1+3i}{2}"),
+    (r"\frac{3}{2}i", r"\frac{3i}{2}"),
+    (r"\frac12+\frac{3i}{2}", r"\frac12+\frac32 i"),
+    (r"58,500\,", "58,500"),
+    (r"10,000\,", "10000"),
+    (r"\,10,000", "10,000"),
+    (r"10,000\ ", "10,000"),
+    (r"5\ ", "5"),
+    (r"864 \mbox{ inches}^2\,", r"864 \mbox{ inches}^2"),
+    (r"12\text{ in.}", "12"),
+    (r"12\text{ ft.}", "12"),
+    (r"12\text{ sq. in.}", "12"),
+    (r"12\text{ mi.}", "12"),
+    (r"12\text{ m³}", "12"),
+    (r"5\text{ cm²}", r"5\text{ cm}^2"),
+    (r"12\text{ in.}", r"12\text{ in}"),
+    (r"x=1\pm\sqrt2", r"1\pm\sqrt{2}"),
+    (r"\pm\frac12", r"\pm \frac{1}{2}"),
+]
+UNLIKE = [
+    (r"6.63\times10^{-34}", r"9.11\times10^{-31}"),
+    (r"1.7\times10^{-19}", r"1.6\times10^{-19}"),
+    (r"-1.6\times10^{-19}", r"1.6\times10^{-19}"),
+    ("0.0", r"6.63\times10^{-34}"),
+    ("0.0", r"\frac{1}{2^{30}}"),
+    ("0.0000003", r"\frac{1}{15890700}"),
+    (r"\frac{-5\pm\sqrt{13}}{3}", r"\frac{-5 \pm \sqrt{13}}{2}"),
+    (r"\frac{1+\sqrt5}{2}", r"\frac{1 \pm \sqrt{5}}{2}"),
+    (r"\frac{1+\sqrt5}{2}, \frac{1+\sqrt5}{2}", r"\frac{1 \pm \sqrt{5}}{2}"),
+    (r"(0,\infty)", r"\mathbb{R}"),
+    (r"[-\infty,5]", r"\mathbb{R}"),
+    (r"\frac{3}{5}+\frac{4}{5}", r"\frac{3+4i}{5}"),
+    (r"58,500\,", "58,501"),
+    (r"\frac{3}{4}i", r"\frac{3i}{2}"),
+    ("6.72e-5", r"6.72 \times 10^{-4}"),
+    (r"12\text{ in.}", "13"),
+    (r"5\text{ cm}^3", r"5\text{ cm}^2"),
+    (r"5\text{ cm²}", r"5\text{ cm}^3"),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), ALIKE)
+def test_spellings_that_real_models_write_are_right(given: str, expected: str) -> None:
+    assert formulas_equal(given, expected)
+
+
+@pytest.mark.parametrize(("given", "expected"), UNLIKE)
+def test_what_looks_like_the_answer_and_is_another_is_wrong(given: str, expected: str) -> None:
+    assert not formulas_equal(given, expected)

@@ -215,7 +215,8 @@ def test_jsonl_file_holds_out_by_seed(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_held_out_problem_leave_training(tmp_path: Path) -> None:
-    rows = [{"question": f"q{i % 10}", "answer": "a"} for i in range(30)]
+    spaces = ("", " ", "\n")  # which make no other problem of it
+    rows = [{"question": f"q{i % 10}{spaces[i // 10]}", "answer": "a"} for i in range(30)]
     task = load("jsonl", path=str(write_lines(tmp_path / "p.jsonl", rows)), validation_size=4)
     assert disjoint(task)
     assert (len(task.train), len(task.validation)) == (18, 4)
@@ -271,6 +272,10 @@ GOOD = {"question": "q", "answer": "a"}
         ([{"answer": "a", "prompt": "q"}], ", line 1: has no field 'question'; fields there: answer, prompt"),
         ([{"question": "q"}], ", line 1: has no field 'answer'; fields there: question"),
         (["{}"], ", line 1: has no field 'question'; fields there: none"),
+        (
+            [{"question": "q\ud800", "answer": "a"}],
+            r", line 1: 'question' holds '\ud800', half of a character: write the whole of it",
+        ),
         ([{"question": 3, "answer": "a"}], ", line 1: 'question' is 3; write a text that is not blank"),
         ([{"question": " ", "answer": "a"}], ", line 1: 'question' is ' '; write a text"),
         ([{"question": "q", "answer": None}], ", line 1: 'answer' is None; write a string"),

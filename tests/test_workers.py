@@ -235,7 +235,14 @@ def tell_mark(say: Say, stop: Stop) -> None:
     say(PeerStarted(MARK))
 
 
-@pytest.mark.parametrize(("script", "said"), [(PLAIN, "begun\n5\n"), (GUARDED, "7\n")])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (PLAIN, "begun\n5\n"),
+        (f"import logging\nlog = logging.getLogger(__name__)\n{PLAIN}", "begun\n5\n"),
+        (GUARDED, "7\n"),
+    ],
+)
 def test_a_script_is_run_again_by_its_workers_only_where_it_has_a_main_guard(
     script: str, said: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -26,6 +27,10 @@ def start(process: BaseProcess) -> None:
         process.start()
 
 
+_GUARD = re.compile(r"__name__\s*[!=]=|[!=]=\s*__name__|__mp_main__")
+"""By which a script tells whether it was started itself; ``logging.getLogger(__name__)`` is none."""
+
+
 @contextmanager
 def without_ctrl_c() -> Iterator[None]:
     """A context in which this thread starts processes that Ctrl-C does not end: this program hears of it afterwards.
@@ -48,7 +53,7 @@ def _has_no_guard() -> bool:
     if getattr(script, "__spec__", None) is not None:  # run as a module
         return False
     try:
-        return "__name__" not in Path(script.__file__ or "").read_text(encoding="utf-8")
+        return _GUARD.search(Path(script.__file__ or "").read_text(encoding="utf-8")) is None
     except (AttributeError, OSError, ValueError):  # a notebook, or no text
         return False
 

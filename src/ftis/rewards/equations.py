@@ -40,9 +40,11 @@ def is_inequality(given: str, expected: str) -> bool:
 def is_more_infinite(given: str, expected: str) -> bool:
     """Whether ``given`` has more infinities than ``expected``: sympy takes ``\\pi\\infty^2`` for equal to any number.
 
-    An expected inequality may be an interval that ends there.
+    An expected inequality may be an interval that ends there, and all reals are one.
     """
-    return not _INEQUALITY.search(expected) and RELATION.split(given)[-1].count("\\infty") > expected.count("\\infty")
+    if _INEQUALITY.search(expected) or r"\mathbb{R}" in expected:
+        return False
+    return RELATION.split(given)[-1].count(r"\infty") > expected.count(r"\infty")
 
 
 def rounded(given: str, expected: str) -> tuple[str, int | None] | None:

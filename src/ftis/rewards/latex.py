@@ -15,6 +15,8 @@ from ftis.rewards.helper import Helper, Judge, serve
 
 DIGITS = 6
 """Behind the point: to so many a decimal must equal an exact value, as ``0.333333`` a third. math-verify's default."""
+SMALL, OF_A_SMALL = 1e-3, 5e-3
+"""Below this an answer must be right to three digits as well: to six behind the point all of them are like 0."""
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
 _CAPITALS = re.compile("[A-Z]{2,}")
 """The letters of points, whose order counts, though a product of so many factors would be another's."""
@@ -51,7 +53,7 @@ def formulas_equal(given: str, expected: str) -> bool:
     last = equations.rounded(one, other)
     if last is not None and not _equal(last[0], other, DIGITS if last[1] is None else last[1]):
         return False
-    return all(_alike(*writing.as_intervals(side, other)) for side in sides)
+    return all(_alike(*writing.with_both_signs(*writing.as_intervals(side, other))) for side in sides)
 
 
 def _said(text: str) -> str:
@@ -115,6 +117,9 @@ def _load_math_verify() -> Judge:
             return False
         # A list is a set to math-verify: 9,9,9 has one element, and (2,1) is the list 1,2.
         one, other = (side.rhs if isinstance(side, Eq) else side for side in (gold[0], answer[0]))
+        if all(isinstance(side, Expr) and side.is_number and side.is_real for side in (one, other)):
+            size = abs(one.evalf())
+            return not 0 < size < SMALL or bool(abs((other - one).evalf()) <= OF_A_SMALL * size)
         if isinstance(one, Expr):
             return not isinstance(other, Set) or len(getattr(other, "_unsorted_args", ())) == 1
         in_order = isinstance(one, FiniteSet) and isinstance(other, Tuple | Interval) and "\\pm" not in expected

@@ -43,6 +43,14 @@ _TIMES = re.compile(r"(^|[\s+\-*/=(,])([0-9]+)\s*((?:\\left\s*)?\((?:[0-9]|\\[dt
 _POWER = re.compile(r"(?<=[\w)}\]])\s*\*\*\s*(-?[0-9]+(?![0-9])|[A-Za-z]|\([^()]*\))(?!\s*\*\*)")
 _EXPONENT = re.compile(r"(?<![\w.\\}])([0-9]+(?:\.[0-9]+)?)[eE]([0-9]{1,3})(?![\w.^]|\s*_)")
 _ALL_EXPONENT = re.compile(r"^\s*([+-]?[0-9]*\.?[0-9]+)[eE](-[0-9]{1,3})\s*$")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_EDGE = re.compile(r"^(?:\\[,;:!]|\\\s|~|\s)+|(?:(?<!\\)\\[,;:!]|(?<!\\)\\(?:\s|$)|~|\s)+$")
+_SIGNED_FRACTION = re.compile(r"\\[dtc]?frac[^=]*\\pm(?![A-Za-z])")
+_IMAGINARY = re.compile(
+    r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*i(?![A-Za-z])"
+)
+_POWER_IN_TEXT = re.compile(rf"({TEXT}[^{{}}^]*[a-z])\s*\^([23])\s*\}}")
+_DOT_IN_TEXT = re.compile(rf"({TEXT}[^{{}}]*[a-z])\.(?=\s*\}})")
 _MIXED = re.compile(r"^([+-]?)\s*([0-9]+)(?:\s|~|\\[,;:! ])+([0-9]+)\s*/\s*([0-9]+)$")
 _UNION = re.compile(rf"([\])])\s*(?:U|∪|\\bigcup(?![A-Za-z])|{TEXT}\s*U\s*\}})\s*(?=(?:\\left\s*)?[\[(])")
 _ORDER = re.compile(r"(<=|>=|[<>≤≥]|\\[lg](?:eq?(?:slant)?|t)(?![A-Za-z]))")
@@ -85,7 +93,7 @@ def too_nested(text: str, most: int = MOST_NESTED) -> bool:
 
 def bare(text: str) -> str:
     """A text without final period and without the delimiters around all of it."""
-    text = text.strip().removesuffix(".").rstrip()
+    text = _EDGE.sub("", _EDGE.sub("", text.strip()).removesuffix("."))
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
@@ -125,6 +133,7 @@ def in_latex(text: str) -> str:
         text = text.replace(sign, command)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: _after("_", found[0].translate(_LOWERED)), raised(text))
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text)
+    text = _POWER_IN_TEXT.sub(r"\1}^\2", _DOT_IN_TEXT.sub(r"\1", text))  # 12\text{ in.}, 5\text{ cm^2}
     return _PI.sub(r"\\pi ", text).strip()
 
 
@@ -144,6 +153,7 @@ def tidied(formula: str) -> str:
     formula = _LINE_GAP.sub(r"\\\\", formula)
     formula = _SIZES.sub("", formula)
     formula = _DIGIT_GAP.sub("", formula).replace("~", " ")
+    formula = _IMAGINARY.sub(_with_i_above, formula)
     formula = _UNION.sub(r"\1 \\cup ", formula)
     formula = _BRACKETED.sub(r"\1", _NAMED_BASE.sub(_with_digits, formula))
     formula = _REPEATING.sub(_as_fraction, formula)
@@ -160,7 +170,12 @@ def tidied(formula: str) -> str:
 
 def in_powers_of_ten(given: str, expected: str) -> str:
     """``6.72e-5`` as a decimal times a power of ten, where the e cannot be Euler's, as the expected answer has none."""
-    return given if "e" in expected else _ALL_EXPONENT.sub(r"\1\\cdot 10^{\2}", given)
+    return given if "e" in _COMMAND.sub("", expected) else _ALL_EXPONENT.sub(r"\1\\cdot 10^{\2}", given)
+
+
+def _with_i_above(found: re.Match[str]) -> str:
+    """``\\frac{4i}{5}`` for ``\\frac{4}{5}i``, which math-verify reads as a fraction and a variable."""
+    return rf"\frac{{{found[1] or found[2]}i}}{{{found[3] or found[4]}}}"
 
 
 def _as_fraction(found: re.Match[str]) -> str:
@@ -196,6 +211,20 @@ def with_cases_apart(given: str, expected: str) -> tuple[str, str]:
 def _small(name: str) -> str:
     """A letter in lower case: ``\\theta`` for ``\\Theta``."""
     return name.lower() if len(name) == 1 or name[1:].istitle() else name
+
+
+def with_both_signs(given: str, expected: str) -> tuple[str, str]:
+    """Both as lists of two values where one has ``\\pm`` inside a fraction, which math-verify compares by letters."""
+    if not any(_SIGNED_FRACTION.search(text) for text in (given, expected)):
+        return given, expected
+    return _both_signs(given), _both_signs(expected)
+
+
+def _both_signs(text: str) -> str:
+    value = RELATION.split(text)[-1]
+    if value.count(r"\pm") != 1 or "," in value:
+        return text
+    return ", ".join(value.replace(r"\pm", sign) for sign in "+-")
 
 
 def as_intervals(given: str, expected: str) -> tuple[str, str]:

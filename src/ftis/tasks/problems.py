@@ -66,13 +66,18 @@ def refuse_settings(config: TaskConfig, *keys: str) -> None:
             raise TaskError(f"task.{key} = {getattr(config, key)!r}: means nothing to {config.name!r}; leave it out")
 
 
+def asks(question: str) -> str:
+    """What two questions have in common that differ in white space alone."""
+    return " ".join(question.split())
+
+
 def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], where: str) -> None:
     """Refuse validation problems that are trained on.
 
     Raises:
         TaskError: how many questions the two share, and one of them.
     """
-    shared = {question for question, _, _ in train} & {question for question, _, _ in validation}
+    shared = {asks(question) for question, _, _ in train} & {asks(question) for question, _, _ in validation}
     if shared:
         raise TaskError(
             f"{where}: share {len(shared)} questions, the first of them {excerpt(min(shared))}; "
@@ -86,7 +91,7 @@ def require_unseen(task: Task, ood: Task) -> None:
     Raises:
         TaskError: how many questions they share, and one of them.
     """
-    shared = {prompt.question for prompt in task.train} & {prompt.question for prompt in ood.validation}
+    shared = {asks(prompt.question) for prompt in task.train} & {asks(prompt.question) for prompt in ood.validation}
     if shared:
         raise TaskError(
             f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "

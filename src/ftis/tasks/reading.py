@@ -135,7 +135,7 @@ def text_field(row: Mapping[str, Any], name: str, where: str) -> str:
     value = _field(row, name, where)
     if not isinstance(value, str) or not value.strip():
         raise TaskError(f"{where}: {name!r} is {excerpt(value)}; write a text that is not blank")
-    return value
+    return _encodable(value, name, where)
 
 
 def answer_field(row: Mapping[str, Any], name: str, where: str) -> str:
@@ -152,7 +152,18 @@ def answer_field(row: Mapping[str, Any], name: str, where: str) -> str:
             raise TaskError(f"{where}: {name!r} is {value}, not a finite number; write it as a string") from None
     if not isinstance(value, str) or not value.strip():
         raise TaskError(f"{where}: {name!r} is {excerpt(value)}; write a string that is not blank, or a number")
-    return value.strip()
+    return _encodable(value.strip(), name, where)
+
+
+def _encodable(text: str, name: str, where: str) -> str:
+    """Refuse half of a pair of UTF-16, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TaskError(
+            f"{where}: {name!r} holds {error.object[error.start]!a}, half of a character: write the whole of it"
+        ) from None
+    return text
 
 
 def _field(row: Mapping[str, Any], name: str, where: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from ftis.prompts import TaskError
-from ftis.tasks.problems import Problem
+from ftis.tasks.problems import Problem, asks
 
 Split = Literal["train", "validation"]
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def hold_out(
     """
     first: dict[str, Problem] = {}
     for problem in problems:
-        first.setdefault(problem[0], problem)
+        first.setdefault(asks(problem[0]), problem)
     questions = list(first)
     size = size or max(1, min(100, len(questions) // 10))
     if size >= len(questions):
@@ -60,5 +60,5 @@ def hold_out(
         )
     held_out = subset(questions, size, seed, "validation")
     kept_out = set(held_out)
-    train = [problem for problem in problems if problem[0] not in kept_out]
+    train = [problem for problem in problems if asks(problem[0]) not in kept_out]
     return train, [first[question] for question in held_out]
