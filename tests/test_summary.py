@@ -33,6 +33,11 @@ SENT: dict[str, Any] = {"delivered": True, "admitted": 4, "zero_advantage": 2, "
             [("bob", "in each of its groups all rewards are equal", 0)],
             " (bob: in each of its groups all rewards are equal)",
         ),
+        (
+            {"delivered": False, "late": 1, "dropped": 2.0, "dropped/kl": 2},  # a message of an earlier round came
+            [("bob", "dropped for kl", 2)],
+            " (bob: 2 dropped for kl)",
+        ),
         ({"admitted": 0}, [("bob", "offered no groups", 0)], " (bob: offered no groups)"),
         ({}, [], ""),
     ],

@@ -189,6 +189,22 @@ def test_an_experiment_is_shown_as_it_finishes(tmp_path: Path) -> None:
     assert "seed 4 · arm F-TIS" in Page(get(watch.application(directory), "/?seed=4&arm=F-TIS")[2]).text
 
 
+def test_a_job_is_finished_once_it_was_evaluated_after_its_last_round(tmp_path: Path) -> None:
+    directory = both_budgets(tmp_path)
+    path = directory / "scene-seed4" / "F-TIS" / "small" / "evaluations.jsonl"
+    whole = path.read_bytes()
+    last = json.loads(whole.splitlines()[-1])["step"]
+    rows = [line for line in whole.splitlines(keepends=True) if json.loads(line)["step"] < last]
+    path.write_bytes(b"".join(rows))  # which with a large model is minutes later
+    assert "24 of 25 jobs finished" in Page(get(watch.application(directory), "/")[2]).text
+    followed = Directory(directory)
+    (arm,) = (arm for arm in followed.arms if arm.name == "F-TIS")
+    assert not followed.progress(4, arm, "small").finished
+    path.write_bytes(whole)
+    assert followed.progress(4, arm, "small").finished
+    assert "25 of 25 jobs finished" in Page(get(watch.application(directory), "/")[2]).text
+
+
 def test_a_run_that_has_recorded_nothing_is_waited_for(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -134,7 +134,7 @@ def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool 
     with display.live():
         finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
     if not finished:
-        console.print(f"stopped; {directory} can be resumed with --resume")
+        console.print(f"stopped; the same command goes on with {directory}, ftis train with --resume")
         raise typer.Exit(130)
     _conclude(directory)
 
@@ -496,5 +496,5 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():
             # After a second Ctrl-C. Python would end under threads that compute, which torch answers with an abort.
-            errors.print("stopped at once: the same command with --resume goes on from the last checkpoint")
+            errors.print("stopped at once; the same command goes on, ftis train and join with --resume")
             os._exit(130)

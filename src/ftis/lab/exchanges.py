@@ -188,7 +188,7 @@ def _refusals(study: Study, arm: ArmConfig) -> Table | None:
             for seed in study.seeds_shown:
                 for row in study.peer(seed, arm.name, peer).rounds:
                     measures = row.by_peer.get(source, {})
-                    absent += not measures.get("delivered", True)
+                    absent += not (measures.get("delivered", True) or measures.get("late"))
                     first = first or str(measures.get("first_rejection", ""))
                     for measure, count in measures.items():
                         kind, _, reason = measure.partition("/")

@@ -40,6 +40,7 @@ class Progress:
 
     Attributes:
         accuracy: on validation, of the last evaluation; None without one.
+        evaluated: rounds that were finished then.
         step_time: seconds of its last round.
         changed: when it last recorded something, in seconds since the epoch; 0 if nothing.
     """
@@ -47,6 +48,7 @@ class Progress:
     step: int = 0
     rounds: int = 0
     accuracy: float | None = None
+    evaluated: int = 0
     reward: float | None = None
     step_time: float = 0.0
     changed: float = 0.0
@@ -57,7 +59,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.rounds
+        return min(self.step, self.evaluated) >= self.rounds  # the last evaluation comes after the last round
 
 
 class Directory:
@@ -98,15 +100,16 @@ class Directory:
         place = self.run_of(seed) / arm.name / peer
         rounds = arm.recipe.training.rounds
         row, changed = self._last(place / "metrics.jsonl", last_row)
-        accuracy, evaluated = self._last(place / "evaluations.jsonl", _last_accuracy)
-        row = row or {}
+        of_last, written = self._last(place / "evaluations.jsonl", _last_validation)
+        row, of_last = row or {}, of_last or {}
         return Progress(
             step=int(row.get("step", 0)),
             rounds=rounds,
-            accuracy=accuracy,
+            accuracy=of_last.get("accuracy"),
+            evaluated=int(of_last.get("step", 0)),
             reward=row.get("reward"),
             step_time=float(row.get("step_time", 0.0)),
-            changed=max(changed, evaluated),
+            changed=max(changed, written),
         )
 
     def _last(self, path: Path, read: Callable[[Path], Any]) -> tuple[Any, float]:
@@ -173,10 +176,10 @@ def _recorded(file: Path, *keys: str) -> str:
     return ""
 
 
-def _last_accuracy(path: Path) -> float | None:
+def _last_validation(path: Path) -> Mapping[str, Any] | None:
     tail = Tail(path, most_rows=64)
     tail.refresh()
-    return next((float(row["accuracy"]) for row in reversed(tail.rows) if row.get("split") == VALIDATION), None)
+    return next((row for row in reversed(tail.rows) if row.get("split") == VALIDATION), None)
 
 
 class PeerRecords:

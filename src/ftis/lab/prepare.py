@@ -21,6 +21,7 @@ from ftis.exchange import Stopped
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
+from ftis.lab.attacks import ATTACKS
 from ftis.lab.machine import cores
 from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.workers import Job, Stop, run_jobs
@@ -59,6 +60,7 @@ def check(arms: list[Arm]) -> list[Task]:
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
         for swarm in arm.swarms:
+            _check_attacks(swarm)
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
         of_arms.append(loaded)
     for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
@@ -85,6 +87,15 @@ def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
         starters.lookup(peer.model)
     else:
         vocabulary(peer.model, end_tokens)
+
+
+def _check_attacks(swarm: Recipe) -> None:
+    copiers = [peer.name for peer in swarm.peers if ATTACKS.get(peer.attack or "", peer.attack) == ATTACKS["copying"]]
+    if len(copiers) > 1:
+        raise RunError(
+            f'peers {" and ".join(map(repr, copiers))}: attack = "copying" waits for the others\' messages, so two in '
+            f"one swarm would wait for each other: leave it with one of them"
+        )
 
 
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:

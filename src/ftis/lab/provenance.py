@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from ftis.config import Recipe, RecipeError
+from ftis.config import PeerConfig, Recipe, RecipeError
 from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.machine import cores
-from ftis.lab.recipes import parse
+from ftis.lab.recipes import parse, with_arm
 from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
 from ftis.tasks.problems import excerpt
@@ -51,7 +51,7 @@ FREE_OF_PEERS = ("cuda_graphs",)
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """What the numbers of a run started now depend on besides the recipe."""
     packages = ["ftis", "torch", "transformers", "peft", "numpy"]
-    if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in recipe.peers):
+    if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in _peers(recipe)):
         packages.append("bitsandbytes")
     return {
         "started": _now(),
@@ -150,7 +150,8 @@ def claim(
             )
         added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
         made = read_provenance(directory)["starters"]
-        if made != _starter_names(recipe):
+        names = _starter_names(recipe)
+        if any(name != names[model] for model, name in made.items() if model in names):
             raise RunError(
                 f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
                 f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
@@ -229,6 +230,11 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
         for key, values in _differing(before, now).items()
         if key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS
     }
+    if fewer := had - {arm["name"] for arm in now["arms"]}:
+        raise RunError(
+            f"{directory} holds the arms {', '.join(sorted(fewer))} besides: leave --arm out, or name them too; "
+            f"what is finished is skipped"
+        )
     if differing:
         shown = ", ".join(f"{key}{_values(*values)}" for key, values in differing.items())
         raise RunError(
@@ -276,9 +282,14 @@ def _values(before: Any, now: Any) -> str:
     return f" ({one} before, {other} now)"
 
 
+def _peers(recipe: Recipe) -> list[PeerConfig]:
+    """The peers, as the recipe has them and as its arms do."""
+    return [*recipe.peers, *(peer for arm in recipe.arms for peer in with_arm(recipe, arm).peers)]
+
+
 def _starter_names(recipe: Recipe) -> dict[str, str]:
     """The digest-carrying directory name of each starter in the recipe: other contents have another name."""
-    named = sorted({peer.model for peer in recipe.peers if starters.is_starter(peer.model)})
+    named = sorted({peer.model for peer in _peers(recipe) if starters.is_starter(peer.model)})
     return {model: starters.path_of(model).name for model in named}
 
 

@@ -112,7 +112,7 @@ def run(
     except OSError as error:
         raise RunError(
             f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "
-            f"again with --resume"
+            f"the same command again, ftis train and join with --resume"
         ) from error
     return True
 
@@ -230,14 +230,19 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
             for has_ended in ended.values():
                 # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
                 while not has_ended.wait(POLL_SECONDS):
-                    if interrupted() and not stop.is_set():
-                        say(Stopping())
-                        stop.set()
+                    _stop_if(interrupted, say, stop)
+            _stop_if(interrupted, say, stop)  # since it was asked last
     finally:
         torch.set_num_threads(threads_before)
     if failures:
         raise failures[0]
     return len(finished) == len(jobs) and all(finished)
+
+
+def _stop_if(interrupted: Callable[[], bool], say: Say, stop: Stop) -> None:
+    if interrupted() and not stop.is_set():
+        say(Stopping())
+        stop.set()
 
 
 def _run_in_processes(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:

@@ -230,7 +230,7 @@ def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str
         dropped=dict(dropped),
         rejected=dict(rejected),
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
-        missing=sum(not of_round.get("delivered", False) for of_round in measured),
+        missing=sum(not (of_round.get("delivered") or of_round.get("late")) for of_round in measured),
         late=total("late"),
         behind=max(0, step - steps[name]) if name in steps else 0,
         quarantined_since=int(found) if found and last.get("honesty/quarantined") else None,

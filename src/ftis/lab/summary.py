@@ -86,7 +86,7 @@ def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
         if measures.get("honesty/quarantined"):
             yield name, f"in quarantine since round {measures['honesty/found_in_round']}, for its log-probabilities", 0
             continue
-        if not measures.get("delivered"):
+        if not (measures.get("delivered") or measures.get("late")):
             yield name, "nothing came", 0
         elif not any(measures.get(told) for told in ("admitted", "rejected", "dropped", "passed_over")):
             yield name, "offered no groups", 0

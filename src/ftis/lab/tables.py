@@ -198,7 +198,9 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     )
     if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:
         say = "says" if groups == 1 else "say"
-        table.caption += f". {counted(groups, 'group').capitalize()} {say} little: --groups {2 * FEW} narrows it"
+        table.caption += f". {counted(groups, 'group').capitalize()} {say} little"
+        more = min(2 * FEW, recipe.training.prompts_per_round)
+        table.caption += f": --groups {more} narrows it" if more > groups else ", and a round has no more prompts"
     table.caption_justify = "left"
     console.print(table)
     kept, rounds = counted(checkpoints_kept(recipe.training), "checkpoint"), recipe.training.rounds

@@ -71,7 +71,8 @@ def save(
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({first_line(error)}): free some space, or move "
-            f"the whole run and name its new place as output_dir, then run again with --resume"
+            f"the whole run and name its new place as output_dir, then run the same command again, ftis train and "
+            f"join with --resume"
         ) from error
     return target
 
