@@ -306,7 +306,8 @@ def compare_rates(
     if dry_run:
         return
     directory = carry_out(compared, seeds, at_a_time)
-    found = rates.read_trials(loaded, arm or (), multiples, directory, peer or ())
+    tried = rates.multiples(loaded, arm or (), compared, peer or ())
+    found = rates.read_trials(loaded, arm or (), tried, directory, peer or ())
     console.print(rates.table(found, loaded))
     for line in rates.advice(found):
         console.print(line)

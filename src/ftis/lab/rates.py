@@ -128,6 +128,15 @@ def with_earlier(trial: Recipe, directory: Path) -> Recipe:
     return _with_arms(trial, list((earlier | {config.name: config for config in trial.arms}).values()))
 
 
+def multiples(recipe: Recipe, arms: Sequence[str], compared: Recipe, peers: Sequence[str] = ()) -> list[float]:
+    """The multiples at which ``compared``, with the arms that were tried earlier, has each of these arms."""
+    peers = _multiplied(recipe, peers)
+    names = {config.name for config in compared.arms}
+    found = {float(multiple) for name in names for multiple in re.findall(r"-rate-x([0-9]+(?:\.[0-9]+)?)", name)}
+    chosen = [arm.name for arm in arms_of(recipe, tuple(arms))]
+    return sorted(times for times in found if all(trial_name(arm, times, peers) in names for arm in chosen))
+
+
 def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
     experiment = ExperimentConfig(
         title="Learning rates",
