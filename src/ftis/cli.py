@@ -134,7 +134,7 @@ def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool 
     with display.live():
         finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
     if not finished:
-        console.print(f"stopped; the same command goes on with {directory}, ftis train with --resume")
+        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
         raise typer.Exit(130)
     _conclude(directory)
 

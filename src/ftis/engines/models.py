@@ -40,6 +40,9 @@ from ftis.policy import ModelError, resolve_device, resolve_dtype
 # transformers and peft import bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
+ALIGNED = 64
+"""Bytes: where torch begins what it allocates."""
+
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
     """A causal language model from a directory or the Hub. A LoRA directory is merged into its base.
@@ -64,6 +67,10 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             model = adapted.merge_and_unload()
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
+        for weights in model.parameters():
+            # Those of a file in float32 lie as they do there, and where weights lie decides the last bits of products.
+            if weights.device.type == "cpu" and weights.data_ptr() % ALIGNED:
+                weights.data = weights.data.clone()
         layer: Any
         for layer in model.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):
