@@ -225,12 +225,10 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
     had = {arm["name"] for arm in before["arms"]}
     added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
     now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
-    differing = {
-        key: values
-        for key, values in _differing(before, now).items()
-        if key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS
-    }
-    if fewer := had - {arm["name"] for arm in now["arms"]}:
+    differing = _that_matter(before, now)
+    fewer = had - {arm["name"] for arm in now["arms"]}
+    others = {**before, "arms": [arm for arm in before["arms"] if arm["name"] not in fewer]}
+    if fewer and now["arms"] and not _that_matter(others, now):
         raise RunError(
             f"{directory} holds the arms {', '.join(sorted(fewer))} besides: leave --arm out, or name them too; "
             f"what is finished is skipped"
@@ -243,6 +241,15 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
             f"it{LONGER if list(differing) == ['training.rounds'] else ''}"
         )
     return added
+
+
+def _that_matter(before: Any, now: Any) -> dict[str, tuple[Any, Any]]:
+    """The keys at which two recipes differ and a run may not."""
+    return {
+        key: values
+        for key, values in _differing(before, now).items()
+        if key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS
+    }
 
 
 def _differing(before: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
