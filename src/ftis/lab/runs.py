@@ -33,9 +33,9 @@ from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
 from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
 from ftis.lab.provenance import LOCK_SECONDS, claim, delete_run
-from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs
+from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs, stop_if
 from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, Planned, Say, Stopping, placed, unheard
+from ftis.loop.events import ArmBegun, Planned, Say, placed, unheard
 from ftis.loop.files import InUseError, locked, read_jsonl
 from ftis.loop.records import Records, open_trackers
 
@@ -230,19 +230,13 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
             for has_ended in ended.values():
                 # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
                 while not has_ended.wait(POLL_SECONDS):
-                    _stop_if(interrupted, say, stop)
-            _stop_if(interrupted, say, stop)  # since it was asked last
+                    stop_if(interrupted, say, stop)
+            stop_if(interrupted, say, stop)  # since it was asked last
     finally:
         torch.set_num_threads(threads_before)
     if failures:
         raise failures[0]
     return len(finished) == len(jobs) and all(finished)
-
-
-def _stop_if(interrupted: Callable[[], bool], say: Say, stop: Stop) -> None:
-    if interrupted() and not stop.is_set():
-        say(Stopping())
-        stop.set()
 
 
 def _run_in_processes(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:

@@ -103,6 +103,13 @@ def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def stop_if(interrupted: Callable[[], bool], say: Say, stop: Stop) -> None:
+    """Set ``stop``, and say so, once :func:`interrupts` tells of a Ctrl-C."""
+    if interrupted() and not stop.is_set():
+        say(Stopping())
+        stop.set()
+
+
 def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: str) -> None:
     """Run all jobs, ``at_a_time`` at a time, and return when none runs any more.
 
@@ -125,9 +132,7 @@ def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: 
     with interrupts() as interrupted:
         try:
             while running or (waiting and not asked):
-                if interrupted() and not stop.is_set():
-                    say(Stopping())
-                    stop.set()
+                stop_if(interrupted, say, stop)
                 if not asked and (failure or stop.is_set()):
                     asked = True
                     for worker in running:
