@@ -404,6 +404,10 @@ def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "wrong key": (lambda w: ["--set", "training.roundz=3"], "did you mean 'rounds'"),
     "wrong value": (lambda w: ["--set", "training.rounds=many"], "training.rounds = 'many'"),
+    "number for a name": (
+        lambda w: ["--set", "name=7"],
+        """name = 7: input should be a valid string: quote it, as in name = "7", and with --set 'name="7"'""",
+    ),
     "unknown task": (lambda w: ["--set", "task.name=gsm9k"], "gsm8k"),
     "missing model": (lambda w: ["--set", f"peers.a.model={w}/nowhere"], "no model at"),
     "unknown starter": (lambda w: ["--set", "peers.a.model=starter:huge"], "unknown starter 'huge'"),
@@ -665,10 +669,18 @@ def test_the_recipe_of_a_run_is_a_recipe(workplace: Path, capsys: pytest.Capture
     ends = [weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")]
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
     (workplace / "broken.json").write_text("{", encoding="utf-8")
+    (workplace / "recipes").mkdir()
+    (workplace / "recipes" / "sums.toml").touch()
     for name, said in (
         ("broken.json", "broken.json cannot be read as JSON"),
         (".", ". is a directory: name a recipe; .toml files there: recipe.toml"),
-        ("recip.toml", "no recipe at recip.toml: check the path (recipes/ holds the ready-made ones) (did you mean"),
+        (
+            "recip.toml",
+            "no recipe at recip.toml: check the path (recipes/ holds the ready-made ones) (did you mean recipe.toml?)",
+        ),
+        ("recipe", "(did you mean recipe.toml?)"),
+        ("nope.toml", "no recipe at nope.toml: check the path (recipes/ holds the ready-made ones)\n"),
+        ("sums", "(did you mean recipes/sums.toml?)"),
     ):
         assert ftis("train", name) == 1
         assert said in capsys.readouterr().err
@@ -989,6 +1001,15 @@ def strip_times(value: Any) -> Any:
     if isinstance(value, list):
         return [strip_times(v) for v in value]
     return value
+
+
+@pytest.mark.parametrize("command", ["experiment", "rates"])
+@pytest.mark.parametrize(("key", "instead"), [("seed=7", "--seeds 7-7"), (" processes = inline", "--jobs says how")])
+def test_an_experiment_refuses_keys_that_it_would_not_take(
+    command: str, key: str, instead: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ftis(command, "recipe.toml", "--set", key, "--dry-run") == 2
+    assert instead in capsys.readouterr().err
 
 
 def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from ftis.cli_groups import (
     console,
     evaluate_model,
     keys,
+    load_experiment,
     load_recipe,
     models,
     probe_bias,
@@ -160,10 +161,10 @@ def preflight(
     display = Display(console)
     chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
+    most = max(swarm.training.prompts_per_round for swarm in chosen[0].swarms)
     console.print(
-        f"arm {which}: {counted(groups, 'group')} of each peer, one peer after the other: one of them, then all are "
-        f"sampled, then some learned from, and nothing of it is kept; loading a model may take a minute. Ctrl-C ends "
-        f"it where the first group says enough"
+        f"arm {which}: one after the other each peer loads its model, samples {counted(min(groups, most), 'group')}"
+        f"{', as a round has no more,' * (groups > most)} and learns from some; nothing of it is kept; Ctrl-C ends it"
     )
     try:
         with display.live():
@@ -194,12 +195,11 @@ def experiment(
     from ftis.lab import page, tables
     from ftis.lab.arms import keep_arms
 
-    loaded = keep_arms(load_recipe(recipe, set_ or []), tuple(arm or ()))
-    dry_run |= resolved
-    if dry_run:
+    loaded = keep_arms(load_experiment(recipe, set_ or []), tuple(arm or ()))
+    if dry_run or resolved:
         _print_plan(loaded, (), resolved)
     at_a_time = announce(loaded, seeds, jobs)
-    if dry_run:
+    if dry_run or resolved:
         return
     directory = carry_out(loaded, seeds, at_a_time)
     report = page.write_page(directory)  # which leaves what it compared in results.json

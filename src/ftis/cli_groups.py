@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
-from ftis.lab.recipes import load
+from ftis.lab.recipes import load, split_override
 from ftis.seams import TASKS
 
 ORDER = (
@@ -46,6 +46,21 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), options: Sequence[s
     """A recipe, with its own directory on the path for the functions that it names. ``options`` as of ``load``."""
     sys.path.append(str(recipe.parent.resolve()))
     return load(recipe, overrides, options)
+
+
+SET_ELSEWHERE = {
+    "seed": "an experiment trains under the seeds of --seeds, as in --seeds 7-7",
+    "processes": "each job of an experiment has a process of its own; --jobs says how many run at a time",
+}
+"""Keys that an experiment does not take from its recipe, and what says them instead."""
+
+
+def load_experiment(recipe: Path, overrides: Sequence[str]) -> Recipe:
+    """A recipe to be trained under several seeds. An override that would do nothing there is refused."""
+    for override in overrides:
+        if (instead := SET_ELSEWHERE.get(split_override(override)[0])) is not None:
+            raise typer.BadParameter(f"--set {override}: {instead}")
+    return load_recipe(recipe, overrides)
 
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
@@ -299,7 +314,7 @@ def compare_rates(
         multiples = []
     if not multiples or not all(0 < multiple < float("inf") for multiple in multiples):
         raise typer.BadParameter(f"--times {times}: give numbers above 0 with commas between them, as in 0.5,1,2")
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = load_experiment(recipe, set_ or [])
     compared = rates.trials(loaded, arm or (), multiples, peer or ())
     compared = rates.with_earlier(compared, experiment_directory(compared))
     at_a_time = announce(compared, seeds, jobs)

@@ -6,6 +6,7 @@ Unknown keys are errors that name the nearest known one. Every key can also be s
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import tomllib
@@ -17,7 +18,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, did_you_mean, nearest
+from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, nearest
 
 OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads", "ood")
 """Keys that no arm can set: arms are compared on the same problems, with as many threads."""
@@ -50,10 +51,10 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         return _with_lists_as_given(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
-        beside = [file.name for file in path.parent.glob("*.toml")]
-        raise RecipeError(
-            f"no recipe at {path}: check the path (recipes/ holds the ready-made ones){did_you_mean(path.name, beside)}"
-        ) from None
+        files = {file.stem: file for place in (path.parent / "recipes", path.parent) for file in place.glob("*.toml")}
+        close = difflib.get_close_matches(path.name.removesuffix(".toml"), files, n=1, cutoff=0.6)
+        near = f" (did you mean {files[close[0]]}?)" if close else ""
+        raise RecipeError(f"no recipe at {path}: check the path (recipes/ holds the ready-made ones){near}") from None
     except (ValueError, OSError) as error:  # TOML's, JSON's and UTF-8's errors are ValueErrors
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise RecipeError(f"{path} cannot be read as {kind}: {error}") from None
@@ -276,6 +277,8 @@ def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
     said = one["msg"][0].lower() + one["msg"][1:]
     message = f"input should be {words[one['type']]}" if one["type"] in words else said
+    if one["type"] == "string_type" and isinstance(one["input"], int | float):
+        message += f': quote it, as in {place} = "{one["input"]}", and with --set \'{place}="{one["input"]}"\''
     return f"{place} = {one['input']!r}: {message}"
 
 

@@ -203,7 +203,8 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
     if len(arms) > 1:
         recorded = [a for a in arms if (run / a.name).is_dir()]
         if len(recorded) != 1:
-            raise RunError(f"{run} has several arms: name one with --arm ({', '.join(a.name for a in arms)})")
+            names = ", ".join(a.name for a in recorded or arms)
+            raise RunError(f"{run} has several arms: name one with --arm ({names})")
         arms = recorded
     (chosen,) = arms
     for name in peers:

@@ -159,6 +159,7 @@ def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: 
                 worker.process.kill()
                 worker.process.join()
                 worker.pipe.close()
+        stop_if(interrupted, say, stop)  # pressed while the last job ended: the caller has more to do
     if failure:
         raise RunError(failure)
 
