@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ftis.config import Recipe, RecipeError
+
+if TYPE_CHECKING:
+    from ftis.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -13,24 +17,34 @@ class Correction:
 
     Attributes:
         name: of the objective.
-        weighted: whether the truncated weight multiplies the gradient; None where the objective is not importable here.
-        cap: C.
-        filtered: whether the KL filter drops rollouts; None as above.
-        kl_estimator, kl_threshold, kl_reduction: the filter's.
+        objective: where it is not importable here, one with its settings.
+        known: whether it is importable here.
     """
 
     name: str
-    weighted: bool | None
-    cap: float
-    filtered: bool | None
-    kl_estimator: str
-    kl_threshold: float
-    kl_reduction: str
+    objective: Objective
+    known: bool
+
+    @property
+    def weighted(self) -> bool | None:
+        """Whether the truncated weight multiplies the gradient; None where the objective is not importable here."""
+        return self.objective.weighted if self.known else None
+
+    @property
+    def filtered(self) -> bool | None:
+        """Whether the KL filter drops rollouts; None as above."""
+        return self.objective.filtered if self.known else None
+
+    @property
+    def cap(self) -> float:
+        """C."""
+        return self.objective.importance_sampling_clip_max
 
     @property
     def threshold(self) -> tuple[str, float] | None:
         """The estimator that the filter looks at, and g; None without a filter."""
-        return (self.kl_estimator, self.kl_threshold) if self.filtered else None
+        of = self.objective
+        return (of.kl_estimator, of.kl_threshold) if self.filtered else None
 
 
 def correction_of(recipe: Recipe) -> Correction:
@@ -42,18 +56,7 @@ def correction_of(recipe: Recipe) -> Correction:
     from ftis.objectives import Objective, resolve  # loads torch
 
     try:
-        objective = resolve(recipe.objective)
-        weighted: bool | None = objective.weighted
-        filtered: bool | None = objective.filtered
+        return Correction(recipe.objective.name, resolve(recipe.objective), known=True)
     except RecipeError:
         given = recipe.objective.model_dump(exclude={"name"}, exclude_none=True)
-        objective, weighted, filtered = Objective(**given), None, None
-    return Correction(
-        name=recipe.objective.name,
-        weighted=weighted,
-        cap=objective.importance_sampling_clip_max,
-        filtered=filtered,
-        kl_estimator=objective.kl_estimator,
-        kl_threshold=objective.kl_threshold,
-        kl_reduction=objective.kl_reduction,
-    )
+        return Correction(recipe.objective.name, Objective(**given), known=False)

@@ -74,17 +74,14 @@ def in_short(value: float) -> str:
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """The heights moved as little as needed to lie ``gap`` apart and within 0 … 1, their order kept."""
     order = sorted(range(len(heights)), key=lambda i: (heights[i], -i))
-    placed = [min(max(heights[i], 0.0), 1.0) for i in order]
-    for k in range(1, len(placed)):
-        placed[k] = max(placed[k], placed[k - 1] + gap)
-    over = max(0.0, placed[-1] - 1.0) if placed else 0.0
-    for k in range(len(placed) - 1, -1, -1):
-        limit = 1.0 if k == len(placed) - 1 else placed[k + 1] - gap
-        placed[k] = min(placed[k], limit) if over or k < len(placed) - 1 else placed[k]
-    result = [0.0] * len(heights)
-    for k, i in enumerate(order):
-        result[i] = placed[k]
-    return result
+    placed, least, most = [0.0] * len(heights), 0.0, 1.0
+    for i in order:
+        placed[i] = max(min(heights[i], 1.0), least)
+        least = placed[i] + gap
+    for i in reversed(order):
+        placed[i] = min(placed[i], most)
+        most = placed[i] - gap
+    return placed
 
 
 def short(name: str) -> str:

@@ -4,50 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
-from ftis.loop.events import (
-    ArmBegun,
-    Evaluated,
-    Event,
-    Failed,
-    FirstGroup,
-    JobEnded,
-    JobsKnown,
-    NetworkEvent,
-    PeerFinished,
-    PeerStarted,
-    PeerStopped,
-    Place,
-    Planned,
-    RoundEnded,
-    Sounded,
-    Stopping,
-    TimeLeft,
-    WarmUp,
-)
+from ftis.loop.events import Evaluated, Event, Place, RoundEnded
 
-KINDS: Mapping[str, type[Event]] = {
-    "warm-up": WarmUp,
-    "plan": Planned,
-    "preflight": Sounded,
-    "first-group": FirstGroup,
-    "experiment": JobsKnown,
-    "job": JobEnded,
-    "left": TimeLeft,
-    "arm": ArmBegun,
-    "start": PeerStarted,
-    "evaluation": Evaluated,
-    "round": RoundEnded,
-    "stopped": PeerStopped,
-    "finished": PeerFinished,
-    "network": NetworkEvent,
-    "stopping": Stopping,
-    "failed": Failed,
-}
-"""The ``kind`` of each event in events.jsonl."""
+KINDS: Mapping[str, type[Event]] = {event.kind: event for event in get_args(Event)}
+"""The events by their ``kind`` in events.jsonl."""
 
-_KIND_OF = {event: kind for kind, event in KINDS.items()}
 _SPREAD: Mapping[type[Event], str] = {Evaluated: "accuracies", RoundEnded: "metrics"}
 """Fields whose entries stand among the other keys of an event's line."""
 
@@ -58,7 +21,7 @@ def to_json(event: Event) -> dict[str, Any]:
     values = {f.name: getattr(event, f.name) for f in fields(event) if f.name not in ("place", spread)}
     spread_values = getattr(event, spread) if spread else {}
     place = {name: part for name, part in vars(event.place).items() if part}
-    return {"kind": _KIND_OF[type(event)], **values, **spread_values, **place}
+    return {"kind": event.kind, **values, **spread_values, **place}
 
 
 def from_json(line: Mapping[str, Any]) -> Event:

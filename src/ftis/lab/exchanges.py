@@ -105,7 +105,7 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
         shares=PanelRow.of([exchange_figures.shares(h) for h in heard], columns),
         filter=_filter_in_words(correction),
         divergence=PanelRow.of(
-            [exchange_figures.divergence(h, correction.kl_reduction, correction.threshold) for h in heard],
+            [exchange_figures.divergence(h, correction.objective.kl_reduction, correction.threshold) for h in heard],
             columns,
         ),
         sampler_gap=_sampler_gap(study, arm),
@@ -149,8 +149,8 @@ def _filter_in_words(correction: Correction) -> str:
         return f"{correction.name} is not importable here, so the page cannot say whether it filters"
     if correction.filtered:
         return (
-            f"The filter drops a rollout with Â ≤ 0 whose {correction.kl_estimator} reaches "
-            f"g = {correction.kl_threshold:g}"
+            f"The filter drops a rollout with Â ≤ 0 whose {correction.objective.kl_estimator} reaches "
+            f"g = {correction.objective.kl_threshold:g}"
         )
     return f"{correction.name} has no filter"
 

@@ -113,10 +113,10 @@ def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[floa
     """One axis for all panels of a split, from what was measured and not from bands, which few seeds make very wide."""
     values = [value for points in curves for point in points for value in point["per_seed"].values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
-    return _with_room(low, high)
+    return with_room(low, high)
 
 
-def _with_room(low: float, high: float) -> tuple[float, float]:
+def with_room(low: float, high: float) -> tuple[float, float]:
     """An axis for values from ``low`` to ``high``; shares of 1 stay within it."""
     room = max(0.12 * (high - low), 0.02)
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
@@ -210,7 +210,7 @@ def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[
         return empty(short(peer), "", "nothing was measured", f"{split}, {measure}")
     values = [accuracy for points in curves.values() for _, accuracy in points]
     shares = min(values) >= 0 and max(values) <= 1
-    limits = (0.0, 1.0) if shares else _with_room(min(values), max(values))
+    limits = (0.0, 1.0) if shares else with_room(min(values), max(values))
     plot = Plot((min(steps), max(steps)), limits, ROUND)
     for arm, points in curves.items():
         plot.line(points, styles[arm].ink, arm, dashes=styles[arm].dashes, marker=styles[arm].marker)

@@ -284,6 +284,10 @@ class ArmOfRun:
     def swarm_of(self, peer: str) -> tuple[str, ...]:
         return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
 
+    def others_of(self, peer: str) -> list[str]:
+        """Whom a peer learns from."""
+        return [other for other in self.swarm_of(peer) if other != peer]
+
     def colour_of(self, peer: str) -> int:
         """The number of a peer's colour, the same in every chart."""
         return self.arm.peers.index(peer)
@@ -291,7 +295,7 @@ class ArmOfRun:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Learners whose records are here, and whom they learn from."""
-        return [(name, other) for name in self.peers for other in self.swarm_of(name) if other != name]
+        return [(name, other) for name in self.peers for other in self.others_of(name)]
 
     def standings(self, now: float | None = None) -> list[Standing]:
         """How each peer stands.

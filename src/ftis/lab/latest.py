@@ -13,7 +13,7 @@ from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import true_minus
 from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.reading import PeerRun
-from ftis.lab.samples import SampleView, Tokens, TokenView, legend, sample_view
+from ftis.lab.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
 from ftis.lab.taken import cap_of
 
 MOST_LEARNERS = 8
@@ -22,8 +22,8 @@ MOST_LEARNERS = 8
 MOST_LISTED = 200
 """Completions of one learner that can be searched."""
 
-LONGEST_LISTED = 600
-"""Letters of a completion, and of its question, in the list."""
+TITLES = {"best": "Best", "worst": "Worst", "filtered": "Dropped"}
+"""The completions that are shown, of :data:`ftis.lab.samples.KINDS`."""
 
 NEVER_CUT = 2.0
 """Takes the place of C in the colours where no weight was ever cut."""
@@ -142,33 +142,26 @@ def _learner(peer: PeerRecords, model: str, cap: float) -> Learner | None:
 def _view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
     """Without a tokenizer the text, without colours."""
     view = sample_view(title, row, cap, tokens)
-    return view if tokens.known else replace(view, tokens=[TokenView(_cut(str(row["completion"])), "", "")], cut_off=0)
+    return (
+        view if tokens.known else replace(view, tokens=[TokenView(in_part(str(row["completion"])), "", "")], cut_off=0)
+    )
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Best and worst by advantage, and of the dropped ones that of highest KL, each with its title; none twice."""
-    if not rows:
-        return []
-    found = [("Best", max(rows, key=lambda row: row["advantage"]))]
-    left = [row for row in rows if row is not found[0][1]]
-    if left:
-        found.append(("Worst", min(left, key=lambda row: row["advantage"])))
-    dropped = [row for row in left if row["kept"] is False and row is not found[-1][1]]
-    if dropped:
-        found.append(("Dropped", max(dropped, key=lambda row: row["kl_k1"])))
+    found = list[tuple[str, Mapping[str, Any]]]()
+    for kind, title in TITLES.items():
+        left = [row for row in rows if not any(row is other for _, other in found)]
+        if (row := pick(kind, left) if left else None) is not None:
+            found.append((title, row))
     return found
 
 
 def _listed(row: Mapping[str, Any], learner: str) -> Listed:
-    fate = {False: "dropped", True: "kept", None: "no signal"}[row["kept"]]
     return Listed(
         source=row["source"],
-        facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {fate}"),
-        question=_cut(str(row["question"])),
-        completion=_cut(str(row["completion"])),
+        facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {FATES[row['kept']]}"),
+        question=in_part(str(row["question"])),
+        completion=in_part(str(row["completion"])),
         own=row["source"] == learner,
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LISTED else f"{text[:LONGEST_LISTED]} …"

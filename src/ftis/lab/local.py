@@ -52,40 +52,18 @@ class Hub:
     ) -> None:
         self.roster = roster
         self.turn, self.after_turn = threading.Lock(), after_turn
-        self._changed = threading.Condition()
-        self._messages: dict[tuple[int, str], bytes] = {}
-        self._left = set[str]()
+        self.changed = threading.Condition()
+        self.messages: dict[tuple[int, str], bytes] = {}
+        self.left = set[str]()
 
     def leave(self, peer: str) -> None:
         """``peer`` publishes no more: who waits for a message that it has not published is woken with Stopped."""
-        with self._changed:
-            self._left.add(peer)
-            self._changed.notify_all()
+        with self.changed:
+            self.left.add(peer)
+            self.changed.notify_all()
 
     def endpoint(self, peer: str) -> HubEndpoint:
         return HubEndpoint(self, peer)
-
-    def _publish(self, peer: str, round: int, data: bytes) -> None:
-        with self._changed:
-            self._messages[round, peer] = data
-            for old in [key for key in self._messages if key[0] < round - KEEP_ROUNDS]:
-                del self._messages[old]
-            self._changed.notify_all()
-
-    def _collect(self, peer: str, round: int, offers_only: Collection[str]) -> Collected:
-        others = [name for name in self.roster if name != peer]
-        self.after_turn()
-        self.turn.release()
-        try:
-            with self._changed:
-                while waiting := {name for name in others if (round, name) not in self._messages}:
-                    if waiting & self._left:
-                        raise Stopped
-                    self._changed.wait()
-                messages = {name: self._messages[round, name] for name in others if name not in offers_only}
-                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
-        finally:
-            self.turn.acquire()
 
 
 @dataclass(frozen=True)
@@ -99,10 +77,27 @@ class HubEndpoint:
         return round
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        self.hub._publish(self.peer, round, data)
+        hub = self.hub
+        with hub.changed:
+            hub.messages[round, self.peer] = data
+            for old in [key for key in hub.messages if key[0] < round - KEEP_ROUNDS]:
+                del hub.messages[old]
+            hub.changed.notify_all()
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        return self.hub._collect(self.peer, round, offers_only)
+        hub, others = self.hub, [name for name in self.hub.roster if name != self.peer]
+        hub.after_turn()
+        hub.turn.release()
+        try:
+            with hub.changed:
+                while waiting := {name for name in others if (round, name) not in hub.messages}:
+                    if waiting & hub.left:
+                        raise Stopped
+                    hub.changed.wait()
+                messages = {name: hub.messages[round, name] for name in others if name not in offers_only}
+                return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
+        finally:
+            hub.turn.acquire()
 
 
 class Delayed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from ftis.lab.recipes import with_arm
 MAX_TOKENS = 400
 """A sample completion is shown up to here."""
 
-MAX_QUESTION = 600
-"""Letters of a question that are shown."""
+MAX_LETTERS = 600
+"""Letters of a question, or of a completion without colours, that are shown."""
+
+FATES = {False: "dropped", True: "kept", None: "no signal"}
+"""By what is recorded as ``kept``."""
 
 LOOK_BACK = 12
 """So many last rounds are searched for sample completions."""
@@ -130,7 +134,7 @@ def choose_samples(peer: PeerRun, cap: float) -> list[Sample]:
             left = [row for row in weighed if not any(row is other for other in chosen.values())]
             if kind in chosen or not left:
                 continue
-            row = _pick(kind, left, cap)
+            row = pick(kind, left, cap)
             if row is not None:
                 chosen[kind] = row
         if len(chosen) == len(KINDS):
@@ -138,7 +142,8 @@ def choose_samples(peer: PeerRun, cap: float) -> list[Sample]:
     return [Sample(kind, chosen[kind]) for kind in KINDS if kind in chosen]
 
 
-def _pick(kind: str, rows: Sequence[Mapping[str, Any]], cap: float) -> Mapping[str, Any] | None:
+def pick(kind: str, rows: Sequence[Mapping[str, Any]], cap: float = inf) -> Mapping[str, Any] | None:
+    """The row of ``rows``, of which there is one at least, that is shown as ``kind``; None where none is one."""
     if kind == "best":
         return max(rows, key=lambda row: row["advantage"])
     if kind == "worst":
@@ -203,7 +208,7 @@ def _tokenizer(file: Path) -> Any:
 def sample_view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
     """A recorded rollout with its tokens coloured. Without log π_old, where Â = 0, no token has a colour."""
     ids, weighed = [int(i) for i in row["completion_ids"]], row["old_logp"] is not None
-    ratios, question = _ratios(row) if weighed else [1.0] * len(ids), str(row["question"])
+    ratios = _ratios(row) if weighed else [1.0] * len(ids)
     above = sum(ratio > cap for ratio in ratios)
     facts = [
         f"by {row['source']}",
@@ -211,19 +216,24 @@ def sample_view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) 
         f"reward {row['reward']:g}",
         f"Â {row['advantage']:+z.2f}",
         *([f"KL (k1) {row['kl_k1']:z.2f}"] if weighed else []),
-        {False: "dropped", True: "kept", None: "no signal"}[row["kept"]],
+        FATES[row["kept"]],
         f"{above} of {len(ids)} tokens above C" if above else f"{counted(len(ids), 'token')}, none above C",
     ]
     return SampleView(
         title=title,
         facts=[true_minus(fact) for fact in facts],
-        question=question if len(question) <= MAX_QUESTION else question[:MAX_QUESTION] + " …",
+        question=in_part(str(row["question"])),
         tokens=[
             _token_view(piece, ratio, cap)
             for piece, ratio in zip(tokens.pieces(ids[:MAX_TOKENS]), ratios, strict=False)
         ],
         cut_off=max(0, len(ids) - MAX_TOKENS),
     )
+
+
+def in_part(text: str) -> str:
+    """A long text up to :data:`MAX_LETTERS`."""
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …"
 
 
 def _title(kind: str, correction: Correction) -> str:

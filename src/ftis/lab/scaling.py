@@ -17,6 +17,7 @@ from typing import Any
 
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.drawing import COLOURS, DASHES, MARKERS
+from ftis.lab.figures import with_room
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.plots import Panel, Plot, Tick, logarithmic
 from ftis.lab.reading import VALIDATION, PeerRun, Study
@@ -287,7 +288,8 @@ def draw(found: Mapping[str, Any]) -> list[Panel]:
 
 def _accuracy_panel(found: Mapping[str, Any]) -> Panel:
     means = [size["final"]["mean"] for size in _sizes(found)]
-    plot = _over_sizes(found, _room([*means, *_all_seeds(found)]))
+    heights = [*means, *_all_seeds(found)]
+    plot = _over_sizes(found, with_room(min(heights), max(heights)))
     _draw_sizes(plot, found, "final")
     plot.level(found["alone"]["final"]["mean"], "alone", "soft")
     _draw_alone(plot, found, "final")
@@ -362,12 +364,6 @@ def _told(found: Mapping[str, Any], in_words: Callable[[Mapping[str, Any]], str]
 
 def _all_seeds(found: Mapping[str, Any]) -> list[float]:
     return [value for s in found["series"] for size in s["sizes"] for value in size["final"]["per_seed"].values()]
-
-
-def _room(values: Sequence[float]) -> tuple[float, float]:
-    """An axis with all values and some room; intervals of few seeds may reach out of it."""
-    room = max(0.12 * (max(values) - min(values)), 0.02)
-    return max(0.0, min(values) - room), min(1.0, max(values) + room)
 
 
 def _over_sizes(found: Mapping[str, Any], heights: tuple[float, float]) -> Plot:

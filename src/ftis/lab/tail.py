@@ -28,7 +28,6 @@ class Tail:
     Attributes:
         rows: in the file's order; all of a short file, of a long one the last ones and some from before.
         thinned: whether some rows are missing from ``rows``.
-        damaged: whole lines that were no JSON object.
     """
 
     def __init__(self, path: Path, opening: int = OPENING, most_rows: int = MOST_ROWS) -> None:
@@ -37,8 +36,7 @@ class Tail:
 
     def _forget(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.thinned, self.damaged = False, 0
-        self.changed = 0.0
+        self.thinned, self.changed = False, 0.0
         self._file, self._read = 0, 0
 
     def refresh(self) -> bool:
@@ -86,12 +84,8 @@ class Tail:
     def _take(self, data: bytes) -> None:
         whole, newline, _ = data.rpartition(b"\n")
         self._read += len(whole) + len(newline)
-        for line in whole.split(b"\n") if newline else ():
-            row = _row(line)
-            if row is None:
-                self.damaged += 1
-            else:
-                self.rows.append(row)
+        lines = whole.split(b"\n") if newline else ()
+        self.rows += [row for line in lines if (row := _row(line)) is not None]
 
     def _thin(self) -> None:
         if len(self.rows) > 2 * self._most:
@@ -117,9 +111,7 @@ def _backwards(file: IO[bytes]) -> Iterator[bytes]:
         size = min(BLOCK, at)
         at -= size
         file.seek(at)
-        *lines, last = (file.read(size) + rest).split(b"\n")
-        lines.append(last)
-        rest = lines.pop(0)
+        rest, *lines = (file.read(size) + rest).split(b"\n")
         for line in reversed(lines):
             if not torn:
                 yield line

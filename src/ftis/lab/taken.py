@@ -86,7 +86,7 @@ def taken(arm: ArmOfRun) -> Taken | None:
     together = len(pairs) > MOST_ROWS
     rows = []
     for learner, source in [(name, "the others") for name in arm.peers] if together else pairs:
-        others = [other for other in arm.swarm_of(learner) if other != learner] if together else [source]
+        others = arm.others_of(learner) if together else [source]
         of_rounds = [by_step[learner].get(step) for step in range(first, last + 1)]
         rows.append(Heard(learner, source, [None if r is None else mark(r, others) for r in of_rounds]))
     legend = [(state, sign, meaning) for state, (sign, meaning) in STATES.items()]
@@ -142,16 +142,14 @@ def weighed(arm: ArmOfRun) -> Weighed | None:
     for title, measure, low, high in measures:
         if few:
             for learner, peer in arm.peers.items():
-                others = [other for other in arm.swarm_of(learner) if other != learner]
-                lines = [Series(other, arm.colour_of(other), _points(peer.rows, [other], measure)) for other in others]
+                lines = [
+                    Series(other, arm.colour_of(other), _points(peer.rows, [other], measure))
+                    for other in arm.others_of(learner)
+                ]
                 charts.append(chart(f"{title}: {learner} learns", ROUND, lines, low=low, high=high))
         else:
             lines = [
-                Series(
-                    learner,
-                    arm.colour_of(learner),
-                    _points(peer.rows, [o for o in arm.swarm_of(learner) if o != learner], measure),
-                )
+                Series(learner, arm.colour_of(learner), _points(peer.rows, arm.others_of(learner), measure))
                 for learner, peer in arm.peers.items()
             ]
             charts.append(chart(f"{title}, mean over sources", ROUND, lines, low=low, high=high))

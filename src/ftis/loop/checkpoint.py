@@ -119,11 +119,11 @@ def load(
         CheckpointError: a file is missing or damaged.
     """
     source = directory / f"checkpoint-{step}"
+    states = selections(directory, step)  # which checks all files
     with _errors_told(source):
-        _check_digests(source)
         policy = opened(config, model_path, source)
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
-        return policy, cursor, _selections(source)
+    return policy, cursor, states
 
 
 def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
@@ -135,7 +135,8 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
     source = directory / f"checkpoint-{step}"
     with _errors_told(source):
         _check_digests(source)
-        return _selections(source)
+        states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
+    return dict(states)
 
 
 def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
@@ -148,13 +149,6 @@ def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, A
     for selection in selections:
         if selection.name in states:
             selection.restore(states[selection.name])
-
-
-def _selections(source: Path) -> dict[str, dict[str, Any]]:
-    states: dict[str, dict[str, Any]] = json.loads(
-        (source / "trainer_state" / "selections.json").read_text(encoding="utf-8")
-    )
-    return states
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What happens in a run, as typed values that displays, logs and trackers read.
 
 An event says what happened; its ``place`` says where. Each caller adds the part that it knows (:func:`placed`): a peer
-says that a round ended, the run adds the arm, an experiment adds the job.
+says that a round ended, the run adds the arm, an experiment adds the job. Its ``kind`` names it in events.jsonl.
 
 ``step`` in events, metrics, cursors and checkpoint names counts finished rounds, a name kept for compatibility.
 Everywhere else a step is an optimiser's step.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Place:
 class WarmUp:
     """A starter's warm-up has taken ``step`` of at most ``most`` optimiser steps."""
 
+    kind: ClassVar[str] = "warm-up"
     starter: str
     step: int
     most: int
@@ -41,6 +42,7 @@ class WarmUp:
 class Planned:
     """A run or an experiment is sound and begins: what it is about to do, in lines for people."""
 
+    kind: ClassVar[str] = "plan"
     lines: tuple[str, ...]
     place: Place = Place()
 
@@ -52,6 +54,7 @@ class Sounded:
     A group counts as often as it is sampled, and several times where it is learned from, which takes longer.
     """
 
+    kind: ClassVar[str] = "preflight"
     groups: int
     most: int
     place: Place = Place()
@@ -69,6 +72,7 @@ class FirstGroup:
         advice: what to change where nothing would be learned of it.
     """
 
+    kind: ClassVar[str] = "first-group"
     completions: int
     reward: float
     formats: int | None
@@ -83,6 +87,7 @@ class FirstGroup:
 class JobsKnown:
     """An experiment has ``jobs`` jobs; ``done`` of them were finished before."""
 
+    kind: ClassVar[str] = "experiment"
     jobs: int
     done: int
     place: Place = Place()
@@ -92,6 +97,7 @@ class JobsKnown:
 class JobEnded:
     """A job of an experiment is finished."""
 
+    kind: ClassVar[str] = "job"
     place: Place = Place()
 
 
@@ -99,6 +105,7 @@ class JobEnded:
 class TimeLeft:
     """An experiment's jobs are expected to take ``seconds`` more, by what their rounds have taken so far."""
 
+    kind: ClassVar[str] = "left"
     seconds: float
     place: Place = Place()
 
@@ -111,6 +118,7 @@ class ArmBegun:
         text: whether they exchange text in place of token ids.
     """
 
+    kind: ClassVar[str] = "arm"
     peers: tuple[str, ...]
     rounds: int
     text: bool = False
@@ -121,6 +129,7 @@ class ArmBegun:
 class PeerStarted:
     """A peer is ready to train, with ``step`` rounds finished."""
 
+    kind: ClassVar[str] = "start"
     step: int
     place: Place = Place()
 
@@ -133,6 +142,7 @@ class Evaluated:
         accuracies: fraction of problems answered correctly, by split.
     """
 
+    kind: ClassVar[str] = "evaluation"
     step: int
     accuracies: Mapping[str, float]
     place: Place = Place()
@@ -146,6 +156,7 @@ class RoundEnded:
         metrics: its line of metrics.jsonl; docs/metrics.md explains the keys.
     """
 
+    kind: ClassVar[str] = "round"
     metrics: Mapping[str, Any]
     place: Place = Place()
 
@@ -159,6 +170,7 @@ class RoundEnded:
 class PeerStopped:
     """A peer stopped when asked to, with ``step`` rounds finished and saved."""
 
+    kind: ClassVar[str] = "stopped"
     step: int
     place: Place = Place()
 
@@ -167,6 +179,7 @@ class PeerStopped:
 class PeerFinished:
     """A peer finished its last round."""
 
+    kind: ClassVar[str] = "finished"
     step: int
     place: Place = Place()
 
@@ -181,6 +194,7 @@ class NetworkEvent:
         round: the peer's round.
     """
 
+    kind: ClassVar[str] = "network"
     what: str
     text: str
     round: int
@@ -191,6 +205,7 @@ class NetworkEvent:
 class Stopping:
     """The run was asked to stop; its peers finish their rounds."""
 
+    kind: ClassVar[str] = "stopping"
     place: Place = Place()
 
 
@@ -198,6 +213,7 @@ class Stopping:
 class Failed:
     """A job in its own process met an error."""
 
+    kind: ClassVar[str] = "failed"
     message: str
     place: Place = Place()
 

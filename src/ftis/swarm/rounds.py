@@ -125,10 +125,6 @@ class Rounds:
     # --- what the transport may ask ---------------------------------------------------------------
 
     @property
-    def others(self) -> tuple[str, ...]:
-        return tuple(self._others)
-
-    @property
     def live(self) -> list[str]:
         """The other peers that are present."""
         return [name for name, other in self._others.items() if other.live]
