@@ -586,19 +586,61 @@ def test_spellings_are_numbered_as_they_come_and_remembered() -> None:
     spellings = Spellings()
     first = spellings.as_sent(group.rollouts)
     assert first[0].completion_ids[0] == 0
-    assert set(np.concatenate([r.completion_ids for r in first]).tolist()) == set(range(len(spellings.state())))
-    again = Spellings(json.loads(json.dumps(spellings.state()))).as_sent(group.rollouts)
+    assert set(np.concatenate([r.completion_ids for r in first]).tolist()) == set(
+        range(len(spellings.state()["known"]))
+    )
+    again = Spellings(**json.loads(json.dumps(spellings.state()))).as_sent(group.rollouts)
     assert [r.completion_ids.tolist() for r in again] == [r.completion_ids.tolist() for r in first]
 
 
-def test_spellings_beyond_the_most_and_broken_characters_are_bet_on_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 2)
-    text = "abca\N{REPLACEMENT CHARACTER}".encode()
-    rollout = Rollout(ints(*text), floats(*[-5.0] * 5), ints(0, 1, 2, 3, 4, 4, 4))
+def test_broken_characters_are_bet_on_by_nobody() -> None:
+    text = "aba\N{REPLACEMENT CHARACTER}".encode()
+    rollout = Rollout(ints(*text), floats(*[-5.0] * 4), ints(0, 1, 2, 3, 3, 3))
     (numbered,) = Spellings().as_sent([rollout])
-    assert numbered.completion_ids.tolist() == [0, 1, OTHER, 0, OTHER]
+    assert numbered.completion_ids.tolist() == [0, 1, 0, OTHER]
     contexts = Contexts()
     for _ in range(3):
         ratios = ratios_of([numbered], np.zeros(1, np.int64), contexts, [None])
-    assert (ratios.contexts_NU[0] > 1).tolist() == [True, True, False, True, False]
-    assert ratios.contexts_NU[0, 2] < 1e-290
+    assert (ratios.contexts_NU[0] > 1).tolist() == [True, True, True, False]
+    assert ratios.contexts_NU[0, 3] < 1e-290
+
+
+def letters(text: str) -> Rollout:
+    """A rollout over bytes, of which each is a token of its sender."""
+    return Rollout(ints(*text.encode()), floats(*[-5.0] * len(text)), ints(*range(len(text))))
+
+
+def test_where_too_many_spellings_are_known_all_get_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 2)
+    spellings = Spellings()
+    (numbered,) = spellings.as_sent([letters("ababcacab")])
+    assert numbered.completion_ids.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4]
+    again = Spellings(**json.loads(json.dumps(spellings.state())))
+    for one in (spellings, again):
+        (numbered,) = one.as_sent([letters("baab")])
+        assert numbered.completion_ids.tolist() == [4, 5, 5, 4]
+    assert Spellings(first=OTHER // 2 + 1).used_up
+    assert not spellings.used_up
+    monkeypatch.setattr(spellings_module, "OTHER", 6)
+    (numbered,) = spellings.as_sent([letters("abcd")])
+    assert numbered.completion_ids.tolist() == [5, 4, 6, 6]
+
+
+def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 64)
+    monkeypatch.setattr(spellings_module, "OTHER", 1024)
+    spellings, contexts, detector = Spellings(), Contexts(), Detector(1000)
+    rng, numbers = np.random.default_rng(0), itertools.count()
+    for message in range(40):
+        if message < 20:  # each token has another spelling: from the 33rd character on three bytes, none alike
+            text = "".join(chr(0x4E00 + next(numbers)) for _ in range(48))
+            unit = np.repeat(np.arange(48, dtype=np.int32), 3)
+            rollouts = [Rollout(ints(*text.encode()), floats(*[-5.0] * 48), unit)] * 2
+        else:
+            text = "".join(rng.choice(list("abcdef"), 12)) + "xyz"
+            rollouts = [Rollout(ints(*text.encode()), floats(*[-1.8] * 12, *[-9.0] * 3), ints(*range(15)))] * 2
+        if spellings.used_up:
+            spellings, contexts = Spellings(), Contexts()
+        sent = spellings.as_sent(rollouts)
+        detector.add(ratios_of(sent, np.zeros(2, np.int64), contexts, [None] * 2))
+    assert detector.nats > 30

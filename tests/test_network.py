@@ -7,6 +7,7 @@ When a round closes is the business of test_rounds.py, which offers count that o
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -29,6 +30,7 @@ from ftis.swarm import manifest as manifests
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
+from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import Rounds
 from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session
 
@@ -230,6 +232,37 @@ def test_junk_answered_in_anothers_name_does_not_keep_the_truth_out(peers: Peers
     answered(a.session, f"ftis/{peers.run}/blob/b/0/0", len(attackers))
     collected, _ = one_round(peers, a, b)
     assert collected.messages["b"] == peers.message("b", 0)
+
+
+def test_answers_without_end_to_one_question_hold_up_no_other(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (peers.open(name, max_bytes=4 * CHUNK_BYTES) for name in "ab")
+    both_ready(a, b)
+    attackers = [peers.session() for _ in range(2)]
+
+    def flood(query: zenoh.Query) -> None:
+        with query:
+            for _ in range(1000):  # more than a queue of the engine holds
+                query.reply(query.key_expr, bytes(1000))
+
+    for chunk, attacker in enumerate(attackers, start=1):
+        key = f"ftis/{peers.run}/blob/b/0/{chunk}"
+        peers.served.append(attacker.declare_queryable(key, flood, complete=True))
+        answered(a.session, key, 1)
+    chunk_of = b.outbox.chunk
+
+    def slowly(round: int, index: int) -> bytes:
+        time.sleep(0.0 if index else 1.0)  # what was asked with the first chunk is answered before it
+        return chunk_of(round, index)
+
+    monkeypatch.setattr(b.outbox, "chunk", slowly)
+    data = random.Random(0).randbytes(3 * CHUNK_BYTES + 5)
+    b.publish(0, data)
+    a.publish(0, peers.message("a", 0))
+    taken: list[Collected] = []
+    thread = threading.Thread(target=lambda: taken.append(a.collect(0)), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert [collected.messages.get("b") == data for collected in taken] == [True]
 
 
 def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:

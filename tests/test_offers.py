@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -144,6 +145,22 @@ def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
     assert table.kinds().count("forged") == 1
     assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
     assert table.round_of(1, *"bcd").rejections == ()
+
+
+def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault() -> None:
+    table = Table()
+    table.enter()
+    table.comes(*"bcd")
+    for _ in range(MAX_REJECTIONS + 50):
+        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
+    for peer in "bc":
+        table.offers(peer, 0)
+        table.offers(peer, 0, b"another")
+    assert Counter((r.peer, str(r.reason)) for r in table.rounds.rejections) == {
+        ("b", "forged"): MAX_REJECTIONS,
+        ("b", "equivocation"): 1,
+        ("c", "equivocation"): 1,
+    }
 
 
 def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:

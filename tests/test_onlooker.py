@@ -310,6 +310,23 @@ def test_a_flood_takes_no_room(tmp_path: Path) -> None:
     assert len(made.of.events) == onlookers.MOST_EVENTS
 
 
+def test_what_many_say_a_run_is_about_is_held_once(tmp_path: Path) -> None:
+    made = Heard(tmp_path)
+    said = json.dumps(made.meant(0) | {"more": [[]] * 10_000}).encode()
+    for i in range(50):
+        made.of.facts(f"ftis/facts/light/p{i}", said, AT)
+    (run,) = made.of.runs()
+    assert len(run.peers) >= 50
+    assert len({id(peer.facts) for peer in run.peers if peer.facts}) == 1
+
+
+@pytest.mark.parametrize("end", ["x/0", "1/x", "1/-1", "1/0123456789", "/0"])
+def test_a_sign_of_presence_without_a_start_and_a_round_is_none(end: str, tmp_path: Path) -> None:
+    made = Heard(tmp_path)
+    made.of.token(f"ftis/{'0' * 32}/live/a/{end}", True, AT)
+    assert made.of.runs() == []
+
+
 def test_old_rounds_are_forgotten_and_still_counted(tmp_path: Path) -> None:
     made = Heard(tmp_path)
     for round in range(onlookers.MOST_ROUNDS + 5):

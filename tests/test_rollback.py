@@ -310,6 +310,20 @@ def test_an_accusation_holds_from_the_earliest_step_that_was_gone_back_to(tmp_pa
     assert accusations.read(tmp_path / "a", 19) == {}
 
 
+def test_what_a_killed_peers_records_accuse_behind_its_checkpoint_is_kept(tmp_path: Path) -> None:
+    peer, earlier = tmp_path / "a", {"c": {"found": 1, "found_after": 9, "passages": [[7]]}}
+    accusations.keep_undone(peer, 0)  # without records
+    assert accusations.read(peer, 99) == {}
+    measured = {f"peer/b/honesty/{key}": value for key, value in (("found_in_round", 5), ("found_after_tokens", 512))}
+    peer.mkdir()
+    (peer / "metrics.jsonl").write_text(json.dumps({"step": 4}) + "\n" + json.dumps({"step": 5, **measured}) + "\n")
+    accusations.write(peer, 2, earlier)
+    accusations.keep_undone(peer, 5)  # the checkpoint knows it
+    assert accusations.read(peer, 99) == earlier
+    accusations.keep_undone(peer, 4)
+    assert accusations.read(peer, 4) == earlier | {"b": {"found": 4, "found_after": 512, "passages": []}}
+
+
 def test_damaged_accusations_are_not_passed_over(tmp_path: Path) -> None:
     accusations.path_of(tmp_path / "a").write_text("{")
     with pytest.raises(FtisError, match=r"a\.accused\.json is damaged .* restore it"):

@@ -17,6 +17,7 @@ from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import (
     CATCH_UP_SECONDS,
     GRACE_SECONDS,
+    MAX_COMINGS,
     MAX_TOKENS,
     NOTICE_SECONDS,
     STRIKES,
@@ -552,6 +553,21 @@ def test_presence_in_unknown_names_or_a_thousand_times_over_takes_no_room() -> N
     assert table.rounds.live == []
     assert [notice.text for notice in table.said] == ["b is there", "b is gone"]
     assert table.rounds.rejections == ()
+
+
+def test_presence_that_comes_and_goes_is_told_a_few_times_a_round() -> None:
+    table = Table()
+    table.enter()
+    for round in range(2):
+        before = len(table.said)
+        for _ in range(500):
+            table.comes("b")
+            table.leaves("b")
+        told = [notice.text for notice in table.said[before:] if notice.what in ("joined", "left")]
+        assert len(told) == MAX_COMINGS
+        assert told[-1].endswith(", and comes and goes: this round says no more of it")
+        table.comes(*"bcd")
+        table.round_of(round, *"bcd")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import Watched
 
+from ftis.lab import accusations
 from ftis.lab import join as swarm
 from ftis.lab.recipes import load
 from ftis.loop import checkpoint
@@ -261,7 +262,7 @@ def lie(own, peer):
 
 
 def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "swarm_attacks.py").write_text(LIE)
     keys = ("--set", "network.quorum=1")
@@ -280,6 +281,19 @@ def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
         assert ftis("verify-evidence", str(written), "--roster", "roster.toml") == 0
         assert "proven: c did not draw its tokens" in capsys.readouterr().out
         assert sorted(path.name for path in (run / "inbox").iterdir()) == ["a" if name == "b" else "b", "c"]
+    # A peer that is killed before it saves what it found goes back to rounds in which it did not know yet.
+    for step in checkpoint.steps(run):
+        shutil.rmtree(run / f"checkpoint-{step}")
+    accused = []
+
+    def look(*_: Any, **__: Any) -> None:
+        accused.append(accusations.read(run, 0))
+        raise IdentityError("looked")
+
+    monkeypatch.setattr(swarm, "assemble", look)
+    join = ["join", "recipe.toml", "--peer", "b", "--key", "keys/b.key", "--roster", "roster.toml", *keys, "--resume"]
+    assert ftis(*join) == 1
+    assert [list(senders) for senders in accused] == [["c"]]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def evidence_in(messages: Iterable[Sequence[Group]], groups_sampled: int, share:
     contexts, spellings, weights, nats = Contexts(), Spellings(), TRUSTING, 0.0
     for message in messages:
         groups = sorted(message, key=lambda group: group.item)  # an order that does not depend on the tokens
+        if spellings.used_up:
+            contexts, spellings = Contexts(), Spellings()
         rollouts = spellings.as_sent([rollout for group in groups for rollout in group.rollouts])
         if not rollouts:
             continue

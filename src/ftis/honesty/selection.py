@@ -122,6 +122,8 @@ class HonestyTest(Selection):
         sender.newest = round
         rollouts = [batch.rollouts[row] for row in rows.tolist()]
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
+        if sender.spellings.used_up:
+            sender.spellings, sender.contexts = Spellings(), Contexts()
         sent = sender.spellings.as_sent(rollouts)
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if rollout.sent else old for rollout, old in zip(rollouts, old_logp, strict=True)]
@@ -179,7 +181,7 @@ class HonestyTest(Selection):
         for name, saved in state.items():
             detector, contexts = Detector(**saved["detector"]), Contexts()
             contexts.restore(saved["contexts"])
-            read = {"detector": detector, "contexts": contexts, "spellings": Spellings(saved.get("spellings", ()))}
+            read = {"detector": detector, "contexts": contexts, "spellings": Spellings(**saved["spellings"])}
             self.senders[name] = Sender(**{**saved, **read})
 
 

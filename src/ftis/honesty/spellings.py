@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ftis.rollouts import Rollout
 OTHER: int = START - 1
 """The number of all spellings that have none of their own. Evidence gives them no probability."""
 MOST_SPELLINGS = 2**17
+"""That are known at a time, 13 MB or so of each sender."""
 _DIGEST_BYTES = 8
 _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 
@@ -21,12 +23,22 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 class Spellings:
     """Numbers for a sender's spellings, in the order in which they first occur.
 
-    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. From
-    :data:`MOST_SPELLINGS` on, new ones are :data:`OTHER`. So are those with U+FFFD, which many tokens may share.
+    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. When
+    :data:`MOST_SPELLINGS` are known, all are forgotten and the next one gets a new number. So no flood of spellings
+    keeps later ones from being told apart. Those with U+FFFD, which many tokens may share, are :data:`OTHER`.
+
+    Args:
+        first: the number of the first that is known.
     """
 
-    def __init__(self, known: Iterable[int] = ()) -> None:
-        self._number: dict[int, int] = {digest: number for number, digest in enumerate(known)}
+    def __init__(self, known: Iterable[int] = (), first: int = 0) -> None:
+        self._first = first
+        self._number: dict[int, int] = {digest: number for number, digest in enumerate(known, first)}
+
+    @property
+    def used_up(self) -> bool:
+        """Whether so few numbers are left that numbers and counts of them are to begin anew before the next message."""
+        return self._first > OTHER // 2
 
     def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
@@ -43,13 +55,17 @@ class Spellings:
         if _REPLACED in spelling:
             return OTHER
         digest = int.from_bytes(hashlib.blake2b(spelling, digest_size=_DIGEST_BYTES).digest(), "big")
-        if len(self._number) < MOST_SPELLINGS:
-            self._number.setdefault(digest, len(self._number))
-        return self._number.get(digest, OTHER)
+        number = self._number.get(digest)
+        if number is None:
+            if len(self._number) >= MOST_SPELLINGS:
+                self._first, self._number = self._first + len(self._number), {}
+            number = min(self._first + len(self._number), OTHER)
+            self._number[digest] = number
+        return number
 
-    def state(self) -> list[int]:
-        """The digests known, in the order of their numbers."""
-        return list(self._number)
+    def state(self) -> dict[str, Any]:
+        """The arguments with which another goes on from here: digests in the order of their numbers, and the first."""
+        return {"known": list(self._number), "first": self._first}
 
 
 def _spellings(rollout: Rollout) -> Iterator[bytes]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from ftis.config import FtisError
-from ftis.loop.files import write_json
+from ftis.loop.files import read_jsonl, write_json
+from ftis.metric_keys import by_peer
 
 Accusation = Mapping[str, Any]
 """``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
@@ -27,6 +29,33 @@ class AccusationError(FtisError):
 def path_of(peer: Path) -> Path:
     """The file of a peer, from its directory in an arm."""
     return peer.with_name(f"{peer.name}.accused.json")
+
+
+def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
+    """Whom one round's measures accuse, by sender; they have passages as text, not as token ids.
+
+    Args:
+        by_source: of :func:`ftis.metric_keys.by_peer`.
+    """
+    return {
+        sender: {
+            "found": measures["honesty/found_in_round"] - 1,
+            "found_after": measures["honesty/found_after_tokens"],
+            "passages": [],
+        }
+        for sender, measures in by_source.items()
+        if "honesty/found_in_round" in measures
+    }
+
+
+def keep_undone(peer: Path, step: int) -> None:
+    """Keep whom the records accuse in rounds behind ``step``, where a peer that was killed goes on."""
+    metrics = peer / "metrics.jsonl"
+    rows = read_jsonl(metrics) if metrics.exists() else []
+    accused = in_round(by_peer(rows[-1])) if rows else {}
+    undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
+    if undone:
+        write(peer, step, {**read(peer, inf), **undone})
 
 
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
 from ftis.exchange import Stopped
+from ftis.lab import accusations
 from ftis.lab.arms import Arm, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.event_lines import to_json
@@ -165,6 +166,7 @@ def join(
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
+        accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
         trainer = assemble(
             swarm,
             name,

@@ -230,15 +230,7 @@ def _undone(swarm: Swarm, name: str, step: int) -> Undone:
 
 def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) -> dict[str, Accusation]:
     """Whom a peer's records, the accusations it kept or its newest checkpoint accuse; the last has token ids too."""
-    accused: dict[str, Accusation] = {
-        sender: {
-            "found": measures["honesty/found_in_round"] - 1,
-            "found_after": measures["honesty/found_after_tokens"],
-            "passages": [],
-        }
-        for sender, measures in evidence.items()
-    }
-    accused |= accusations.read(directory, math.inf)
+    accused = accusations.in_round(evidence) | accusations.read(directory, math.inf)
     if newest:
         for sender, known in checkpoint.selections(directory, newest).get("honesty", {}).items():
             if known["found"] is not None:

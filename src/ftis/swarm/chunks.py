@@ -28,12 +28,16 @@ class Assembly:
         """The chunks still to be fetched, in order."""
         return [index for index in range(len(self.offer.chunks)) if index not in self._found]
 
+    def fits(self, index: int, data: bytes) -> bool:
+        """Whether ``data`` is chunk ``index``."""
+        right_size = len(data) == manifests.chunk_size(self.offer, index)
+        return right_size and manifests.digest(data) == self.offer.chunks[index]
+
     def take(self, index: int, answers: Iterable[bytes]) -> bool:
         """Whether one of ``answers`` is chunk ``index``. Answers behind the right one are not waited for."""
         junk = False
         for data in answers:
-            right_size = len(data) == manifests.chunk_size(self.offer, index)
-            if right_size and manifests.digest(data) == self.offer.chunks[index]:
+            if self.fits(index, data):
                 self._found[index] = data
                 return True
             junk = True

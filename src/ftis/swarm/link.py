@@ -19,8 +19,9 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -51,7 +52,7 @@ from ftis.swarm.rounds import (
     Rounds,
     kept_rounds,
 )
-from ftis.swarm.session import BLOCK, ask_everybody, open_session
+from ftis.swarm.session import BLOCK, Answers, ask_everybody, open_session
 
 FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
@@ -318,20 +319,20 @@ class NetworkExchange:
     def _fetch_chunks(self, assembly: Assembly) -> bool:
         """Ask for the missing chunks, some at a time, up to the first that does not come; whether any came."""
         ahead = iter(assembly.missing())
-        asked = deque((index, self._get_chunk(assembly.offer, index)) for index in islice(ahead, CHUNKS_IN_FLIGHT))
+        asked = deque((index, self._ask_chunk(assembly, index)) for index in islice(ahead, CHUNKS_IN_FLIGHT))
         progress = False
         while asked:
             index, answers = asked.popleft()
-            came = assembly.take(index, answers)
+            came = assembly.take(index, answers.wait())
             progress = progress or came
             if not came or not self._wants(assembly.offer):
                 ahead = iter(())
-            asked.extend((after, self._get_chunk(assembly.offer, after)) for after in islice(ahead, 1))
+            asked.extend((after, self._ask_chunk(assembly, after)) for after in islice(ahead, 1))
         return progress
 
-    def _get_chunk(self, offer: Manifest, index: int) -> Iterator[bytes]:
-        replies = ask_everybody(self.session, f"ftis/{self.run}/blob/{offer.peer}/{offer.round}/{index}", GET_SECONDS)
-        return (reply.ok.payload.to_bytes() for reply in replies if reply.ok is not None)
+    def _ask_chunk(self, assembly: Assembly, index: int) -> Answers:
+        key = f"ftis/{self.run}/blob/{assembly.offer.peer}/{assembly.offer.round}/{index}"
+        return Answers(self.session, key, GET_SECONDS, partial(assembly.fits, index))
 
     def _wants(self, offer: Manifest) -> bool:
         with self.changed:

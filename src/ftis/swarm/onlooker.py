@@ -30,7 +30,7 @@ ANY_BYTES, ANY_ITEMS, ANY_ROUND = 2**50, 100_000, 2**31
 
 LONGEST_TEXT = 64
 
-_RUN, _NAME = re.compile(r"[0-9a-f]{32}"), re.compile(NAME_PATTERN)
+_RUN, _NAME, _COUNT = re.compile(r"[0-9a-f]{32}"), re.compile(NAME_PATTERN), re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class Onlooker:
         self._lock = threading.Lock()
         self._runs: dict[str, dict[str, _Heard]] = {}
         self._checks: dict[str, OfferCheck] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         self._events: list[Happened] = []
 
     # --- what is heard ----------------------------------------------------------------------------
@@ -158,7 +159,9 @@ class Onlooker:
         """A sign of presence at ``ftis/<run>/live/<peer>/<incarnation>/<round>`` came, or went."""
         parts = key.split("/")
         with self._lock:
-            if len(parts) != 6 or (of := self._of(parts[1], parts[3])) is None:
+            if len(parts) != 6 or not all(_COUNT.fullmatch(part) for part in parts[4:]):
+                return
+            if (of := self._of(parts[1], parts[3])) is None:
                 return
             before = bool(of.tokens)
             if present and len(of.tokens) < MOST_TOKENS:
@@ -230,12 +233,13 @@ class Onlooker:
         with self._lock:
             self.reached = True
             try:
-                of = self._of(run_id(facts), parts[3])
+                run = run_id(facts)
             except ValueError:  # no canonical form: a number that is none
                 return
+            of = self._of(run, parts[3])
             if of is not None:
                 of.name = of.name or parts[2][:LONGEST_TEXT]
-                of.facts = facts
+                of.facts = self._facts.setdefault(run, facts)  # the same for all: the run is their digest
 
     def _of(self, run: str, peer: str) -> _Heard | None:
         """What is kept of a peer; None for a name that is none, and where there are too many."""

@@ -16,6 +16,7 @@ closes against the roster, never against who happens to be visible: below the qu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ STRIKES = 2
 KEEP_ROUNDS = 8
 """The fewest rounds for which a message stays on offer."""
 MAX_REJECTIONS = 1000
-"""Rejections kept per round; more are only a flood."""
+"""Rejections kept per round of one peer for one reason; more are only a flood, and hide nothing else."""
+MAX_COMINGS = 8
+"""How often in one round it is said that a peer came or went."""
 MAX_TOKENS = 64
 """Signs of presence kept per peer. They are not signed, so anybody may declare more."""
 
@@ -119,6 +122,7 @@ class Rounds:
         self._announced = False
         self._noticed = self._asked = 0.0
         self._rejections: list[Rejection] = []
+        self._rejected: Counter[tuple[str, Reason]] = Counter()
         self._forged: set[str] = set()
         self._mismatches: dict[str, Mismatch] = {}
 
@@ -209,7 +213,7 @@ class Rounds:
         if len(other.presence) < MAX_TOKENS:
             other.presence[token] = round
         other.met, other.gone_since, other.strikes = True, None, 0
-        return [*([self._notice("joined", f"{peer} is there")] if came else []), Ask(peer)]
+        return [*(self._came_or_went(other, "joined", f"{peer} is there") if came else []), Ask(peer)]
 
     def absent(self, peer: str, token: str, now: float) -> list[Decision]:
         """The sign ``token`` of ``peer`` is gone."""
@@ -221,7 +225,15 @@ class Rounds:
         if other.live:
             return [Ask(peer)]
         other.gone_since = now
-        return [self._notice("left", f"{peer} is gone")] if was_live else []
+        return self._came_or_went(other, "left", f"{peer} is gone") if was_live else []
+
+    def _came_or_went(self, other: Other, what: str, text: str) -> list[Decision]:
+        """A notice, but not of one that comes and goes: presence is not signed, and a flood of it would fill disks."""
+        other.comings += 1
+        if other.comings > MAX_COMINGS:
+            return []
+        last = other.comings == MAX_COMINGS
+        return [self._notice(what, text + ", and comes and goes: this round says no more of it" * last)]
 
     def offered(self, peer: str, round: int, document: bytes, seal: bytes) -> list[Decision]:
         """A manifest was found in the place of ``peer`` and ``round``; ``seal`` came with it."""
@@ -272,7 +284,8 @@ class Rounds:
         return [self._notice("forged", f"an offer in the name of {peer} was not signed by its key and is refused")]
 
     def _reject(self, peer: str, reason: Reason, detail: str) -> None:
-        if len(self._rejections) < MAX_REJECTIONS:
+        self._rejected[peer, reason] += 1
+        if self._rejected[peer, reason] <= MAX_REJECTIONS:
             self._rejections.append(Rejection(peer, reason, None, detail))
 
     def answered(self, peer: str, rounds: Collection[int]) -> None:
@@ -445,7 +458,9 @@ class Rounds:
             elif name not in messages:
                 missing.append(name)
             other.forget_before(self._oldest)
+            other.comings = 0
         rejections, self._rejections = tuple(self._rejections), []
+        self._rejected.clear()
         return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections)
 
     def _in_words(self, names: Collection[str]) -> str:

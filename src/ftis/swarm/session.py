@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from ftis.swarm.facts import read_facts
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""
+
+LATE_SECONDS = 5.0
+"""How long after its time a question may still not be said to be over, as where the session closes."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -44,6 +48,8 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
         "transport/link/tx/queue/congestion_control/block/wait_before_close": 30_000_000,
     }
     if settings.tls_certificate is not None:
+        if all(endpoint.startswith("tls/") for endpoint in (*settings.listen, *settings.connect)):
+            values["transport/link/protocols"] = ["tls"]  # also to whom a linked peer names
         values |= {
             "transport/link/tls/root_ca_certificate": settings.tls_authority,
             "transport/link/tls/listen_certificate": settings.tls_certificate,
@@ -116,6 +122,49 @@ def ask_everybody(
         timeout=seconds,
         allowed_destination=where,
     )
+
+
+class Answers:
+    """The answers to one question, of which only one that fits is kept.
+
+    They are looked at where they arrive. In a queue that nobody reads yet, answers without end would fill memory, and
+    once it was full the engine could receive nothing else.
+
+    Args:
+        fits: whether an answer is the one that is asked for; called on the engine's threads.
+
+    Raises:
+        zenoh.ZError: the session closes, or there is no link for a moment.
+    """
+
+    def __init__(self, session: zenoh.Session, key: str, seconds: float, fits: Callable[[bytes], bool]) -> None:
+        self._fits, self._seconds = fits, seconds
+        self._right: bytes | None = None
+        self._others = False
+        self._over = threading.Event()
+        session.get(
+            key,
+            zenoh.handlers.Callback(self._hear, drop=self._over.set, indirect=False),
+            target=zenoh.QueryTarget.ALL,
+            consolidation=zenoh.ConsolidationMode.NONE,
+            congestion_control=BLOCK,
+            timeout=seconds,
+        )
+
+    def _hear(self, reply: zenoh.Reply) -> None:
+        if reply.ok is None or self._over.is_set():
+            return
+        data = reply.ok.payload.to_bytes()
+        if self._fits(data):
+            self._right = data
+            self._over.set()
+        else:
+            self._others = True
+
+    def wait(self) -> list[bytes]:
+        """The one that fits, as soon as it is there; without it an empty one where others came."""
+        self._over.wait(self._seconds + LATE_SECONDS)
+        return [self._right] if self._right is not None else [b""] * self._others
 
 
 def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
