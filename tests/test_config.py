@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -354,6 +356,15 @@ def test_asking_for_a_peer_that_is_not_there(path: Path) -> None:
 
 
 # --- files --------------------------------------------------------------------------------------------
+
+
+def test_modules_beside_a_recipe_can_be_imported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (path.parent / "a_module_beside_the_recipe.py").write_text("answer = 42")
+    for _ in range(2):
+        load(path)
+    assert sys.path.count(str(path.parent)) == 1
+    assert importlib.import_module("a_module_beside_the_recipe").answer == 42
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from commands import ROOT, make_targets, parsed, shell_commands
 
 from ftis.admission import Reason
+from ftis.lab.arms import arms_of
+from ftis.lab.recipes import parse
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -36,6 +39,16 @@ def test_the_commands_are_found() -> None:
         found
     )
     assert {("doctor",), ("--version",), ("demo",)} <= {tuple(c) for c in commands_of(ROOT / "README.md")}
+
+
+def test_the_whole_recipe_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"), re.DOTALL)
+    recipe = parse(tomllib.loads(text))
+    peers = [{peer.name for peer in swarm.peers} for swarm in arms_of(recipe)[2].swarms]
+    assert ([arm.name for arm in recipe.arms], peers) == (
+        ["alone-part", "F-TIS", "F-TIS-horizontal"],
+        [{"full", "lora"}],
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

@@ -28,14 +28,13 @@ from ftis.cli_groups import (
     evaluate_model,
     keys,
     load_experiment,
-    load_recipe,
     models,
     probe_bias,
     roll_back_run,
     verify_evidence,
 )
 from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
-from ftis.lab.recipes import network_settings
+from ftis.lab.recipes import load, network_settings
 from ftis.loop.events import WarmUp
 
 app = typer.Typer(
@@ -87,7 +86,7 @@ def demo(
 ) -> None:
     """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
-    loaded = load_recipe(_ready_made("demo"), set_ or [], options)
+    loaded = load(_ready_made("demo"), set_ or [], options)
     if dry_run or resolved:
         _print_plan(loaded, (), resolved)
         return
@@ -113,7 +112,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them."""
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = load(recipe, set_ or [])
     if dry_run or resolved:
         _print_plan(loaded, tuple(arm or ()), resolved)
         return
@@ -157,7 +156,7 @@ def preflight(
     from ftis.lab.prepare import exchanges
     from ftis.lab.progress import Display
 
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = load(recipe, set_ or [])
     display = Display(console)
     chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
@@ -251,7 +250,7 @@ def join(
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
     overrides += _network_overrides(connect, listen, tls)
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
-    loaded = load_recipe(recipe, set_ or [], overrides)
+    loaded = load(recipe, set_ or [], overrides)
     stop = threading.Event()
     display = Display(console)
     with display.live(), stopping_on_signals(stop, display):
@@ -381,7 +380,7 @@ def watch(
 def replay_run(
     run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
     objective: Annotated[
-        str | None, typer.Option(help="NoIS, VIS, TIS, F-NoIS, F-VIS or F-TIS; by default the recorded one.")
+        str | None, typer.Option(help="As a recipe's objective.name, e.g. TIS; by default the recorded one.")
     ] = None,
     arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. Repeatable.")] = None,
@@ -439,7 +438,7 @@ def doctor(
     from ftis.lab.doctor import diagnose, of_recipe
 
     problems = 0
-    for name, state, found, remedy in [*diagnose(), *(of_recipe(load_recipe(recipe)) if recipe else [])]:
+    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe)) if recipe else [])]:
         mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))

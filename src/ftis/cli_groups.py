@@ -42,12 +42,6 @@ Overrides = Annotated[
 ]
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
-    """A recipe, with its own directory on the path for the functions that it names. ``options`` as of ``load``."""
-    sys.path.append(str(recipe.parent.resolve()))
-    return load(recipe, overrides, options)
-
-
 SET_ELSEWHERE = {
     "seed": "an experiment trains under the seeds of --seeds, as in --seeds 7-7",
     "processes": "each job of an experiment has a process of its own; --jobs says how many run at a time",
@@ -60,7 +54,7 @@ def load_experiment(recipe: Path, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         if (instead := SET_ELSEWHERE.get(split_override(override)[0])) is not None:
             raise typer.BadParameter(f"--set {override}: {instead}")
-    return load_recipe(recipe, overrides)
+    return load(recipe, overrides)
 
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys, rosters and certificates of a swarm.")
@@ -182,7 +176,7 @@ def evaluate_model(
         options = tomllib.loads("\n".join(option or []))
     except tomllib.TOMLDecodeError as error:
         raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
-    loaded = load_recipe(recipe, set_ or []) if recipe else None
+    loaded = load(recipe, set_ or []) if recipe else None
     if task is None and loaded is None:
         raise typer.BadParameter("name a task with --task, or a recipe with --recipe whose task it is")
     if set_ and loaded is None:

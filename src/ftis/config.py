@@ -46,7 +46,7 @@ class TaskConfig(_Section):
     """Problems to train on and to validate with, or (under ``[[ood]]``) only to evaluate."""
 
     name: str
-    """``gsm8k``, ``math500``, ``jsonl``, ``clock``, or ``reasoning_gym:<dataset>``."""
+    """A built-in one, as ``gsm8k`` or ``reasoning_gym:<dataset>`` (docs/recipes.md), or the dotted path of your own."""
     path: str | None = None
     """A local file or directory, or a data set id on the Hub. Each task has its usual Hub id as default."""
     train_file: str | None = None

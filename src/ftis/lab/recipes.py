@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -27,6 +28,8 @@ OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "
 def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
 
+    From now on modules beside the recipe can be imported, as its dotted paths may name some.
+
     Args:
         options: further overrides, applied before, by which errors put nothing down to ``--set``.
 
@@ -35,6 +38,8 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     """
     path, overrides = Path(path), list(overrides)
     document = _read(path)
+    if (beside := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(beside)
     for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
