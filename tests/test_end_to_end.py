@@ -737,6 +737,20 @@ def test_a_dry_run_says_what_would_be_done(workplace: Path, capsys: pytest.Captu
     assert "one arm: nothing is compared with it" in out
 
 
+def test_a_dry_run_counts_the_bytes_of_the_arms_that_are_run(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "{name = 'long', set = {sampling.max_completion_length = 12}}"
+    arms = ("--set", f"arms=[{{name = 'short'}}, {long}, {{name = 'alone', collaborate = false}}]")
+    said = {}
+    for only in ("short", "long", "alone", ""):
+        assert ftis("train", "recipe.toml", "--dry-run", *arms, *(["--arm", only] if only else [])) == 0
+        wire = re.search("^wire: .*", capsys.readouterr().out, re.M)
+        said[only] = wire[0] if wire else ""
+    assert said["alone"] == ""
+    assert said["short"] != said["long"] == said[""]
+
+
 def test_a_dry_run_trains_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

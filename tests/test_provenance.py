@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def test_how_a_gpu_takes_its_steps_may_change(begun: Path) -> None:
     before = recipe(ALONE, TOGETHER)
     peers = tuple(peer.model_copy(update={"cuda_graphs": not peer.cuda_graphs}) for peer in before.peers)
     claim(begun, True, before.model_copy(update={"peers": peers}))
+
+
+@pytest.mark.parametrize(("budget", "matters"), [("seconds", True), ("generated", False)])
+def test_the_cost_of_sampling_matters_where_arms_have_their_prompts_by_it(
+    budget: str, matters: bool, tmp_path: Path
+) -> None:
+    def costing(cost: float) -> Recipe:
+        document = json.loads(recipe(ALONE, TOGETHER).model_dump_json())
+        arms = [{**ALONE, "budget": budget}, TOGETHER]
+        return parse({**document, "arms": arms, "experiment": {"sampling_cost": cost, "baselines": ["alone"]}})
+
+    claim(tmp_path / "run", False, costing(1.0))
+    (tmp_path / "run" / "alone" / "a").mkdir(parents=True)
+    (tmp_path / "run" / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    refused = pytest.raises(RunError, match=r"differ in: experiment.sampling_cost \(1.0 before, 4.0 now\)")
+    with refused if matters else nullcontext():
+        claim(tmp_path / "run", True, costing(4.0))
 
 
 @pytest.mark.parametrize("lock", [".lock", ".lock@a"])

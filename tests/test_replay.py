@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from commands import ftis, trained
 from run_files import weights, without_times
 
+from ftis.lab.arms import RunError
 from ftis.lab.replay import recordings
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
@@ -124,6 +126,17 @@ def test_a_peer_that_was_away_for_a_round_is_replayed_where_it_was_there(run: Pa
     replay = ("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
     assert ftis(*replay) == 0
     assert same(Path("out/a/checkpoint-4"), run / "F-TIS" / "a" / "checkpoint-4")
+
+
+def test_a_starter_that_is_made_otherwise_now_is_not_replayed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = recordings(run, "F-TIS", ("a",))[0]
+    peers = tuple(peer.model_copy(update={"model": "starter:small"}) for peer in recording.recipe.peers)
+    recording = replace(recording, recipe=recording.recipe.model_copy(update={"peers": peers}))
+    file = run / "provenance.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"starters": {"starter:small": "small-0123456789ab"}}))
+    with pytest.raises(RunError, match="began with starter:small as small-0123456789ab, which is made as small-"):
+        recording.load(0)
 
 
 def test_rounds_can_be_fewer(run: Path) -> None:

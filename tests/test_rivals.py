@@ -187,6 +187,11 @@ def test_capabilities_scale_baseline_and_advantage() -> None:
     np.testing.assert_allclose(unscaled[:4], [0.625, -0.375, 1.25, -0.75], rtol=1e-12)
 
 
+def test_capabilities_below_zero_are_no_ratio() -> None:
+    with pytest.raises(RecipeError, match="HACPO compares mean rewards"):
+        rivals.by_capability(rewards([1, 0, -1, -1], [0] * 4, [0, 0, 1, 1]))
+
+
 def test_equal_capabilities_are_grpo() -> None:
     given = rewards([1, 0, 0, 1, 1, 0, 0, 1], [0] * 4 + [1] * 4, [0, 0, 1, 1] * 2)
     np.testing.assert_allclose(rivals.by_capability(given), ftis.group_advantages(given.reward_N, given.group_N))

@@ -141,11 +141,12 @@ def test_messages_of_undone_rounds_are_deleted_and_those_of_others_stay(
     honest: Path, enter: Callable[[Path], Path]
 ) -> None:
     run = enter(honest)
-    (run / "F-TIS" / ".exchange").mkdir()
-    for name in ("000002-a", "000003-b", "000003-of-b"):
-        (run / "F-TIS" / ".exchange" / f"{name}.ftis").touch()
+    for name in ("a/000002-a", "a/000003-b", "c/000003-c"):
+        message = run / "F-TIS" / f".exchange@{name}.ftis"
+        message.parent.mkdir(exist_ok=True)
+        message.touch()
     roll_back(run, 2, ["F-TIS"])
-    assert [path.name for path in (run / "F-TIS" / ".exchange").iterdir()] == ["000003-of-b.ftis"]
+    assert [path.name for path in (run / "F-TIS").glob(".exchange@*/*")] == ["000003-c.ftis"]
 
 
 def test_going_back_to_where_it_is_changes_nothing(honest: Path, enter: Callable[[Path], Path]) -> None:

@@ -62,6 +62,27 @@ def test_sizes_are_a_series_and_the_peer_alone_is_its_first(tmp_path: Path) -> N
     assert result["series"][1]["sizes"][0]["trained"] == 3 * G + 2 * G
 
 
+def test_of_two_peers_alone_that_sample_as_much_the_one_with_the_swarms_settings_is_the_first(tmp_path: Path) -> None:
+    wide = {**ALONE, "name": "alone-TIS", "set": {"objective.name": "TIS"}}
+    for i, arms in enumerate([(wide, ALONE), (ALONE, wide)]):
+        result = found(tmp_path / str(i), *arms, *SIZES, CEILING)
+        assert result["alone"]["arm"] == "alone-part"
+        assert [size["arm"] for size in result["ceilings"]] == ["alone"]
+
+
+def test_rewards_beyond_one_have_an_axis_that_stands_upright(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES)
+    for size in (size for series in result["series"] for size in series["sizes"]):
+        size["final"]["mean"] += 2
+        size["final"]["per_seed"] = {seed: value + 2 for seed, value in size["final"]["per_seed"].items()}
+    chart = draw(result)[0].chart
+    ticks = {
+        float(mark.text): mark.y for mark in chart.marks if isinstance(mark, Words) and mark.text[:2] in ("2.", "3.")
+    }
+    assert len(ticks) > 1
+    assert ticks[min(ticks)] > ticks[max(ticks)]  # downwards on the screen
+
+
 def test_the_chart_is_as_high_as_arms_need_and_the_start_is_told(tmp_path: Path) -> None:
     """The start, .1, would leave little room for the distances between arms, .4 to .7."""
     chart = draw(found(tmp_path, ALONE, *SIZES, CEILING))[0].chart

@@ -78,18 +78,25 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
         lines.append(_together(arms, largest))
-    if recipe.swarm_size > 1 and any(len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
-        prompts = recipe.prompts_per_peer
-        rollouts = prompts * recipe.rollouts_per_group
-        tokens = rollouts * recipe.sampling.max_completion_length
-        text = any(s.exchange == "text" for arm in arms for s in with_exchange(arm, tokenizers_here(arm)).swarms)
-        sent = message_size(tokens, rollouts, prompts, max((p.name for p in recipe.peers), key=len), text)
+    known = (with_exchange(arm, tokenizers_here(arm)) for arm in arms)
+    swarms = [swarm for arm in known for swarm in arm.swarms if len(swarm.peers) > 1]
+    if swarms:
+        offered = {id(swarm): _offered(swarm) for swarm in swarms}
         lines.append(
-            f"wire: each peer offers at most {in_bytes(sent)} a round and receives "
-            f"{in_bytes(sent * (recipe.swarm_size - 1))}; {in_bytes(sent * recipe.training.rounds)} offered in all "
-            f"rounds"
+            f"wire: each peer offers at most {in_bytes(max(offered.values()))} a round and receives "
+            f"{in_bytes(max(offered[id(swarm)] * (len(swarm.peers) - 1) for swarm in swarms))}; "
+            f"{in_bytes(max(offered[id(swarm)] * swarm.training.rounds for swarm in swarms))} offered in all rounds"
         )
     return lines
+
+
+def _offered(swarm: Recipe) -> int:
+    """The most bytes that a peer offers in a round."""
+    prompts = swarm.prompts_per_peer
+    rollouts = prompts * swarm.rollouts_per_group
+    tokens = rollouts * swarm.sampling.max_completion_length
+    longest = max((peer.name for peer in swarm.peers), key=len)
+    return message_size(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
 def totals(recipe: Recipe, arm: str) -> list[str]:

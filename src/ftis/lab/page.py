@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,19 +131,13 @@ def _facts(study: Study, results: Mapping[str, Any]) -> list[str]:
 
 
 def _what_was_run(study: Study) -> WhatWasRun:
-    recipe, provenance = study.recipe, study.provenance
+    recipe = study.recipe
     training, sampling = recipe.training, recipe.sampling
-    machine = provenance.get("machine", {})
-    hardware = [
-        f"{machine['cores']} cores" if "cores" in machine else "",
-        *machine.get("gpus", []),
-        machine.get("platform", ""),
-    ]
     peers = [
         f"{peer.name}: {verdicts.model_in_words(peer)}, learning rate {peer.learning_rate:g}, {peer.lr_scheduler_type}"
         for peer in recipe.peers
     ]
-    versions = [f"{name} {version}" for name, version in provenance.get("versions", {}).items()]
+    starters = {name: made for part in study.provenances for name, made in part.get("starters", {}).items()}
     facts = [
         ("Peers", "; ".join(peers)),
         ("Tasks", ", ".join([recipe.task.name, *(f"{task.name} (out of distribution)" for task in recipe.ood)])),
@@ -155,13 +149,23 @@ def _what_was_run(study: Study) -> WhatWasRun:
         ),
         *((f"Arm {arm.name}", _arm_in_words(study, arm)) for arm in study.arms),
         ("Seeds", ", ".join(map(str, study.runs))),
-        ("Started", provenance.get("started", "–")),
-        *((f"Starter {name}", str(made)) for name, made in provenance.get("starters", {}).items()),
-        ("Commit", provenance.get("commit") or "–"),
-        ("Versions", ", ".join(versions) or "–"),
-        ("Machine", ", ".join(part for part in hardware if part) or "–"),
+        ("Started", min((part["started"] for part in study.provenances if "started" in part), default="–")),
+        *((f"Starter {name}", str(made)) for name, made in starters.items()),
+        ("Commit", _each(study, lambda part: part.get("commit") or "")),
+        ("Versions", _each(study, lambda part: ", ".join(map(" ".join, part.get("versions", {}).items())))),
+        ("Machine", _each(study, lambda part: _machine(part.get("machine", {})))),
     ]
     return WhatWasRun(facts, json.dumps(json.loads(recipe.model_dump_json()), indent=1, ensure_ascii=False))
+
+
+def _each(study: Study, of: Callable[[Mapping[str, Any]], str]) -> str:
+    """What the provenances say, each thing once: rounds may have been trained with other code or on another machine."""
+    return "; ".join(dict.fromkeys(said for part in study.provenances if (said := of(part)))) or "–"
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    cores = f"{machine['cores']} cores" if "cores" in machine else ""
+    return ", ".join(part for part in (cores, *machine.get("gpus", []), machine.get("platform", "")) if part)
 
 
 ALONE = {

@@ -238,18 +238,18 @@ def _compare(
 ) -> dict[str, Any]:
     batch = batch_of(peer, round)
     foreign_N = ~batch.own_N
-    advantage_N = _only(peer.advantages(batch), foreign_N)
+    on_policy = as_learning_by(peer, "NoIS")
+    advantage_N = _only(on_policy.advantages(batch), foreign_N)
     if not bool(advantage_N.any()):
         raise RunError(
             f"round {round + 1} of peer {peer.config.name!r}: none of its {int(foreign_N.sum())} foreign rollouts "
             f"carries gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
         )
     used = int(foreign_N.sum())
-    on_policy = as_learning_by(peer, "NoIS")
     own: list[Tensor] = []
     for k in range(fresh):
         own_batch, used_N = _fresh_batch(peer, batch, foreign_N, round, f"probe-{seed}-{k}")
-        own.append(direction(on_policy, own_batch, _only(peer.advantages(own_batch), used_N), used)[0])
+        own.append(direction(on_policy, own_batch, _only(on_policy.advantages(own_batch), used_N), used)[0])
     fresh_KK = np.array([[dot(a, b) for b in own] for a in own])
     if not fresh_KK.diagonal().all():
         raise RunError(
@@ -260,7 +260,8 @@ def _compare(
     rng = np.random.default_rng(seed_of(peer.recipe, peer.name, round, f"probe-{seed}-resamples"))
     results: dict[str, Any] = {}
     for name in objectives:
-        f, judged, chosen = direction(as_learning_by(peer, name), batch, advantage_N, used)
+        learner = as_learning_by(peer, name)
+        f, judged, chosen = direction(learner, batch, _only(learner.advantages(batch), foreign_N), used)
         products = Products(fresh_KK, np.array([dot(f, o) for o in own]), dot(f, f))
         results[name] = {
             **{key: asdict(with_interval(statistic, products, rng)) for key, statistic in STATISTICS.items()},

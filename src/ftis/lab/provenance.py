@@ -245,10 +245,12 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
 
 def _that_matter(before: Any, now: Any) -> dict[str, tuple[Any, Any]]:
     """The keys at which two recipes differ and a run may not."""
+    in_seconds = any(arm["budget"] == "seconds" for arm in before["arms"])
     return {
         key: values
         for key, values in _differing(before, now).items()
-        if key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS
+        if (key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS)
+        or (in_seconds and key == "experiment.sampling_cost")  # how many prompts those arms have follows from it
     }
 
 

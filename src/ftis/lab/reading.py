@@ -251,7 +251,7 @@ class Study:
         left_out: why each other seed is not complete.
         peer_names: the peers whose records are here.
         elsewhere: the other peers of a joined run, whose records are on their own machines.
-        provenance: versions, commit, machine.
+        provenances: with which versions, commit and machine, of each time that rounds were trained.
     """
 
     directory: Path
@@ -263,7 +263,7 @@ class Study:
     left_out: dict[int, str]
     peer_names: tuple[str, ...]
     elsewhere: tuple[str, ...]
-    provenance: dict[str, Any]
+    provenances: tuple[dict[str, Any], ...]
 
     def peer(self, seed: int, arm: str, peer: str) -> PeerRun:
         return self.runs[seed].peers[arm, peer]
@@ -308,9 +308,9 @@ def read_study(directory: Path) -> Study:
     """
     experiment = directory / "experiment.json"
     if experiment.exists():
-        provenance = _json(experiment)
+        written = _json(experiment)
         try:
-            document, seeds = provenance.pop("recipe"), provenance.pop("seeds")
+            document, seeds = written["recipe"], written["seeds"]
         except KeyError as error:
             raise _damaged(experiment, error) from None
         recipe = parse_recorded(document, experiment)
@@ -321,7 +321,6 @@ def read_study(directory: Path) -> Study:
     elif (directory / "recipe.json").exists():
         run = read_run(directory)
         recipe, runs = run.recipe, {run.recipe.seed: run}
-        provenance = next((_json(directory / name) for name in PROVENANCE if (directory / name).exists()), {})
     else:
         raise ReportError(
             f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
@@ -344,8 +343,14 @@ def read_study(directory: Path) -> Study:
         left_out=left_out,
         peer_names=names,
         elsewhere=elsewhere,
-        provenance=provenance,
+        provenances=tuple(part for run in runs.values() for part in _provenances(run.directory)),
     )
+
+
+def _provenances(run: Path) -> list[dict[str, Any]]:
+    """What its provenance says of when the run began, and of when arms were added or it went on otherwise."""
+    of_run = next((_json(run / name) for name in PROVENANCE if (run / name).exists()), {})
+    return [of_run, *of_run.get("added", {}).values(), *of_run.get("continued", ())]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.provenance import provenance, read_provenance
+from ftis.lab.provenance import PROVENANCE, provenance, read_provenance
 from ftis.lab.recipes import parse, parse_recorded, set_key, split_override
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
@@ -104,7 +104,7 @@ class Recording:
         """The peer after ``step`` finished rounds, optimiser included: untrained for 0, else from its checkpoint.
 
         Raises:
-            RunError: there is no checkpoint of that step.
+            RunError: there is no checkpoint of that step, or the starter is not what it was.
         """
         there = checkpoint.steps(self.directory)
         if step and step not in there:
@@ -115,6 +115,8 @@ class Recording:
             )
         recipe = recipe or self.recipe
         model = recipe.peer(self.peer).model
+        if starters.is_starter(model) and (not step or recipe.peer(self.peer).train == "lora"):
+            self._check_starter(model)
         return assemble(
             recipe,
             self.peer,
@@ -124,6 +126,15 @@ class Recording:
             resume_step=step,
             records=records,
         )
+
+    def _check_starter(self, model: str) -> None:
+        """Refuse a starter that is made otherwise now: the rollouts were learned from by other weights."""
+        recorded, now = read_provenance(self.run).get("starters", {}).get(model), starters.path_of(model).name
+        if recorded not in (None, now):
+            raise RunError(
+                f"{self.run} began with {model} as {recorded}, which is made as {now} now, since ftis or what it is "
+                f"made with has changed: use the version in {self.run / PROVENANCE}, or train again"
+            )
 
     @contextmanager
     def examined(self, step: int) -> Iterator[Peer]:

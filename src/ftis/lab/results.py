@@ -24,6 +24,14 @@ from ftis.loop.files import write_json
 SAME_START = 0.02
 """One model answers alike in every arm, up to rounding of its arithmetic: accuracies may differ by so much."""
 
+OF_AN_ACCURACY: Any = {
+    "task": True,
+    "prompt": True,
+    "reward": True,
+    "sampling": {"max_completion_length", "stop", "end_tokens"},
+}
+"""The keys that an untrained model's accuracy follows from."""
+
 
 def compare(directory: Path) -> dict[str, Any]:
     """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
@@ -187,7 +195,7 @@ def _by_label(labels: Sequence[str]) -> str:
 def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
     """Arms that set what is rewarded or which problems there are: their accuracies are of something else."""
     notes = []
-    for key in ("reward", "task"):
+    for key in ("reward", "task", "prompt"):
         by_value: dict[str, list[str]] = {}
         for arm in arms:
             by_value.setdefault(getattr(with_arm(recipe, arm), key).model_dump_json(), []).append(arm.name)
@@ -201,12 +209,13 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
     """Peers that did not start from one model in all arms although the recipe says so: their arms are no pairs."""
     notes = []
     for peer in study.peer_names:
-        starts: dict[str, dict[str, float]] = {}
+        starts: dict[tuple[str, str], dict[str, float]] = {}
         for arm in study.arms:
-            model = with_arm(study.recipe, arm).peer(peer).model
+            of_arm = with_arm(study.recipe, arm)
             untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
-            starts.setdefault(model, {})[arm.name] = untrained.accuracy
-        for model, by_arm in starts.items():
+            measured = of_arm.peer(peer).model, of_arm.model_dump_json(include=OF_AN_ACCURACY)
+            starts.setdefault(measured, {})[arm.name] = untrained.accuracy
+        for (model, _), by_arm in starts.items():
             if max(by_arm.values()) - min(by_arm.values()) > SAME_START:
                 each = ", ".join(f"{accuracy:.3f} in {arm}" for arm, accuracy in by_arm.items())
                 notes.append(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RecipeError
 from ftis.objectives import LogProbs, Objective, Rewards, exp_ratio, over_old, within_group
 from ftis.selection import Judged, Selection
 
@@ -106,6 +106,9 @@ def by_capability(rewards: Rewards) -> Tensor:
 
     ω_jk is the mean reward of j in this round over that of k, within 1/:data:`MOST_CAPABLE` and :data:`MOST_CAPABLE`.
     Own rollouts have ω = 1, and a group whose rewards are all equal has Â = 0.
+
+    Raises:
+        RecipeError: a mean reward is below 0, so that their ratio says nothing.
     """
     reward_N = rewards.reward_N
     capability_N = torch.zeros_like(reward_N)
@@ -113,6 +116,8 @@ def by_capability(rewards: Rewards) -> Tensor:
         members = rewards.source_N == source
         capability_N[members] = reward_N[members].mean()
     own = reward_N[rewards.own_N].mean() if bool(rewards.own_N.any()) else reward_N.mean()
+    if min(float(own), float(capability_N.min())) < 0:
+        raise RecipeError("HACPO compares mean rewards, and one is below 0 here: take a reward that never is")
     ratio_N = torch.where(capability_N == own, torch.ones_like(reward_N), capability_N / own)
     ratio_N = ratio_N.clamp(1 / MOST_CAPABLE, MOST_CAPABLE)
     advantage_N = torch.zeros_like(reward_N)

@@ -23,7 +23,7 @@ from ftis.lab.accusations import Accusation
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import note_rollback
 from ftis.lab.reading import PeerRun, read_run
-from ftis.lab.runs import peer_lock, swarm_lock
+from ftis.lab.runs import exchange_directory, peer_lock, swarm_lock
 from ftis.loop import checkpoint
 from ftis.loop.files import locked
 from ftis.loop.records import Records, written_after
@@ -57,8 +57,7 @@ class Swarm:
 
     def exchanged(self) -> list[Path]:
         """Messages that the peers of a local run left for each other."""
-        endings = {f"{name}.ftis" for name in self.peers}
-        return sorted(p for p in self.directory.glob(".exchange/*.ftis") if p.name.partition("-")[2] in endings)
+        return sorted(exchange_directory(self.directory, self.recipe).glob("*.ftis"))
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 recipe=_on_device(swarm, peer, firsts[peer.name]),
                 peer=peer.name,
                 directory=directory / arm.name / peer.name,
-                exchange_directory=directory / arm.name / ".exchange",
+                exchange_directory=exchange_directory(directory / arm.name, swarm),
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
@@ -152,8 +152,14 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
         in_parallel = len(jobs) > 1 and runs_in_parallel(arm.recipe)
         if not (_run_in_processes if in_parallel else _run_in_turns)(jobs, say, stop):
             return False
-    shutil.rmtree(directory / arm.name / ".exchange", ignore_errors=True)
+    for swarm in arm.swarms:
+        shutil.rmtree(exchange_directory(directory / arm.name, swarm), ignore_errors=True)
     return True
+
+
+def exchange_directory(arm: Path, swarm: Recipe) -> Path:
+    """Where the peers of one swarm leave each other their messages: swarms that run side by side end apart."""
+    return arm / f".exchange@{swarm.peers[0].name}"
 
 
 def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:

@@ -121,6 +121,7 @@ def scaling(study: Study) -> dict[str, Any] | None:
     ones = [arm for arm in alone if _own(arm) == own]
     if not ones:
         return None
+    ones.sort(key=lambda arm: _settings(arm) != _settings(longest[0]))  # of several, one with the swarms' settings
     more = [arm for arm in alone if _own(arm) > own and _settings(arm) == _settings(ones[0])]
     ceilings = list({_own(arm): arm for arm in reversed(more)}.values())  # of two that sample as much, the first
     if len({_size_of(arm) for arm in [ones[0], *longest]}) < FEWEST_SIZES:
