@@ -50,7 +50,7 @@ WINGS = {
     "corrections drawing plots layout paper figures exchange_figures views markdown scaling verdicts page_tables "
     "exchanges samples tail standing sentences following glance taken latest jobs so_far swarms live contents watch "
     "page progress",
-    "trl": "options ranks problems models tensors member trainer",
+    "trl": "options ranks problems models tensors member host trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

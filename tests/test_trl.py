@@ -93,7 +93,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     from trl.generation.vllm_client import VLLMClient
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from ftis.trl.trainer import OPTIONAL_OUTPUTS, RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
+    from ftis.trl.host import OPTIONAL_OUTPUTS, RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
 
     for name, parameters in RELIED_ON.items():
         method = getattr(GRPOTrainer, name, None)
@@ -105,6 +105,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
     for engine, methods in ((VLLMGeneration, ("sync_weights", "generate")), (VLLMClient, ("get_server_info",))):
         assert not [name for name in methods if not hasattr(engine, name)], f"{engine} of TRL is not trl_scene.Vllm's"
+    assert inspect.getsource(VLLMGeneration).count("self.generation_kwargs") >= 3  # set, and read in either mode
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     gone = [key for key in (*RELIED_ON_OUTPUTS, *OPTIONAL_OUTPUTS) if f'"{key}"' not in source]
     assert not gone, f"GRPOTrainer._generate_and_score_completions returns no {gone}: src/ftis/trl/trainer.py reads it"
@@ -239,6 +240,41 @@ def test_what_fails_in_the_main_process_fails_in_all(
         ranks.Ranks(1, 2).from_main(fail)
 
 
+@needs_trl
+def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftis.trl import ranks
+
+    sent: list[list[Any]] = []
+    waited = threading.Event()
+
+    def broadcast(outcome: list[Any]) -> None:
+        sent.append(list(outcome))
+        if len(sent) == 2:
+            waited.set()
+
+    monkeypatch.setattr(ranks, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(ranks, "KEEP_ALIVE_SECONDS", 0.01)
+
+    def work() -> str:
+        assert waited.wait(60)
+        return "done"
+
+    assert ranks.Ranks(0, 2).from_main(work, waits=True) == "done"
+    assert len(sent) >= 3
+    assert sent[-1] == ["done", None]
+    heard = iter(sent)
+    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: outcome.__setitem__(slice(None), next(heard)))
+    assert ranks.Ranks(1, 2).from_main(work, waits=True) == "done"
+    assert next(heard, None) is None
+
+    def late() -> None:
+        raise TimeoutError("of the work's own")
+
+    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: None)
+    with pytest.raises(TimeoutError, match="of the work's own"):
+        ranks.Ranks(0, 2).from_main(late, waits=True)
+
+
 # --- the exchange -----------------------------------------------------------------------------------
 
 
@@ -370,6 +406,7 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     trainer.train()
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
+    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.peer.policy.end_ids)}
     for round, (_, data) in enumerate(exchange.published, start=1):
         rollouts = [r for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for r in group.rollouts]
         expected = [made_up(1000 * round + n, trainer.peer.policy.vocab_size) for n in range(len(rollouts))]
@@ -503,6 +540,31 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
 
 
 @needs_trl
+def test_a_trainer_that_learned_alone_saves_its_model_where_no_checkpoint_is_asked_for(
+    model: Path, tmp_path: Path
+) -> None:
+    from ftis.trl.member import AloneError
+
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), exchange=AloneExchange())
+    with pytest.raises(AloneError, match="the model is saved"):
+        trainer.train()
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@needs_trl
+def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Path) -> None:
+    from ftis.trl.member import newest_checkpoint
+
+    assert newest_checkpoint(str(tmp_path)) is None
+    for name, state in (("4", "{}"), ("10", "{}"), ("12", '{"glo'), ("14", None), ("best", "{}")):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+        (tmp_path / f"checkpoint-{name}" / "ftis.json").write_text("{}")
+        if state is not None:
+            (tmp_path / f"checkpoint-{name}" / "trainer_state.json").write_text(state)
+    assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+@needs_trl
 def test_a_step_without_gradient_moves_nothing(model: Path, tmp_path: Path) -> None:
     def equal(prompts: Any, completions: Any, **columns: Any) -> list[float]:
         return [1.0] * len(completions)
@@ -555,6 +617,7 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
 # --- what is refused --------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"fp16": True}, "fp16 = True: set fp16=False"),
     ({"loss_type": "dapo"}, "loss_type = 'dapo': set loss_type='grpo'"),
     ({"importance_sampling_level": "sequence"}, "set importance_sampling_level='token'"),
     ({"beta": 0.1}, "beta = 0.1: set beta=0.0"),
@@ -670,6 +733,34 @@ def test_a_rollout_func_that_masks_tokens_is_refused(model: Path, tmp_path: Path
     with pytest.raises(OptionError, match="leave env_mask out"):
         trainer.train()
     assert exchange.published == []
+
+
+@needs_trl
+def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    from ftis.trl.options import OptionError
+
+    def elsewhere(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        made = given(prompts, trainer)
+        return {**made, "prompt_ids": [[*ids, 5] for ids in made["prompt_ids"]]}
+
+    def with_more(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        made = given(prompts, trainer)
+        return {**made, "judged": [0.5] * len(made["prompt_ids"])}
+
+    def beyond(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        made = given(prompts, trainer)
+        end = min(trainer.eos_token_ids)
+        return {**made, "completion_ids": [[end, *ids[1:]] for ids in made["completion_ids"]]}
+
+    cases = [(elsewhere, "has another prompt than"), (with_more, "gives judged beside"), (beyond, "goes on behind")]
+    for i, (rollout_func, said) in enumerate(cases):
+        exchange = MadeUp()
+        trainer = trainer_of(model, config(tmp_path / str(i)), exchange=exchange, rollout_func=rollout_func)
+        with pytest.raises(OptionError, match=f"rollout_func.*{said}"):
+            trainer.train()
+        assert exchange.published == []
 
 
 @needs_trl

@@ -145,6 +145,7 @@ class Vllm:
     def __init__(self, *, model: Any, mode: str, **settings: Any) -> None:
         self.model, self.copy, self.handed_over = model, copy.deepcopy(model).eval(), 0
         self.vllm_client = self if mode == "server" else None
+        self.generation_kwargs: dict[str, Any] = {}
         self.made.append(self)
 
     def get_server_info(self) -> dict[str, Any]:

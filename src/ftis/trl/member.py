@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from ftis.lab.progress import Display
 from ftis.lab.recipes import load, network_settings
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
+from ftis.loop.files import read_jsonl
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
@@ -176,6 +178,28 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
     with in_network(peer, place, identity, key, roster, log) as heard:
         log(PeerStarted(peer.cursor.step))
         yield heard
+
+
+def newest_checkpoint(output_dir: str) -> str | None:
+    """The newest checkpoint that was written whole, if there is one: transformers writes trainer_state.json last."""
+    found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output_dir).glob("checkpoint-*"))
+    for step in sorted((int(match[1]) for match in found if match), reverse=True):
+        folder = Path(output_dir) / f"checkpoint-{step}"
+        with contextlib.suppress(OSError, ValueError):
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(folder)
+    return None
+
+
+def alone_in_all_rounds(place: Path) -> str | None:
+    """What to say where the records in ``place`` have no round with a foreign rollout."""
+    rows = read_jsonl(place / "metrics.jsonl")
+    if not rows or not all(row.get("without_foreign") for row in rows):
+        return None
+    return (
+        f"no foreign rollout was used in any of {len(rows)} rounds: {place / 'events.jsonl'} says why; the model is "
+        f"saved, and it learned alone"
+    )
 
 
 def state_of(peer: Peer) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
+from ftis.engines.hub import only_here
 from ftis.rollouts import Floats
 from ftis.trl.options import OptionError
 
@@ -36,6 +38,14 @@ STORED = (
 
 SHIFTED, SHIFTED_IN_16_BITS = 0.02, 0.2
 """Nats a token by which padding may move log-probabilities: rounding moves them less, other positions by more."""
+
+
+def tokenizer_of(model: Any, args: Any) -> Any:
+    """The tokenizer of a GRPOTrainer's model, padded on the left, from where GRPOConfig has the model loaded."""
+    place = model if isinstance(model, str) else model.config._name_or_path
+    given = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "token")}
+    given |= {"trust_remote_code": args.trust_remote_code, "local_files_only": only_here(place)}
+    return AutoTokenizer.from_pretrained(place, padding_side="left", truncation_side="left", **given)
 
 
 def check_model(model: Any) -> None:

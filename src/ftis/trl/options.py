@@ -18,6 +18,7 @@ class OptionError(FtisError):
 
 
 FIXED: Mapping[str, tuple[Any, str]] = {
+    "fp16": (False, "its gradient scaling ends in an error at a step without gradient; take bf16, or neither"),
     "loss_type": ("grpo", "F-TIS is a mean over the tokens of a rollout, then over rollouts"),
     "importance_sampling_level": ("token", "F-TIS weighs tokens; name a sequence-level objective in the recipe"),
     "beta": (0.0, "F-TIS has no reference model; its filter bounds the KL"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -30,6 +31,24 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
             for problem, prompt in zip(task.train, prompts, strict=True)
         ]
     )
+
+
+def require_prompts(given: Mapping[int, Sequence[int]], wanted: Any, tokenizer: Any, where: str, remedy: str) -> None:
+    """
+    Args:
+        given: prompts as token ids, by the number of the problem.
+        wanted: those that the recipe renders.
+
+    Raises:
+        OptionError: one is another; ``where`` says what gave it, with ``{item}`` for the problem's number.
+    """
+    for item, ids in given.items():
+        right = wanted[item].tolist()
+        if list(ids) != right:
+            raise OptionError(
+                f"{where.format(item=item)} has another prompt than the recipe's problem {item} "
+                f"({tokenizer.decode(ids)!r} in place of {tokenizer.decode(right)!r}): {remedy}"
+            )
 
 
 def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -13,6 +15,9 @@ from ftis.config import FtisError
 from ftis.exchange import Stopped
 
 Value = TypeVar("Value")
+
+KEEP_ALIVE_SECONDS = 30.0
+STILL_AT_WORK = "ftis: the main process is still at work"
 
 
 def end_processes(trainer: Any) -> None:
@@ -43,8 +48,12 @@ class Ranks:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def from_main(self, work: Callable[[], Value]) -> Value:
+    def from_main(self, work: Callable[[], Value], waits: bool = False) -> Value:
         """What ``work`` returns in the main process, in every process. No other process calls it.
+
+        Args:
+            waits: whether it may take long, as what waits for other peers. It is then done in a thread, and the other
+                processes are told now and then to wait on: by themselves they would give up after a while.
 
         Raises:
             Exception: what ``work`` raised, in every process, so that none waits for the main one. An error that is not
@@ -55,7 +64,7 @@ class Ranks:
         outcome: list[Any] = [None, None]
         if self.is_main:
             try:
-                outcome[0] = work()
+                outcome[0] = self._at_length(work) if waits else work()
             except (FtisError, Stopped) as reason:
                 outcome[1] = reason
             except Exception as error:  # whatever it is, the others must hear of it
@@ -63,9 +72,32 @@ class Ranks:
                 broadcast_object_list(outcome)
                 raise
         broadcast_object_list(outcome)
+        while outcome[0] == STILL_AT_WORK:
+            outcome = [None, None]
+            broadcast_object_list(outcome)
         if outcome[1] is not None:
             raise cast(BaseException, outcome[1])
         return cast(Value, outcome[0])
+
+    @staticmethod
+    def _at_length(work: Callable[[], Value]) -> Value:
+        """What ``work`` returns, or raises, in a thread; the other processes hear that it is still at work."""
+        done: Future[Value] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        while True:
+            try:
+                return done.result(KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                if done.done():  # one of the work's own
+                    raise
+                broadcast_object_list([STILL_AT_WORK, None])
 
     def together(self, mine: Sequence[Value]) -> list[Value]:
         """The values of all processes, in the order of their ranks."""

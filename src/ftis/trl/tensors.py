@@ -38,6 +38,12 @@ def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
     return [row[: int(length)].copy() for row, length in zip(rows, lengths, strict=True)]
 
 
+def prompts_of(outputs: Any) -> list[list[int]]:
+    """The prompts of what TRL sampled, without padding."""
+    ids_NT, mask_NT = outputs["prompt_ids"].cpu(), outputs["prompt_mask"].bool().cpu()
+    return [ids[mask].tolist() for ids, mask in zip(ids_NT, mask_NT, strict=True)]
+
+
 def update_of(parts: Sequence[Sequence[tuple[float, Seen]]]) -> Update:
     """A round's update from the (loss, rows and diagnostics) of each step, of each process."""
     seen = [one for part in parts for _, of_step in part for one in of_step]

@@ -9,7 +9,7 @@ from in the same optimiser steps, under the recipe's objective::
 Of several processes only the main one talks to the others. It hands on what it admitted and what was selected; each
 process scores, judges and learns from its part.
 
-Every private name of TRL that this relies on is in :data:`RELIED_ON`, and a test looks for them.
+Every private name of TRL that this relies on is in :mod:`ftis.trl.host`, and a test looks for them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ import numpy as np
 import torch
 from datasets import IterableDataset
 from torch import Tensor
-from transformers import AutoTokenizer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
-from ftis.engines.hub import only_here
 from ftis.lab import starters
 from ftis.lab.arms import RunError
 from ftis.lab.provenance import claim
 from ftis.lab.runs import peer_lock
 from ftis.learning import StepLoss, Update, weighed
 from ftis.loop.events import RoundEnded, Say, unheard
-from ftis.loop.files import locked, read_jsonl, write_whole
+from ftis.loop.files import locked, write_whole
 from ftis.loop.records import Records
 from ftis.measures import Heard, round_record
 from ftis.objectives import resolve
@@ -47,60 +45,27 @@ from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
 from ftis.schedule import assigned, minibatches, seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
-from ftis.trl.member import AloneError, HostPolicy, Swarm, adapted, connected, peer_of, restore, state_of
-from ftis.trl.models import check_model, check_positions, check_server
-from ftis.trl.options import OptionError, check_options, steps_per_round
-from ftis.trl.problems import dataset_of
-from ftis.trl.ranks import Ranks
-from ftis.trl.tensors import padded, tokens_of, update_of
-
-RELIED_ON: Mapping[str, tuple[str, ...]] = {
-    "_prepare_inputs": ("self", "generation_batch"),
-    "_generate_and_score_completions": ("self", "inputs"),
-    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
-    "_tokenize_prompts": ("self", "prompts"),
-    "_compute_loss": ("self", "model", "inputs"),
-    "_save_checkpoint": ("self", "model", "trial"),
-    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
-    "_get_output_dir": ("self", "trial"),
-    "_get_learning_rate": ("self",),
-    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
-    "_get_per_token_logps_and_entropies": (
-        "self",
-        "model",
-        "input_ids",
-        "attention_mask",
-        "logits_to_keep",
-        "batch_size",
-        "compute_entropy",
-    ),
-}
-"""Methods of GRPOTrainer that are overridden or called, and the parameters that they must begin with."""
-
-RELIED_ON_ATTRIBUTES = (
-    "_step",
-    "_buffered_inputs",
-    "_metrics",
-    "_tokenizer",
-    "_pending_extra_logs",
-    "_pending_metrics",
-    "aux_loss_enabled",
-    "eos_token_ids",
-    "num_iterations",
-    "num_generations",
-    "reward_weights",
+from ftis.trl.host import HOSTS_OWN
+from ftis.trl.member import (
+    AloneError,
+    HostPolicy,
+    Swarm,
+    adapted,
+    alone_in_all_rounds,
+    connected,
+    newest_checkpoint,
+    peer_of,
+    restore,
+    state_of,
 )
-"""Attributes of a GRPOTrainer that are read or set."""
-
-RELIED_ON_OUTPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-OPTIONAL_OUTPUTS = ("sampling_per_token_logps", "old_per_token_logps", "tool_mask")
-"""Keys of what ``_generate_and_score_completions`` always and sometimes returns, that are read."""
+from ftis.trl.models import check_model, check_positions, check_server, tokenizer_of
+from ftis.trl.options import OptionError, check_options, steps_per_round
+from ftis.trl.problems import dataset_of, require_prompts
+from ftis.trl.ranks import Ranks
+from ftis.trl.tensors import padded, prompts_of, tokens_of, update_of
 
 STATE = "ftis.json"
 """A checkpoint's file with the exchange's cursor and the states of selections."""
-
-HOSTS_OWN = ("step", "loss", "grad_norm", "learning_rate", "step_time", "reward", "reward_std", "frac_reward_zero_std")
-"""Metrics that TRL logs itself."""
 
 
 class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -144,11 +109,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         task = load_task(recipe.task)
         if isinstance(model, str) and starters.is_starter(model):
             model = str(starters.make(model))
-        if processing_class is None:
-            place = model if isinstance(model, str) else model.config._name_or_path
-            processing_class = AutoTokenizer.from_pretrained(
-                place, padding_side="left", truncation_side="left", local_files_only=only_here(place)
-            )
+        processing_class = processing_class or tokenizer_of(model, args)
         if train_dataset is None:
             train_dataset = dataset_of(task, recipe.prompt, processing_class)
         if isinstance(train_dataset, IterableDataset) or len(train_dataset) != len(task.train):
@@ -160,6 +121,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
+        if args.use_vllm:  # it reads a model's ends from its directory alone
+            self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
             self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
         if self.aux_loss_enabled:
@@ -171,6 +134,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._swarm = swarm
         self._buffered_inputs: list[dict[str, Any]] | None = None
         self._round_said: Say = unheard
+        self._checked: set[int] = set()
         self._check_prompts(range(min(8, len(task.train))))
 
     @property
@@ -191,19 +155,18 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
+        items = [item for item in dict.fromkeys(items) if item not in self._checked]
+        self._checked |= set(items)
         prompts = [self.train_dataset[item]["prompt"] for item in items]
+        if not items:
+            return
         if is_conversational({"prompt": prompts[0]}) and any(
             getattr(self._tokenizer, name, None) is not None for name in ("response_template", "response_schema")
         ):
             raise OptionError("train_dataset: this tokenizer parses answers of conversations; give prompts as text")
-        decode = self._tokenizer.decode
-        for item, ids in zip(items, self._tokenize_prompts(prompts)[0], strict=True):
-            if list(ids) != self.peer.prompt_ids[item].tolist():
-                raise OptionError(
-                    f"train_dataset: row {item} has another prompt than the recipe's problem {item} "
-                    f"({decode(ids)!r} in place of {decode(self.peer.prompt_ids[item].tolist())!r}): let [prompt] of "
-                    f"the recipe say what the data set does, or leave train_dataset out"
-                )
+        given = dict(zip(items, self._tokenize_prompts(prompts)[0], strict=True))
+        remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
+        require_prompts(given, self.peer.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
 
     # --- the run ------------------------------------------------------------------------------------
 
@@ -222,13 +185,16 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise RunError("this trainer has trained before: make a new one for train(resume_from_checkpoint=True)")
         anew, checkpoint = not resume_from_checkpoint, cast(Any, resume_from_checkpoint or None)
         if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
+            checkpoint = newest_checkpoint(self.args.output_dir)
         with contextlib.ExitStack() as stack:
             if self._ranks.from_main(lambda: self._open(stack, anew, checkpoint)):
                 self._load_from_checkpoint(checkpoint)
                 return TrainOutput(self.args.max_steps, float("nan"), {})
             result = super().train(resume_from_checkpoint=checkpoint, **options)
-        self._ranks.from_main(self._refuse_solitude)
+        if alone := self._ranks.from_main(lambda: alone_in_all_rounds(self.place)):
+            if self.args.save_strategy == "no":
+                self.save_model()
+            raise AloneError(alone)
         return result
 
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
@@ -254,14 +220,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if finished:  # others may have come back for its messages
             self.peer.exchange.catch_up(self.peer.cursor.step)
         return finished
-
-    def _refuse_solitude(self) -> None:
-        rows = read_jsonl(self.place / "metrics.jsonl")
-        if rows and all(row.get("without_foreign") for row in rows):
-            raise AloneError(
-                f"no foreign rollout was used in any of {len(rows)} rounds: {self.place / 'events.jsonl'} says why; "
-                f"the model is saved, and it learned alone"
-            )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self._ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
@@ -289,10 +247,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         peer, ranks, clock = self.peer, self._ranks, Stopwatch()
         if self._step == 0:
             self._check_positions()
-        round = ranks.from_main(lambda: peer.exchange.catch_up(peer.cursor.step))
+        round = ranks.from_main(lambda: peer.exchange.catch_up(peer.cursor.step), waits=True)
         own, own_old_logp = self._sample(round)
         clock.lap("sample")
-        admitted = ranks.from_main(lambda: self._trade(round, own, clock))
+        admitted = ranks.from_main(lambda: self._trade(round, own, clock), waits=True)
         batch = collate([*own, *self._scored(admitted)], peer.prompt_ids, peer.name)
         clock.lap("admit")
         judged = self._judged(batch, own_old_logp)
@@ -316,13 +274,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         items = sorted(assigned(peer.recipe, len(peer.task.train), peer.name, round))
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
+        inputs = [dict(self.train_dataset[item]) for item in rows]
         with self._seeded(round):
-            out = self._generate_and_score_completions([dict(self.train_dataset[item]) for item in rows])
+            out = self._generate_and_score_completions(inputs)
+        self._check_outputs(rows, inputs, out)
         rewards = self._totals()
-        if "tool_mask" in out:
-            raise OptionError(
-                "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
-            )
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
             old_NT = self._logps(out)
@@ -343,12 +299,33 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             groups.append(ScoredGroup(group, texts, tuple(rewards[n * each : (n + 1) * each])))
         return groups, {id(rollout): old for rollout, old in sampled}
 
+    def _check_outputs(self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any) -> None:
+        """Refuse what a ``rollout_func`` may give beyond sampled tokens of the recipe's prompts."""
+        if "tool_mask" in outputs:
+            raise OptionError(
+                "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
+            )
+        if more := sorted(inputs[0].keys() - set(self.train_dataset.column_names)):
+            raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
+        ends = sorted(self.peer.policy.end_ids)
+        remedy = "let it sample from the prompt that it is given, rendered as the recipe's [prompt] says"
+        given = dict(zip(items, prompts_of(outputs), strict=True))
+        require_prompts(given, self.peer.prompt_ids, self._tokenizer, "rollout_func: what it gives for {item}", remedy)
+        if any(
+            end in ids[:-1] for ids in tokens_of(outputs["completion_ids"], outputs["completion_mask"]) for end in ends
+        ):
+            raise OptionError(
+                f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
+            )
+
     @contextlib.contextmanager
     def _seeded(self, round: int) -> Iterator[None]:
         """A context whose draws depend on the round alone, so that a resumed peer offers the same bytes again."""
-        device = self.accelerator.device
+        args, device = self.args, self.accelerator.device
+        # Processes that hold one engine of vLLM together must draw alike.
+        alike = args.vllm_tensor_parallel_size if args.use_vllm and args.vllm_mode == "colocate" else 1
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed_of(self.peer.recipe, self.peer.name, round, f"sample-{self._ranks.rank}"))
+            torch.manual_seed(seed_of(self.peer.recipe, self.peer.name, round, f"sample-{self._ranks.rank // alike}"))
             yield
 
     def _trade(self, round: int, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
@@ -382,6 +359,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ]
         if not rows:
             return []
+        self._check_prompts([item for item, _, _ in rows])
         mine = self._ranks.evenly(rows)
         inputs = [dict(self.train_dataset[item]) for item, _, _ in mine]
         prompts = [row["prompt"] for row in inputs]
