@@ -44,6 +44,10 @@ _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9
 _GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
 _SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
+_SCIENTIFIC = re.compile(
+    rf"(?<![\w.,^])(?P<digits>{_WHOLE}(?:\.[0-9]+)?)\s*(?:[×·*xX]|\\times(?![A-Za-z])|\\cdot(?![A-Za-z]))\s*10\s*\^\s*"
+    r"(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<plain>[+-]?[0-9]{1,3}))(?![0-9.])"
+)
 _FRACTIONS = str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 _DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")
 _CODE = re.compile(rf"\b(?:{_CODES})(?=[0-9])")
@@ -66,6 +70,7 @@ _OVER = re.compile(r"÷|\\div(?![A-Za-z])")
 _MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _COUNTED = re.compile(r"(?<=[0-9])\s*([A-Za-z]{2,})")
 _BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_BRACKETED = re.compile(r"\(\s*([0-9.,]+)\s*\)")
 _SUM = re.compile(r"(?!.*(?:\*\*|//))[0-9.+\-*/() ]+")
 
 
@@ -91,8 +96,9 @@ def last_number(text: str) -> str | None:
 
 
 def _joined(text: str) -> str:
-    """A text whose numbers have no gaps between their thousands."""
-    return _THOUSANDS.sub(lambda found: re.sub(rf"[{_SPACES}]", "", found[0]), _GAP.sub("", text))
+    """A text whose numbers have no gaps between their thousands, and stand as ``1.5e3`` where they are 1.5 × 10³."""
+    text = _THOUSANDS.sub(lambda found: re.sub(rf"[{_SPACES}]", "", found[0]), _GAP.sub("", text))
+    return _SCIENTIFIC.sub(lambda found: f"{found['digits']}e{found['braced'] or found['plain']}", text)
 
 
 def read_number(text: str) -> Fraction | None:
@@ -108,7 +114,7 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = _joined(text.strip().translate(_DASHES).translate(_FRACTIONS)).replace("{,}", ",")
+    text = _joined(raised(text.strip()).translate(_DASHES).translate(_FRACTIONS)).replace("{,}", ",")
     text = _IN_WORDS.sub(r"\1", text)
     text = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", bare(text.lstrip("#")))
     first, *others = text.split("=")
@@ -167,6 +173,8 @@ def _amount(text: str) -> Fraction | None:
     text = without_nouns(as_text(DEGREES.sub("", RATE.sub("", without_unit(text))))).rstrip()
     text = _CURRENCY_BEHIND.sub("", text)
     text = text.removesuffix("%").removesuffix("\\").rstrip()
+    if found := _BRACKETED.fullmatch(text):
+        text = found[1]
     signs = _SIGN.match(text)
     assert signs is not None  # every part of the pattern is optional
     if signs[1] and signs[2]:  # before or after the currency sign, but not both
