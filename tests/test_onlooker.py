@@ -299,7 +299,7 @@ def test_nonsense_does_no_harm(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_flood_takes_no_room(tmp_path: Path) -> None:
-    made = Heard(tmp_path)
+    made = Heard(tmp_path, roster=False)
     for i in range(2 * onlookers.MOST_PEERS):
         made.of.token(f"ftis/{'0' * 32}/live/p{i}/1/0", True, AT)
         made.of.token(f"ftis/{i:032x}/live/a/{i}/0", True, AT)
@@ -325,6 +325,19 @@ def test_a_sign_of_presence_without_a_start_and_a_round_is_none(end: str, tmp_pa
     made = Heard(tmp_path)
     made.of.token(f"ftis/{'0' * 32}/live/a/{end}", True, AT)
     assert made.of.runs() == []
+
+
+def test_made_up_runs_and_names_hide_none_that_members_signed(tmp_path: Path) -> None:
+    made = Heard(tmp_path)
+    for i in range(2 * onlookers.MOST_RUNS):
+        made.of.token(f"ftis/{i:032x}/live/a/1/0", True, AT)
+    for i in range(2 * onlookers.MOST_PEERS):
+        made.of.token(f"ftis/{run_id(made.meant())}/live/p{i}/1/0", True, AT)
+    made.sign("a", 0)
+    for i in range(100, 100 + 2 * onlookers.MOST_RUNS):
+        made.of.token(f"ftis/{i:032x}/live/a/1/0", True, AT)
+    assert made.peer("a").signed is not None
+    assert len(made.of.runs()) == onlookers.MOST_RUNS
 
 
 def test_old_rounds_are_forgotten_and_still_counted(tmp_path: Path) -> None:

@@ -242,13 +242,21 @@ class Onlooker:
                 of.facts = self._facts.setdefault(run, facts)  # the same for all: the run is their digest
 
     def _of(self, run: str, peer: str) -> _Heard | None:
-        """What is kept of a peer; None for a name that is none, and where there are too many."""
+        """What is kept of a peer; None for a name that is none, and where there are too many.
+
+        With a roster its names always have room, and a run in which nobody has signed anything makes room for another:
+        anybody can make names and runs up.
+        """
         if not _RUN.fullmatch(run) or not _NAME.fullmatch(peer):
             return None
         if run not in self._runs and len(self._runs) >= MOST_RUNS:
-            return None
+            unsigned = (id for id, peers in self._runs.items() if not any(of.heard_at for of in peers.values()))
+            if self.roster is None or (made_up := next(unsigned, None)) is None:
+                return None
+            for known in (self._runs, self._facts, self._checks):  # it comes again if there is something to it
+                known.pop(made_up, None)
         peers = self._runs.setdefault(run, {})
-        if peer not in peers and len(peers) >= MOST_PEERS:
+        if peer not in peers and len(peers) >= MOST_PEERS and peer not in (self.roster or ()):
             return None
         return peers.setdefault(peer, _Heard())
 
