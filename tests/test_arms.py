@@ -339,7 +339,7 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     recipe = parse(document(output_dir=str(tmp_path / "runs")))
     lines = plan(recipe, range(3), 2)
     assert lines[0] == "21 jobs, 0 of them finished before; 2 at a time, the longest first"
-    assert "alone-part: 12 jobs of 1 peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
+    assert "alone-part: 12 jobs of one peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
     assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
     assert lines[-1].startswith("guess ")
     assert "warm-up" not in lines[-1]

@@ -119,13 +119,13 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
     """What is left to do of an experiment, in lines for people: its jobs by arm, and a guess of the time."""
     found = _jobs(recipe, _runs(recipe, seeds))
     done = sum(not job.rounds_left for job in found)
-    lines = [f"{len(found)} jobs, {done} of them finished before; {jobs} at a time, the longest first"]
+    lines = [f"{counted(len(found), 'job')}, {done} of them finished before; {jobs} at a time, the longest first"]
     for arm in arms_of(recipe):
         own = [job for job in found if job.part.name == arm.name]
         peers = len(own[0].part.peers)
         each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
         lines.append(
-            f"{arm.name}: {len(own)} jobs of {peers} peer{'s' * (peers > 1)}; {budget(own[0].part)}; "
+            f"{arm.name}: {counted(len(own), 'job')} of {counted(peers, 'peer')}; {budget(own[0].part)}; "
             f"guess {in_time(each)} a job"
         )
     on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])

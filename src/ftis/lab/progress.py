@@ -114,7 +114,7 @@ class Display:
                         self.console.print(f"{whose}{advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
-                self._line(f"{event.jobs} jobs, {event.done} of them finished before")
+                self._line(f"{counted(event.jobs, 'job')}, {event.done} of them finished before")
                 # What a bar tells from the jobs' number is wrong: they differ tenfold.
                 self._bars.columns = tuple(c for c in self._bars.columns if not isinstance(c, TimeRemainingColumn))
                 self._advance("jobs", *self._jobs, "")
@@ -133,7 +133,7 @@ class Display:
                 for peer in event.peers:
                     self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
                 text = ", exchanging text in place of token ids" if event.text else ""
-                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {event.rounds} rounds{text}")
+                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {counted(event.rounds, 'round')}{text}")
             case PeerStarted() | RoundEnded() | Evaluated():
                 self._of_peer(event)
             case NetworkEvent():
