@@ -171,12 +171,7 @@ def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: b
 
 
 def agreed(
-    recipe: Recipe,
-    name: str,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: frozenset[int],
-    vocab_size: int,
+    recipe: Recipe, name: str, task: Task, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], vocab_size: int
 ) -> tuple[Header, Terms]:
     """What a peer says of itself in each message, and what the peers of a recipe agreed on.
 

@@ -179,10 +179,7 @@ def join(
             networked=True,
         )
         peer = trainer.peer
-        with (
-            closing(trainer),
-            in_network(peer, place, identity_directory(recipe, name), key, roster, log) as heard,
-        ):
+        with closing(trainer), in_network(peer, place, identity_directory(recipe, name), key, roster, log) as heard:
             if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 peer.exchange.catch_up(peer.cursor.step)
             trainer.train(heard)

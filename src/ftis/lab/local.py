@@ -45,11 +45,7 @@ class Hub:
         after_turn: called before a peer's turn ends, so while no other works.
     """
 
-    def __init__(
-        self,
-        roster: tuple[str, ...],
-        after_turn: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, roster: tuple[str, ...], after_turn: Callable[[], None] = lambda: None) -> None:
         self.roster = roster
         self.turn, self.after_turn = threading.Lock(), after_turn
         self.changed = threading.Condition()

@@ -106,9 +106,7 @@ def _standing(directory: Path) -> list[Section]:
     arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
     for arm in arms:
         arm.refresh()
-    return [
-        Section("standing", "Did it work?", Standing([_snapshot(arm) for arm in arms if arm.started])),
-    ]
+    return [Section("standing", "Did it work?", Standing([_snapshot(arm) for arm in arms if arm.started]))]
 
 
 def _snapshot(arm: ArmOfRun) -> Snapshot:

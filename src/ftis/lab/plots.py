@@ -291,12 +291,7 @@ class Series:
 
 
 def chart(
-    title: str,
-    x_label: str,
-    series: Sequence[Series],
-    *,
-    low: float | None = None,
-    high: float | None = None,
+    title: str, x_label: str, series: Sequence[Series], *, low: float | None = None, high: float | None = None
 ) -> Chart:
     """A chart of some plain lines; ``low`` and ``high`` are the ends of the y axis, by default what they need."""
     known = [(s, points) for s in series if (points := finite(s.points))]

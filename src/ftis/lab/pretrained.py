@@ -148,11 +148,7 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
     try:
         about = HfApi().model_info(model.hub, files_metadata=True, timeout=HUB_SECONDS)
         snapshot_download(
-            model.hub,
-            revision=about.sha,
-            local_dir=downloads,
-            allow_patterns=list(PATTERNS),
-            etag_timeout=HUB_SECONDS,
+            model.hub, revision=about.sha, local_dir=downloads, allow_patterns=list(PATTERNS), etag_timeout=HUB_SECONDS
         )
     except Exception as error:  # those of the HTTP library, which is not the same in every huggingface_hub
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -229,12 +229,7 @@ def probe(
 
 
 def _compare(
-    peer: Peer,
-    batch_of: Callable[[Peer, int], Batch],
-    round: int,
-    fresh: int,
-    objectives: Sequence[str],
-    seed: int,
+    peer: Peer, batch_of: Callable[[Peer, int], Batch], round: int, fresh: int, objectives: Sequence[str], seed: int
 ) -> dict[str, Any]:
     batch = batch_of(peer, round)
     foreign_N = ~batch.own_N

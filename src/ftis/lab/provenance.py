@@ -120,12 +120,7 @@ def read_provenance(run: Path) -> dict[str, Any]:
 
 
 def claim(
-    directory: Path,
-    resume: bool,
-    recipe: Recipe,
-    records: str = "*/*/evaluations.jsonl",
-    *,
-    trains: bool = True,
+    directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl", *, trains: bool = True
 ) -> bool:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 

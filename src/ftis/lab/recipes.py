@@ -65,10 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} cannot be read as {kind}: {error}") from None
 
 
-SAYS_THE_SAME = {
-    "training.prompts_per_round": "prompts_per_peer",
-    "training.prompts_per_peer": "prompts_per_round",
-}
+SAYS_THE_SAME = {"training.prompts_per_round": "prompts_per_peer", "training.prompts_per_peer": "prompts_per_round"}
 """Of keys that say one thing in two ways: setting one drops the other."""
 
 

@@ -152,9 +152,7 @@ def headlines(results: Mapping[str, Any]) -> list[str]:
     return [_headline(results, baseline) for baseline in results["baselines"]]
 
 
-def by_budget(
-    comparisons: Sequence[Mapping[str, Any]],
-) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
     """Comparisons in groups: by baseline, and by what is equal to it in words."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for c in comparisons:
@@ -326,9 +324,7 @@ def _together(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> l
 
 
 def differences_of(
-    study: Study,
-    compared: Sequence[Mapping[str, Any]],
-    values_of: Callable[[Mapping[str, Any], str], Sequence[float]],
+    study: Study, compared: Sequence[Mapping[str, Any]], values_of: Callable[[Mapping[str, Any], str], Sequence[float]]
 ) -> list[dict[str, Any]]:
     """The difference of each comparison's ``arm`` from its ``baseline`` with a verdict, corrected for all of them.
 

@@ -421,16 +421,7 @@ def _cost(estimate: Mapping[str, Any] | None, in_words: Callable[[float], str]) 
 
 
 def _accuracies(found: Mapping[str, Any]) -> Table:
-    head = [
-        "Arm",
-        "Peers",
-        "Sampled",
-        "Trained on",
-        "Final",
-        "Gain",
-        "p, Holm",
-        "Least gain",
-    ]
+    head = ["Arm", "Peers", "Sampled", "Trained on", "Final", "Gain", "p, Holm", "Least gain"]
     rows = []
     for size in _sizes(found):
         rows.append(

@@ -119,10 +119,7 @@ def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
 
 
 def paired_difference(
-    treatment: Values,
-    baseline: Values,
-    confidence: float = 0.95,
-    generator: np.random.Generator | None = None,
+    treatment: Values, baseline: Values, confidence: float = 0.95, generator: np.random.Generator | None = None
 ) -> PairedDifference:
     """Compare two arms over the same seeds: d_s = treatment_s − baseline_s.
 

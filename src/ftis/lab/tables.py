@@ -34,17 +34,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("arm", "peer"):
         table.add_column(heading, no_wrap=True)
-    for heading in (
-        "start",
-        "final",
-        "OOD\nstart",
-        "OOD\nfinal",
-        "rounds",
-        "secs",
-        "tokens",
-        "sent",
-        "foreign\nused",
-    ):
+    for heading in ("start", "final", "OOD\nstart", "OOD\nfinal", "rounds", "secs", "tokens", "sent", "foreign\nused"):
         table.add_column(heading, justify="right", no_wrap=True)
     for arm, peers in summary["arms"].items():
         for name, peer in peers.items():
