@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} is a directory: name a recipe; .toml files there: {there}")
     try:
         text = path.read_text(encoding="utf-8")
-        return _with_lists_as_given(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+        return _table(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
         files = {file.stem: file for place in (path.parent / "recipes", path.parent) for file in place.glob("*.toml")}
         close = difflib.get_close_matches(path.name.removesuffix(".toml"), files, n=1, cutoff=0.6)
@@ -77,7 +77,7 @@ def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequenc
         overrides: those that were applied to it. What is wrong with their keys is not put down to ``where``.
     """
     try:
-        return Recipe.model_validate(_with_lists_as_given(document))
+        return Recipe.model_validate(_table(document))
     except ValidationError as error:
         raise RecipeError(_explain(error, document, where, overrides)) from None
 
@@ -205,7 +205,7 @@ def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _with_lists_as_given(document: Mapping[str, Any]) -> dict[str, Any]:
+def _table(document: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(document, Mapping):
         raise RecipeError(f"a recipe is a table of keys, got {type(document).__name__}")
     return dict(document)
