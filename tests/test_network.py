@@ -317,6 +317,15 @@ def test_only_the_swarms_own_certificates_connect(tmp_path: Path) -> None:
                 zenoh.open(config)
 
 
+@pytest.mark.parametrize("endpoints", ["none", "tls", "both"])
+def test_only_in_a_swarm_of_tls_endpoints_nobody_is_linked_without_it(endpoints: str, tmp_path: Path) -> None:
+    new_certificates(tmp_path, ["a"])
+    settings = tls(tmp_path, "a", free_port(), True)
+    listen = {"none": [], "tls": settings["listen"], "both": [*settings["listen"], "tcp/127.0.0.1:0"]}[endpoints]
+    config = engine_config(NetworkConfig(**{**settings, "listen": listen}))
+    assert json.loads(config.get_json("transport/link/protocols")) == (["tls"] if endpoints == "tls" else None)
+
+
 def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> None:
     port = free_port()
     settings = NetworkConfig(listen=(f"tcp/127.0.0.1:{port}",))

@@ -5,12 +5,14 @@ TRL lives in an environment of its own, where ``make test-trl`` runs these; else
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -31,9 +33,12 @@ from watched import Watched
 from ftis.codec import Limits, decode
 from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
 from ftis.exchange import Stopped
+from ftis.honesty.selection import HonestyTest
 from ftis.lab import starters
 from ftis.lab.assembly import assemble
+from ftis.lab.join import choose_arm
 from ftis.lab.local import AloneExchange, Hub
+from ftis.lab.recipes import load
 from ftis.learning import StepLoss, judge
 from ftis.loop.events import unheard
 from ftis.loop.files import read_jsonl
@@ -552,6 +557,19 @@ def test_a_trainer_that_learned_alone_saves_its_model_where_no_checkpoint_is_ask
 
 
 @needs_trl
+def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model: Path, tmp_path: Path) -> None:
+    recipe = scene_recipe(honesty={"action": "quarantine"})
+    trainer = trainer_of(model, config(tmp_path), recipe, AloneExchange())
+    trainer.place.mkdir(parents=True)
+    found = {"peer/b/honesty/found_in_round": 1, "peer/b/honesty/found_after_tokens": 99}
+    (trainer.place / "metrics.jsonl").write_text(json.dumps({"step": 1, **found}) + "\n")
+    with contextlib.ExitStack() as stack:
+        trainer._open(stack, False, None)
+    (test,) = [selection for selection in trainer.peer.selections if isinstance(selection, HonestyTest)]
+    assert test.quarantined == {"b"}
+
+
+@needs_trl
 def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Path) -> None:
     from ftis.trl.member import newest_checkpoint
 
@@ -666,6 +684,20 @@ def test_every_option_that_is_fixed_is_one_of_trl_s_and_has_a_contradiction_abov
 
 
 @needs_trl
+def test_the_three_lines_of_the_docs_go_with_their_recipe() -> None:
+    from trl import GRPOConfig
+
+    from ftis.trl.member import adapted
+    from ftis.trl.options import check_options
+
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trl.md").read_text(encoding="utf-8"), re.DOTALL)
+    (call,) = re.findall(r"args = GRPOConfig\((.*?)\n\)", block, re.DOTALL)
+    args = eval(f"GRPOConfig({call}\nbf16=False, use_cpu=True)", {"GRPOConfig": GRPOConfig})
+    recipe = adapted(choose_arm(load(ROOT / "recipes" / "demo_pair.toml"), "small", "F-TIS")[1], args)
+    check_options(args, recipe, resolve(recipe.objective), "small", 1)
+
+
+@needs_trl
 @pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
 def test_an_option_that_contradicts_is_refused_by_name(
     options: dict[str, Any], said: str, model: Path, tmp_path: Path
@@ -743,7 +775,8 @@ def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts
 
     def elsewhere(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         made = given(prompts, trainer)
-        return {**made, "prompt_ids": [[*ids, 5] for ids in made["prompt_ids"]]}
+        first, *others = made["prompt_ids"]
+        return {**made, "prompt_ids": [[*first, 5], *others]}
 
     def with_more(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         made = given(prompts, trainer)

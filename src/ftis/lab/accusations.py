@@ -8,15 +8,17 @@ The file stands beside the peer's directory, so that it outlives a start from th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ftis.config import FtisError
+from ftis.honesty.selection import HonestyTest
 from ftis.loop.files import read_jsonl, write_json
 from ftis.metric_keys import by_peer
+from ftis.selection import Selection
 
 Accusation = Mapping[str, Any]
 """``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
@@ -55,7 +57,15 @@ def keep_undone(peer: Path, step: int) -> None:
     accused = in_round(by_peer(rows[-1])) if rows else {}
     undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
     if undone:
-        write(peer, step, {**read(peer, inf), **undone})
+        write(peer, step, undone | read(peer, inf))  # those kept before may have token ids
+
+
+def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None:
+    """Let the honesty test among ``selections`` know whom the file accuses, where the peer goes on from ``step``."""
+    for selection in selections:
+        if isinstance(selection, HonestyTest):
+            for sender, accusation in read(peer, step).items():
+                selection.accuse(sender, **accusation)
 
 
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:

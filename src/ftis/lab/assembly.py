@@ -24,7 +24,6 @@ from ftis.engines.replicas import Plan, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
-from ftis.honesty.selection import HonestyTest
 from ftis.lab import accusations, starters
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.local import Delayed
@@ -111,10 +110,7 @@ def assemble(
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, objective)
     checkpoint.restore(selections, states)
-    for selection in selections:
-        if isinstance(selection, HonestyTest):
-            for sender, accusation in accusations.read(directory, resume_step).items():
-                selection.accuse(sender, **accusation)
+    accusations.accuse_again(directory, resume_step, selections)
     # The recipe of a replay says "auto" still, also where text was exchanged.
     end_tokens = end_tokens_of(recipe, policy.tokenizer, text=recipe.exchange != "ids" and not networked)
     own_ends = policy.end_ids

@@ -279,7 +279,7 @@ def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
     said = one["msg"][0].lower() + one["msg"][1:]
     message = f"input should be {words[one['type']]}" if one["type"] in words else said
-    if one["type"] == "string_type" and isinstance(one["input"], int | float):
+    if one["type"] == "string_type" and isinstance(one["input"], int) and not isinstance(one["input"], bool):
         message += f': quote it, as in {place} = "{one["input"]}", and with --set \'{place}="{one["input"]}"\''
     return f"{place} = {one['input']!r}: {message}"
 

@@ -46,7 +46,7 @@ _SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
 _SCIENTIFIC = re.compile(
     rf"(?<![\w.,^])(?P<digits>{_WHOLE}(?:\.[0-9]+)?)\s*(?:[×·*xX]|\\times(?![A-Za-z])|\\cdot(?![A-Za-z]))\s*10\s*\^\s*"
-    r"(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<plain>[+-]?[0-9]{1,3}))(?![0-9.])"
+    r"(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<plain>[+-]?[0-9]{1,3}))(?![0-9]|\.[0-9])"
 )
 _FRACTIONS = str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 _DASHES = str.maketrans("\N{MINUS SIGN}\N{EN DASH}", "--")

@@ -48,7 +48,7 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
         "transport/link/tx/queue/congestion_control/block/wait_before_close": 30_000_000,
     }
     if settings.tls_certificate is not None:
-        if all(endpoint.startswith("tls/") for endpoint in (*settings.listen, *settings.connect)):
+        if not on_one_machine and all(at.startswith("tls/") for at in (*settings.listen, *settings.connect)):
             values["transport/link/protocols"] = ["tls"]  # also to whom a linked peer names
         values |= {
             "transport/link/tls/root_ca_certificate": settings.tls_authority,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -33,16 +33,18 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
     )
 
 
-def require_prompts(given: Mapping[int, Sequence[int]], wanted: Any, tokenizer: Any, where: str, remedy: str) -> None:
+def require_prompts(
+    given: Iterable[tuple[int, Sequence[int]]], wanted: Any, tokenizer: Any, where: str, remedy: str
+) -> None:
     """
     Args:
-        given: prompts as token ids, by the number of the problem.
+        given: the number of the problem and the prompt as token ids, of each.
         wanted: those that the recipe renders.
 
     Raises:
         OptionError: one is another; ``where`` says what gave it, with ``{item}`` for the problem's number.
     """
-    for item, ids in given.items():
+    for item, ids in given:
         right = wanted[item].tolist()
         if list(ids) != right:
             raise OptionError(

@@ -95,8 +95,8 @@ class Ranks:
             try:
                 return done.result(KEEP_ALIVE_SECONDS)
             except TimeoutError:
-                if done.done():  # one of the work's own
-                    raise
+                if done.done():  # it has ended meanwhile, or the error is the work's own
+                    return done.result()
                 broadcast_object_list([STILL_AT_WORK, None])
 
     def together(self, mine: Sequence[Value]) -> list[Value]:

@@ -30,7 +30,7 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
-from ftis.lab import starters
+from ftis.lab import accusations, starters
 from ftis.lab.arms import RunError
 from ftis.lab.provenance import claim
 from ftis.lab.runs import peer_lock
@@ -151,7 +151,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             tokens_of(self._logps(inputs), inputs["completion_mask"])[-1:]
             for inputs in (padded([ids[-1:]], [ids], device), padded([ids, ids[-1:]], [ids, ids], device))
         )
-        check_positions(alone, shifted, self.args.bf16 or self.args.fp16)
+        check_positions(alone, shifted, self.args.bf16)
 
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
@@ -164,7 +164,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             getattr(self._tokenizer, name, None) is not None for name in ("response_template", "response_schema")
         ):
             raise OptionError("train_dataset: this tokenizer parses answers of conversations; give prompts as text")
-        given = dict(zip(items, self._tokenize_prompts(prompts)[0], strict=True))
+        given = zip(items, self._tokenize_prompts(prompts)[0], strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
         require_prompts(given, self.peer.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
 
@@ -214,6 +214,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
         claim(self.place, True, self.peer.recipe, "metrics.jsonl")
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
+        accusations.keep_undone(self.place, self.peer.cursor.step)
+        accusations.accuse_again(self.place, self.peer.cursor.step, self.peer.selections)
         self._records.cut_back_to(self.peer.cursor.step or -1)
         self._round_said = stack.enter_context(connected(self.peer, self._swarm, self.place))
         finished = self.peer.cursor.step >= self.peer.recipe.training.rounds
@@ -309,7 +311,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
         ends = sorted(self.peer.policy.end_ids)
         remedy = "let it sample from the prompt that it is given, rendered as the recipe's [prompt] says"
-        given = dict(zip(items, prompts_of(outputs), strict=True))
+        given = zip(items, prompts_of(outputs), strict=True)
         require_prompts(given, self.peer.prompt_ids, self._tokenizer, "rollout_func: what it gives for {item}", remedy)
         if any(
             end in ids[:-1] for ids in tokens_of(outputs["completion_ids"], outputs["completion_mask"]) for end in ends
