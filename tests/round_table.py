@@ -110,7 +110,7 @@ class Table:
             assembly = Assembly(offer)
             full = contents_of(name, offer.round) if data is None else data
             for index in range(len(offer.chunks)):
-                assembly.take(index, [full[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]])
+                assembly.hear(index, full[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
             self.rounds.fetched(assembly)
 
     def delivers(self, name: str, round: int) -> None:

@@ -690,7 +690,7 @@ def test_two_peers_train_over_a_transport_of_ten_lines() -> None:
         for offer in table.to_fetch:
             assembly = Assembly(offer)
             for index in assembly.missing():
-                assembly.take(index, [wire[offer.peer, offer.round][2][index * CHUNK_BYTES :][:CHUNK_BYTES]])
+                assembly.hear(index, wire[offer.peer, offer.round][2][index * CHUNK_BYTES :][:CHUNK_BYTES])
             table.rounds.fetched(assembly)
         table.to_fetch.clear()
         table.poll()

@@ -268,7 +268,7 @@ def _groups(messages: Iterable[Signed], sizes: Sizes, limits: Limits) -> Iterato
         assembly = Assembly(offer)
         for index in assembly.missing():
             at = index * manifests.CHUNK_BYTES
-            assembly.take(index, [message.contents[at : at + manifests.chunk_size(offer, index)]])
+            assembly.hear(index, message.contents[at : at + manifests.chunk_size(offer, index)])
         contents = assembly.contents()
         if contents is None or len(message.contents) != offer.size:
             raise BundleError(f"{place}: the contents are not what was signed")

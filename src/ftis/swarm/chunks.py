@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from ftis.swarm import manifest as manifests
 from ftis.swarm.manifest import Manifest
@@ -22,28 +21,29 @@ class Assembly:
     def __init__(self, offer: Manifest) -> None:
         self.offer = offer
         self._found: dict[int, bytes] = {}
+        self._junk: set[int] = set()
         self._bad: Counter[int] = Counter()
 
     def missing(self) -> list[int]:
         """The chunks still to be fetched, in order."""
         return [index for index in range(len(self.offer.chunks)) if index not in self._found]
 
-    def fits(self, index: int, data: bytes) -> bool:
-        """Whether ``data`` is chunk ``index``."""
+    def hear(self, index: int, data: bytes) -> bool:
+        """Take in an answer to the question for chunk ``index``. Returns whether it is the chunk."""
         right_size = len(data) == manifests.chunk_size(self.offer, index)
-        return right_size and manifests.digest(data) == self.offer.chunks[index]
+        if not (right_size and manifests.digest(data) == self.offer.chunks[index]):
+            self._junk.add(index)
+            return False
+        self._found[index] = data
+        return True
 
-    def take(self, index: int, answers: Iterable[bytes]) -> bool:
-        """Whether one of ``answers`` is chunk ``index``. Answers behind the right one are not waited for."""
-        junk = False
-        for data in answers:
-            if self.fits(index, data):
-                self._found[index] = data
-                return True
-            junk = True
-        if junk:
+    def over(self, index: int) -> bool:
+        """The question for chunk ``index`` is over. Returns whether the chunk came."""
+        came = index in self._found
+        if index in self._junk and not came:
             self._bad[index] += 1
-        return False
+        self._junk.discard(index)
+        return came
 
     @property
     def spoiled(self) -> bool:

@@ -52,7 +52,7 @@ from ftis.swarm.rounds import (
     Rounds,
     kept_rounds,
 )
-from ftis.swarm.session import BLOCK, Answers, ask_everybody, open_session
+from ftis.swarm.session import BLOCK, Question, ask_everybody, open_session
 
 FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
@@ -322,17 +322,18 @@ class NetworkExchange:
         asked = deque((index, self._ask_chunk(assembly, index)) for index in islice(ahead, CHUNKS_IN_FLIGHT))
         progress = False
         while asked:
-            index, answers = asked.popleft()
-            came = assembly.take(index, answers.wait())
+            index, question = asked.popleft()
+            question.wait()
+            came = assembly.over(index)
             progress = progress or came
             if not came or not self._wants(assembly.offer):
                 ahead = iter(())
             asked.extend((after, self._ask_chunk(assembly, after)) for after in islice(ahead, 1))
         return progress
 
-    def _ask_chunk(self, assembly: Assembly, index: int) -> Answers:
+    def _ask_chunk(self, assembly: Assembly, index: int) -> Question:
         key = f"ftis/{self.run}/blob/{assembly.offer.peer}/{assembly.offer.round}/{index}"
-        return Answers(self.session, key, GET_SECONDS, partial(assembly.fits, index))
+        return Question(self.session, key, GET_SECONDS, partial(assembly.hear, index))
 
     def _wants(self, offer: Manifest) -> bool:
         with self.changed:

@@ -124,23 +124,21 @@ def ask_everybody(
     )
 
 
-class Answers:
-    """The answers to one question, of which only one that fits is kept.
+class Question:
+    """A question that is over with the first right answer, else after its time.
 
-    They are looked at where they arrive. In a queue that nobody reads yet, answers without end would fill memory, and
-    once it was full the engine could receive nothing else.
+    Answers are looked at where they arrive. In a queue that nobody reads yet, answers without end would fill memory,
+    and once it was full the engine could receive nothing else.
 
     Args:
-        fits: whether an answer is the one that is asked for; called on the engine's threads.
+        is_right: hears each answer, on the engine's threads; whether no other is needed.
 
     Raises:
         zenoh.ZError: the session closes, or there is no link for a moment.
     """
 
-    def __init__(self, session: zenoh.Session, key: str, seconds: float, fits: Callable[[bytes], bool]) -> None:
-        self._fits, self._seconds = fits, seconds
-        self._right: bytes | None = None
-        self._others = False
+    def __init__(self, session: zenoh.Session, key: str, seconds: float, is_right: Callable[[bytes], bool]) -> None:
+        self._is_right, self._seconds = is_right, seconds
         self._over = threading.Event()
         session.get(
             key,
@@ -152,19 +150,12 @@ class Answers:
         )
 
     def _hear(self, reply: zenoh.Reply) -> None:
-        if reply.ok is None or self._over.is_set():
-            return
-        data = reply.ok.payload.to_bytes()
-        if self._fits(data):
-            self._right = data
+        if reply.ok is not None and not self._over.is_set() and self._is_right(reply.ok.payload.to_bytes()):
             self._over.set()
-        else:
-            self._others = True
 
-    def wait(self) -> list[bytes]:
-        """The one that fits, as soon as it is there; without it an empty one where others came."""
+    def wait(self) -> None:
+        """Until it is over."""
         self._over.wait(self._seconds + LATE_SECONDS)
-        return [self._right] if self._right is not None else [b""] * self._others
 
 
 def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
