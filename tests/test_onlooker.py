@@ -263,7 +263,7 @@ def test_what_peers_say_of_each_other_is_quoted(heard_of: Heard) -> None:
     assert "a says that it has eve “in quarantine”" in heard_of.remarks("eve")
     shown = swarms.learned(heard_of.of.runs())
     assert shown is not None
-    cells = {cell.text: cell.claimed for cell in shown.tables[0].groups[0].rows[0]}
+    cells = {cell.text: cell.claimed for cell in shown[0].groups[0].rows[0]}
     assert cells == {"a": False, "–": False, "7 of 12, 3 rejected": True, "0, in quarantine": True}
 
 

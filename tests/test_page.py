@@ -343,7 +343,7 @@ def test_whose_rollouts_a_peer_learned_from_is_told_in_numbers(tmp_path: Path, n
     study = read_study(Scene(tmp_path, peers=peers, seeds=(0, 1)).write())
     found = exchanges(study)
     assert found is not None
-    (group,) = found.arms[0].learned.groups
+    (group,) = found[0].learned.groups
     k1 = 0.4 * sum(range(1, ROUNDS + 1)) / ROUNDS
     numbers = [f"{share:.1f}", "1.0", "2.0", f"{share - 3:.1f}", f"{k1:.2f}", "1.100", "0.80"]
     assert [[cell.text for cell in row] for row in group.rows] == [
@@ -367,7 +367,7 @@ def test_what_did_not_come_counts_as_no_rollouts_and_has_no_weight(tmp_path: Pat
     share = PROMPTS * G // 2
     found = exchanges(read_study(tmp_path))
     assert found is not None
-    from_large = found.arms[0].learned.groups[0].rows[1]
+    from_large = found[0].learned.groups[0].rows[1]
     counts = [f"{count / ROUNDS:.1f}" for count in (share, 1, 2, share - 3)]
     assert [cell.text for cell in from_large[1:]] == ["large", *counts, "0.40", "1.100", "0.80"]
 

@@ -70,15 +70,10 @@ class ArmExchange:
     sampler_gap: str
 
 
-@dataclass(frozen=True)
-class Exchanges:
-    arms: Sequence[ArmExchange]
-
-
-def exchanges(study: Study) -> Exchanges | None:
-    """None where no peers learned together."""
+def exchanges(study: Study) -> list[ArmExchange] | None:
+    """Of each arm whose peers learn together; None where there is none."""
     together = [arm for arm in study.arms if arm.collaborate and len(study.recipe.peers) > 1]
-    return Exchanges([_arm_exchange(study, arm) for arm in together]) if together else None
+    return [_arm_exchange(study, arm) for arm in together] or None
 
 
 def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:

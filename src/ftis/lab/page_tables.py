@@ -67,11 +67,6 @@ class Cost:
     seconds: Table
 
 
-@dataclass(frozen=True)
-class Probes:
-    probes: Sequence[Table]
-
-
 def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accuracy | None:
     """None while no seed is finished."""
     if not results["seeds"]:
@@ -240,9 +235,9 @@ def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def probes(found: Sequence[Probe]) -> Probes | None:
-    """None where no probe was made."""
-    return Probes([_probe_table(probe) for probe in found]) if found else None
+def probes(found: Sequence[Probe]) -> list[Table] | None:
+    """A table of each; None where no probe was made."""
+    return [_probe_table(probe) for probe in found] or None
 
 
 def _probe_table(probe: Probe) -> Table:

@@ -46,11 +46,6 @@ class Members:
     roster: bool
 
 
-@dataclass(frozen=True)
-class Learned:
-    tables: Sequence[Table]
-
-
 def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Glance:
     """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
     found = []
@@ -217,7 +212,7 @@ def _key(peer: Seen, known: bool) -> Cell:
     return Cell(f"{'its ' if known else ''}key {peer.signed.key[:DIGITS]}")
 
 
-def learned(runs: Sequence[Run]) -> Learned | None:
+def learned(runs: Sequence[Run]) -> list[Table] | None:
     """Who says to have learned from whom, a table per run; None where nobody says anything of it."""
     tables = []
     for run in runs:
@@ -228,7 +223,7 @@ def learned(runs: Sequence[Run]) -> Learned | None:
         rows = [[Cell(peer.peer), *(_learned_cell(peer, name) for name in names)] for peer in learners]
         title = f"{run.name}, digest {run.id[:DIGITS]}: rollouts learned from, of those admitted"
         tables.append(Table(title, ["Learner", *(f"← {name}" for name in names)], [RowGroup(None, rows)]))
-    return Learned(tables) if tables else None
+    return tables or None
 
 
 def _learned_cell(learner: Seen, source: str) -> Cell:

@@ -70,11 +70,6 @@ class Weighed:
     cap: float | None
 
 
-@dataclass(frozen=True)
-class Honesty:
-    table: Table
-
-
 def taken(arm: ArmOfRun) -> Taken | None:
     """Who learned from whom in the last rounds; None where nobody learns together or no round has ended."""
     pairs = arm.pairs
@@ -178,7 +173,7 @@ def cap_of(arm: ArmOfRun) -> float | None:
     return None
 
 
-def honesty(arm: ArmOfRun) -> Honesty | None:
+def honesty(arm: ArmOfRun) -> Table | None:
     """The honesty test's evidence on each sender: the highest of its learners', and who found it."""
     rows = []
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
@@ -205,10 +200,5 @@ def honesty(arm: ArmOfRun) -> Honesty | None:
     if not rows:
         return None
     head = ["Sender", "Evidence, nats", "Needed", "Highest at", "Tokens tested", "Found by"]
-    return Honesty(
-        Table(
-            "Evidence that a sender does not draw its tokens from the log-probabilities that it reports",
-            head,
-            [RowGroup(None, rows)],
-        )
-    )
+    caption = "Evidence that a sender does not draw its tokens from the log-probabilities that it reports"
+    return Table(caption, head, [RowGroup(None, rows)])
