@@ -237,8 +237,8 @@ def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsy
     assert "ok      exchange: a, b exchange text" in capsys.readouterr().out
     arms = ["--set", 'arms=[{name="alone", collaborate=false}, {name="F-TIS"}]']
     for chosen, says in (
-        ((), "arm F-TIS: one group of each peer"),
-        (arms, "arm alone, the first (--arm names another): one group of each peer"),
+        ((), "arm F-TIS: one after the other each peer loads its model, samples one group"),
+        (arms, "arm alone, the first (--arm names another): one after the other each peer loads its model"),
     ):
         assert ftis("preflight", "recipe.toml", "--groups", "1", *chosen) == 0
         said = " ".join(capsys.readouterr().out.split())
