@@ -737,6 +737,15 @@ def test_a_dry_run_says_what_would_be_done(workplace: Path, capsys: pytest.Captu
     assert "one arm: nothing is compared with it" in out
 
 
+def test_letters_of_a_prompt_that_a_model_never_sees_are_told(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ftis("train", "recipe.toml", "--dry-run", "--set", "prompt.template=Q {question}=Q") == 0
+    said = capsys.readouterr().out
+    for model in "ab":
+        assert re.search(rf"{model}: its tokenizer drops 2 of [0-9]+ letters of a prompt \('q'\)", said)
+
+
 def test_a_dry_run_counts_the_bytes_of_the_arms_that_are_run(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1027,8 +1036,9 @@ def test_an_experiment_refuses_keys_that_it_would_not_take(
 
 
 def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("experiment", "recipe.toml", "--seeds", "1") == 1
-    assert "experiment.baselines: 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
+    for dry in ((), ("--dry-run",)):
+        assert ftis("experiment", "recipe.toml", "--seeds", "1", *dry) == 1
+        assert "experiment.baselines: 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
 
 
 STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter").glob("*.toml"))

@@ -43,7 +43,7 @@ Overrides = Annotated[
 
 
 SET_ELSEWHERE = {
-    "seed": "an experiment trains under the seeds of --seeds, as in --seeds 7-7",
+    "seed": "an experiment trains under the seeds of --seeds, as in --seeds {value}-{value}",
     "processes": "each job of an experiment has a process of its own; --jobs says how many run at a time",
 }
 """Keys that an experiment does not take from its recipe, and what says them instead."""
@@ -52,8 +52,9 @@ SET_ELSEWHERE = {
 def load_experiment(recipe: Path, overrides: Sequence[str]) -> Recipe:
     """A recipe to be trained under several seeds. An override that would do nothing there is refused."""
     for override in overrides:
-        if (instead := SET_ELSEWHERE.get(split_override(override)[0])) is not None:
-            raise typer.BadParameter(f"--set {override}: {instead}")
+        key, value = split_override(override)
+        if (instead := SET_ELSEWHERE.get(key)) is not None:
+            raise typer.BadParameter(f"--set {override}: {instead.format(value=value)}")
     return load(recipe, overrides)
 
 

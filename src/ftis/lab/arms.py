@@ -67,12 +67,26 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
     return [arm_of(recipe, config) for config in configs if not only or config.name in only]
 
 
+def check_baselines(recipe: Recipe) -> None:
+    """
+    Raises:
+        RunError: one of the baselines is no arm.
+    """
+    names = [arm.name for arm in arms_of(recipe)]
+    if unknown := sorted(set(recipe.experiment.baselines) - set(names)):
+        raise RunError(
+            f"experiment.baselines: {unknown[0]!r} is none of the arms ({', '.join(names)}): name those to compare "
+            f"with, as in --set 'experiment.baselines=[\"{names[0]}\"]'"
+        )
+
+
 def keep_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
     """The recipe with those arms alone, and with those of the baselines that are among them. Without names: as it is.
 
     Raises:
-        RunError: the recipe has no such arm, or none of them is a baseline.
+        RunError: the recipe has no such arm, none of them is a baseline, or a baseline is no arm.
     """
+    check_baselines(recipe)
     if not only:
         return recipe
     arms_of(recipe, only)  # refuses a name that it does not have

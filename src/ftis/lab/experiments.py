@@ -19,7 +19,7 @@ from statistics import fmean
 
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
-from ftis.lab.arms import Arm, RunError, arms_of, experiment_directory
+from ftis.lab.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
 from ftis.lab.estimate import disk_of, guess_seconds, known_parameters, too_much_for, validation_problems
 from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import Outlook, Work, in_time
@@ -71,12 +71,7 @@ def run_experiment(
     directory = experiment_directory(recipe)
     stop = stop or threading.Event()
     arms = arms_of(recipe)
-    unknown = set(recipe.experiment.baselines) - {arm.name for arm in arms}
-    if unknown:
-        raise RunError(
-            f"experiment.baselines: {sorted(unknown)[0]!r} is none of the arms "
-            f"({', '.join(arm.name for arm in arms)}): name those to compare with"
-        )
+    check_baselines(recipe)
     say(Planned((*problems(check(arms)), *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
