@@ -557,7 +557,7 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
         assert (
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
-        assert f"tokens/s\n{peer}: by this one problem, the format is right in 0 of 4 completions" in said
+        assert f"tokens/s\n{peer}: if other groups are like it, the format is right in 0 of 4 completions" in said
         assert f"{peer}: 5% of the look at it\n{peer}: 10% of the look at it\n{peer}: 20% of" in said
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 3
@@ -585,11 +585,11 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
         "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
         "11 without an end  1,234 tokens/s"
     )
-    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: by this one problem, change the same"]
+    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: if other groups are like it, the same"]
     lines = [
         "a: loaded",
         verdict,
-        "a: by this one problem, that is so",
+        "a: if other groups are like it, that is so",
         "a: 7% of the look at it, about 6.5 min left for it",
         "a: 86% of the look at it, about 7 s left for it",
     ]

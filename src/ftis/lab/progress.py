@@ -105,12 +105,12 @@ class Display:
             case FirstGroup():
                 self.console.print(_first_group_line(event), highlight=False, markup=False)
                 if event.advice and event.advice == self._advised:
-                    self.console.print(f"{event.place.peer}: by this one problem, change the same", highlight=False)
+                    self.console.print(f"{event.place.peer}: if other groups are like it, the same", highlight=False)
                 else:
                     self._advised = event.advice or self._advised
                     for advice in event.advice:
                         # Lines of a recipe are for everybody.
-                        whose = "" if "\n" in advice else f"{event.place.peer}: by this one problem, "
+                        whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
                         self.console.print(f"{whose}{advice}", highlight=False, markup=False)
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
