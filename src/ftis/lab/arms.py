@@ -72,7 +72,7 @@ def check_baselines(recipe: Recipe) -> None:
     Raises:
         RunError: one of the baselines is no arm.
     """
-    names = [arm.name for arm in arms_of(recipe)]
+    names = [arm.name for arm in arm_configs(recipe)]
     if unknown := sorted(set(recipe.experiment.baselines) - set(names)):
         raise RunError(
             f"experiment.baselines: {unknown[0]!r} is none of the arms ({', '.join(names)}): name those to compare "

@@ -74,11 +74,12 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     known = (with_exchange(arm, tokenizers_here(arm)) for arm in arms)
     swarms = [swarm for arm in known for swarm in arm.swarms if len(swarm.peers) > 1]
     if swarms:
-        offered = {id(swarm): _offered(swarm) for swarm in swarms}
+        offered = [_offered(swarm) for swarm in swarms]
+        received = [sent * (len(swarm.peers) - 1) for sent, swarm in zip(offered, swarms, strict=True)]
+        in_all = [sent * swarm.training.rounds for sent, swarm in zip(offered, swarms, strict=True)]
         lines.append(
-            f"wire: each peer offers at most {in_bytes(max(offered.values()))} a round and receives "
-            f"{in_bytes(max(offered[id(swarm)] * (len(swarm.peers) - 1) for swarm in swarms))}; "
-            f"{in_bytes(max(offered[id(swarm)] * swarm.training.rounds for swarm in swarms))} offered in all rounds"
+            f"wire: each peer offers at most {in_bytes(max(offered))} a round and receives {in_bytes(max(received))}; "
+            f"{in_bytes(max(in_all))} offered in all rounds"
         )
     return lines
 

@@ -142,9 +142,8 @@ def _learner(peer: PeerRecords, model: str, cap: float) -> Learner | None:
 def _view(title: str, row: Mapping[str, Any], cap: float, tokens: Tokens) -> SampleView:
     """Without a tokenizer the text, without colours."""
     view = sample_view(title, row, cap, tokens)
-    return (
-        view if tokens.known else replace(view, tokens=[TokenView(in_part(str(row["completion"])), "", "")], cut_off=0)
-    )
+    whole = TokenView(in_part(str(row["completion"])), "", "")
+    return view if tokens.known else replace(view, tokens=[whole], cut_off=0)
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,7 @@ def claim(
                 f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
             )
         added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
-        made = read_provenance(directory)["starters"]
-        names = _starter_names(recipe)
-        if any(name != names[model] for model, name in made.items() if model in names):
+        if made := made_otherwise(directory, _starter_names(recipe)):
             raise RunError(
                 f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
                 f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
@@ -169,6 +167,13 @@ def claim(
         write_json(directory / PROVENANCE, provenance(recipe))
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
     return False
+
+
+def made_otherwise(run: Path, models: Iterable[str]) -> dict[str, str]:
+    """Of these starters, those that are made otherwise now than when the run began, and what they were then."""
+    began = read_provenance(run).get("starters", {})
+    now = {model: starters.path_of(model).name for model in models}
+    return {model: began[model] for model, name in now.items() if began.get(model, name) != name}
 
 
 def delete_run(directory: Path) -> None:

@@ -31,7 +31,7 @@ from ftis.lab import starters
 from ftis.lab.arms import RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.provenance import PROVENANCE, provenance, read_provenance
+from ftis.lab.provenance import PROVENANCE, made_otherwise, provenance, read_provenance
 from ftis.lab.recipes import parse, parse_recorded, set_key, split_override
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
@@ -129,11 +129,11 @@ class Recording:
 
     def _check_starter(self, model: str) -> None:
         """Refuse a starter that is made otherwise now: the rollouts were learned from by other weights."""
-        recorded, now = read_provenance(self.run).get("starters", {}).get(model), starters.path_of(model).name
-        if recorded not in (None, now):
+        if made := made_otherwise(self.run, [model]):
             raise RunError(
-                f"{self.run} began with {model} as {recorded}, which is made as {now} now, since ftis or what it is "
-                f"made with has changed: use the version in {self.run / PROVENANCE}, or train again"
+                f"{self.run} began with {model} as {made[model]}, which is made as {starters.path_of(model).name} now, "
+                f"since ftis or what it is made with has changed: use the version in {self.run / PROVENANCE}, or train "
+                f"again"
             )
 
     @contextmanager

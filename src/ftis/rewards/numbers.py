@@ -168,7 +168,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _amount(text: str) -> Fraction | None:
     """What one side says, without units and the like behind it."""
-    text = _TOUCHING.sub(" ", bare(raised(text)))
+    text = _TOUCHING.sub(" ", bare(text))
     text = _SYMBOL.sub("", text)  # a variable in a formula, but numbers have none
     text = without_nouns(as_text(DEGREES.sub("", RATE.sub("", without_unit(text))))).rstrip()
     text = _CURRENCY_BEHIND.sub("", text)

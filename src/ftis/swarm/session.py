@@ -111,17 +111,23 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
 
 
 def ask_everybody(
-    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY
+    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY, handler: Any = None
 ) -> Iterable[zenoh.Reply]:
-    """Every answer, several to the same key included: one that lies must not take the place of one that does not."""
-    return session.get(
+    """Every answer, several to the same key included: one that lies must not take the place of one that does not.
+
+    Args:
+        handler: hears the answers, of which none is then returned.
+    """
+    replies: Iterable[zenoh.Reply] = session.get(
         key,
+        handler,
         target=zenoh.QueryTarget.ALL,
         consolidation=zenoh.ConsolidationMode.NONE,
         congestion_control=BLOCK,
         timeout=seconds,
         allowed_destination=where,
     )
+    return replies
 
 
 class Question:
@@ -140,14 +146,8 @@ class Question:
     def __init__(self, session: zenoh.Session, key: str, seconds: float, is_right: Callable[[bytes], bool]) -> None:
         self._is_right, self._seconds = is_right, seconds
         self._over = threading.Event()
-        session.get(
-            key,
-            zenoh.handlers.Callback(self._hear, drop=self._over.set, indirect=False),
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            congestion_control=BLOCK,
-            timeout=seconds,
-        )
+        hears = zenoh.handlers.Callback(self._hear, drop=self._over.set, indirect=False)
+        ask_everybody(session, key, seconds, handler=hears)
 
     def _hear(self, reply: zenoh.Reply) -> None:
         if reply.ok is not None and not self._over.is_set() and self._is_right(reply.ok.payload.to_bytes()):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,8 +181,7 @@ def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
 
 def newest_checkpoint(output_dir: str) -> str | None:
     """The newest checkpoint that was written whole, if there is one: transformers writes trainer_state.json last."""
-    found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output_dir).glob("checkpoint-*"))
-    for step in sorted((int(match[1]) for match in found if match), reverse=True):
+    for step in reversed(checkpoint.steps(Path(output_dir))):
         folder = Path(output_dir) / f"checkpoint-{step}"
         with contextlib.suppress(OSError, ValueError):
             json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))

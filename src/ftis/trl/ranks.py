@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -91,13 +91,9 @@ class Ranks:
                 done.set_exception(error)
 
         threading.Thread(target=run, daemon=True).start()
-        while True:
-            try:
-                return done.result(KEEP_ALIVE_SECONDS)
-            except TimeoutError:
-                if done.done():  # it has ended meanwhile, or the error is the work's own
-                    return done.result()
-                broadcast_object_list([STILL_AT_WORK, None])
+        while wait([done], KEEP_ALIVE_SECONDS).not_done:
+            broadcast_object_list([STILL_AT_WORK, None])
+        return done.result()
 
     def together(self, mine: Sequence[Value]) -> list[Value]:
         """The values of all processes, in the order of their ranks."""

@@ -156,10 +156,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
         items = [item for item in dict.fromkeys(items) if item not in self._checked]
-        self._checked |= set(items)
-        prompts = [self.train_dataset[item]["prompt"] for item in items]
         if not items:
             return
+        self._checked |= set(items)
+        prompts = [self.train_dataset[item]["prompt"] for item in items]
         if is_conversational({"prompt": prompts[0]}) and any(
             getattr(self._tokenizer, name, None) is not None for name in ("response_template", "response_schema")
         ):
@@ -279,7 +279,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         inputs = [dict(self.train_dataset[item]) for item in rows]
         with self._seeded(round):
             out = self._generate_and_score_completions(inputs)
-        self._check_outputs(rows, inputs, out)
+        ids = tokens_of(out["completion_ids"], out["completion_mask"])
+        self._check_outputs(rows, inputs, out, ids)
         rewards = self._totals()
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
@@ -287,7 +288,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         gen_NT = out.get("sampling_per_token_logps")
         old_logp = tokens_of(old_NT, out["completion_mask"])
         gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, out["completion_mask"])
-        ids = tokens_of(out["completion_ids"], out["completion_mask"])
         mine = [(i.astype(np.int32), g, o) for i, g, o in zip(ids, gen_logp, old_logp, strict=True)]
         self._sampler_reports = gen_NT is not None
         sampled = [(Rollout(i, g), o) for i, g, o in self._ranks.together(mine)]
@@ -301,7 +301,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             groups.append(ScoredGroup(group, texts, tuple(rewards[n * each : (n + 1) * each])))
         return groups, {id(rollout): old for rollout, old in sampled}
 
-    def _check_outputs(self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any) -> None:
+    def _check_outputs(
+        self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
+    ) -> None:
         """Refuse what a ``rollout_func`` may give beyond sampled tokens of the recipe's prompts."""
         if "tool_mask" in outputs:
             raise OptionError(
@@ -313,9 +315,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         remedy = "let it sample from the prompt that it is given, rendered as the recipe's [prompt] says"
         given = zip(items, prompts_of(outputs), strict=True)
         require_prompts(given, self.peer.prompt_ids, self._tokenizer, "rollout_func: what it gives for {item}", remedy)
-        if any(
-            end in ids[:-1] for ids in tokens_of(outputs["completion_ids"], outputs["completion_mask"]) for end in ends
-        ):
+        if any(end in ids[:-1] for ids in completions for end in ends):
             raise OptionError(
                 f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
             )
