@@ -481,20 +481,25 @@ def test_arms_with_another_reward_are_not_compared_without_a_word(tmp_path: Path
     ]
 
 
-def test_arms_that_ask_otherwise_start_otherwise_from_one_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "settings"), [("prompt", {"system_prompt": "Think."}), ("sampling", {"max_completion_length": 7})]
+)
+def test_arms_that_ask_otherwise_start_otherwise_from_one_model(
+    section: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     directory = Scene(tmp_path, seeds=(0,), ood=False).write()
 
-    def other_prompt(recipe: dict[str, Any]) -> None:
-        recipe["arms"][-1]["set"] = {"prompt": {"system_prompt": "Think."}}
+    def ask_otherwise(recipe: dict[str, Any]) -> None:
+        recipe["arms"][-1]["set"] = {f"{section}.{key}": value for key, value in settings.items()}
 
-    rewritten(directory, other_prompt)
+    rewritten(directory, ask_otherwise)
     last = compare(directory)["arms"][-1]
     for path in directory.glob(f"*/{last}/*/evaluations.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows[0]["accuracy"] += 0.3
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (note,) = compare(directory)["notes"]
-    assert note.startswith("arms differ in [prompt]")
+    assert note.startswith(f"arms differ in [{section}]")
 
 
 @pytest.mark.parametrize("reward", [{"format_weight": 0.2}, {"function": "my.rewards.length"}])

@@ -191,12 +191,12 @@ def _by_label(labels: Sequence[str]) -> str:
 
 
 def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
-    """Arms that set what is rewarded or which problems there are: their accuracies are of something else."""
+    """Arms that set a key of :data:`OF_AN_ACCURACY`: their accuracies are of something else."""
     notes = []
-    for key in ("reward", "task", "prompt"):
+    for key, measured in OF_AN_ACCURACY.items():
         by_value: dict[str, list[str]] = {}
         for arm in arms:
-            by_value.setdefault(getattr(with_arm(recipe, arm), key).model_dump_json(), []).append(arm.name)
+            by_value.setdefault(with_arm(recipe, arm).model_dump_json(include={key: measured}), []).append(arm.name)
         if len(by_value) > 1:
             alike = " | ".join(", ".join(names) for names in by_value.values())
             notes.append(f"arms differ in [{key}] ({alike}): an accuracy in one group is not what it is in another")
