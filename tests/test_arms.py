@@ -105,6 +105,15 @@ def test_a_peer_alone_can_have_as_many_seconds(cost: float, keys: dict[str, Any]
         assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
 
 
+def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_are_limited() -> None:
+    arms = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}]
+    recipe = parse(document(arms=arms, training__max_foreign_rollouts=12))
+    alone = arms_of(recipe)[0]
+    assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [6] * 4  # 12 own and 12 foreign, in 4s
+    (pair,) = matched(recipe, recipe.arms, ["alone"])
+    assert pair["equal"] == "equal in rollouts trained on"
+
+
 def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> None:
     arms = [
         {"name": "alone-part", "collaborate": False, "budget": "generated"},

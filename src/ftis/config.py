@@ -316,8 +316,8 @@ class ArmConfig(_Section):
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated", "seconds"] = "trained"
     """In what a peer that trains alone equals a peer of a swarm of m. ``trained``: rollouts trained on, so it samples
-    all of a round's prompts itself. ``generated``: rollouts sampled, so it samples 1/m of the prompts. ``seconds``:
-    time, by ``experiment.sampling_cost``."""
+    all of a round's prompts itself, or fewer under ``max_foreign_rollouts``. ``generated``: rollouts sampled, so it
+    samples 1/m of the prompts. ``seconds``: time, by ``experiment.sampling_cost``."""
     swarm_size: Positive | None = None
     """m, in place of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}

@@ -119,12 +119,10 @@ def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
 
 def _prompts_alone(recipe: Recipe, budget: str) -> int:
     """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
-    if budget == "trained":
-        return recipe.training.prompts_per_round
-    swarm = swarms_of(recipe)[0]
-    if budget == "generated":
-        return max(1, rollouts_per_round(swarm)[0] // recipe.sampling.num_generations)
-    return prompts_worth(recipe, *rollouts_per_round(swarm))
+    generated, trained = rollouts_per_round(swarms_of(recipe)[0])
+    if budget == "seconds":
+        return prompts_worth(recipe, generated, trained)
+    return max(1, (generated if budget == "generated" else trained) // recipe.sampling.num_generations)
 
 
 def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
