@@ -32,9 +32,9 @@ from ftis.lab import attacks
 from ftis.lab.arms import experiment_directory
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.experiments import run_experiment
-from ftis.lab.progress import Display
 from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
 from ftis.lab.recipes import load
+from ftis.study.progress import Display
 from ftis.tasks.clock import clock_solution
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {

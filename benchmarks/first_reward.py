@@ -28,8 +28,8 @@ from ftis.lab.advice import WITH_EXAMPLES, WITHOUT_TAGS
 from ftis.lab.preflight import Sounding, preflight
 from ftis.lab.recipes import load
 from ftis.lab.runs import run
-from ftis.lab.summary import summarise
 from ftis.loop.events import unheard
+from ftis.study.summary import summarise
 
 DEFAULT = "default prompt"
 RECIPE = """

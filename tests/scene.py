@@ -17,13 +17,13 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
 from ftis.config import Recipe
-from ftis.lab import page
 from ftis.lab.arms import arm_configs
 from ftis.lab.recipes import parse, with_arm
-from ftis.lab.tables import print_comparison
 from ftis.loop.records import Records
 from ftis.measures import RoundRecord
 from ftis.metric_keys import peer_key
+from ftis.page import report
+from ftis.study.tables import print_comparison
 
 ROUNDS = 4
 G = 2
@@ -257,7 +257,7 @@ def joined(directory: Path, scene: Scene) -> Path:
 def without_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Write no figures; returns the list that the names of those that would be written go into."""
     asked: list[str] = []
-    monkeypatch.setattr(page, "write_figures", lambda directory, panels: asked.extend(panel.name for panel in panels))
+    monkeypatch.setattr(report, "write_figures", lambda directory, panels: asked.extend(panel.name for panel in panels))
     return asked
 
 

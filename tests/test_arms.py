@@ -18,7 +18,6 @@ from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
 from ftis.lab import experiments, prepare
 from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
-from ftis.lab.budgets import matched
 from ftis.lab.estimate import disk_of
 from ftis.lab.experiments import plan
 from ftis.lab.formatting import in_bytes
@@ -28,6 +27,7 @@ from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
 from ftis.prompts import TaskError
 from ftis.selection import selections_of
+from ftis.study.budgets import matched
 from ftis.tasks.problems import load_task
 from recipes import recipe_of, write_recipe
 

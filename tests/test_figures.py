@@ -13,11 +13,11 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from ftis.lab import drawing, figures, plots
-from ftis.lab.drawing import INKS, arm_styles, in_short, spread_out
-from ftis.lab.layout import asset
-from ftis.lab.paper import write_figures
-from ftis.lab.plots import (
+from ftis.page import drawing, figures, plots
+from ftis.page.drawing import INKS, arm_styles, in_short, spread_out
+from ftis.page.figure_files import write_figures
+from ftis.page.layout import asset
+from ftis.page.plots import (
     Chart,
     Line,
     Panel,

@@ -46,10 +46,10 @@ WINGS = {
     "link onlooker lookout",
     "lab": "machine recipes starters pretrained rivals partners local accusations attacks assembly arms workers "
     "event_lines trackers prepare provenance formatting processes memory estimate doctor plan advice preflight runs "
-    "outlook experiments join replay probe cuts stats reading rollback summary budgets results rates tables "
-    "corrections drawing plots layout paper figures exchange_figures views markdown scaling verdicts page_tables "
-    "exchanges samples tail standing sentences following glance taken latest jobs so_far swarms live contents watch "
-    "page progress",
+    "outlook experiments join replay probe cuts reading rollback",
+    "study": "stats summary budgets results rates tail standing following tables progress",
+    "page": "corrections drawing plots layout figure_files figures exchange_figures views markdown scaling verdicts "
+    "number_tables exchanges samples sentences glance taken latest jobs so_far swarms live contents watch report",
     "trl": "options ranks problems models tensors member host trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
@@ -73,7 +73,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "swarm.lookout", "lab.watch"}
+OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "swarm.lookout", "page.watch"}
 LIGHT = [
     "seams",
     "schedule",
@@ -153,9 +153,9 @@ def late():
     import socket
 if TYPE_CHECKING:
     from http import server
-importlib.import_module("ftis.lab.page")
+importlib.import_module("ftis.page.report")
 """
-    seen = {"config", "peer", "swarm.link", "codec", "lab.runs", "policy", "cli", "lab.page"}
+    seen = {"config", "peer", "swarm.link", "codec", "lab.runs", "policy", "cli", "page.report"}
     assert house_imports(text) - {"swarm"} == seen
     assert touches(text, SOCKETS) == {"socket", "http"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from scene import ROUNDS, Scene, both_budgets, without_drawing
 
-from ftis.lab import page
-from ftis.lab.layout import Section
-from ftis.lab.markdown import escaped, of_table, tables_of
-from ftis.lab.views import ArmLabel, Cell, RowGroup, Table
+from ftis.page.layout import Section
+from ftis.page.markdown import escaped, of_table, tables_of
+from ftis.page.report import write_page
+from ftis.page.views import ArmLabel, Cell, RowGroup, Table
 
 ROWS = [[Cell(arm=ArmLabel("F-TIS", "blue")), Cell("+0.050", "[+0.040, +0.060]", strong=True), Cell()]]
 
@@ -71,7 +71,7 @@ def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tables_of_scene(directory: Path) -> list[str]:
-    return page.write_page(directory).with_name("tables.md").read_text(encoding="utf-8").splitlines()
+    return write_page(directory).with_name("tables.md").read_text(encoding="utf-8").splitlines()
 
 
 def test_an_experiment_s_tables_lie_beside_its_page(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from test_network import NAMES, PATIENCE, Peers, both_ready, one_round
 
 from ftis.codec import VERSION
 from ftis.config import NetworkConfig
-from ftis.lab import contents, swarms
+from ftis.page import contents, swarms
 from ftis.swarm import manifest as manifests
 from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import agreement, run_id
@@ -407,7 +407,7 @@ def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
     pytest.importorskip("starlette", reason="ftis[watch] is not installed")
     from test_watch import Page, get
 
-    from ftis.lab.watch import application
+    from ftis.page.watch import application
 
     monkeypatch.setattr(contents, "time", SimpleNamespace(time=lambda: AT))
     for name in ("a", "eve"):

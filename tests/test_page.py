@@ -31,13 +31,13 @@ from scene import (
 )
 
 from ftis.config import ObjectiveConfig
-from ftis.lab import page
-from ftis.lab.budgets import mean_spent
-from ftis.lab.corrections import correction_of
-from ftis.lab.exchanges import exchanges
 from ftis.lab.reading import PeerRun, read_study
-from ftis.lab.results import compare, headlines
-from ftis.lab.samples import Tokens, choose_samples
+from ftis.page.corrections import correction_of
+from ftis.page.exchanges import exchanges
+from ftis.page.report import write_page
+from ftis.page.samples import Tokens, choose_samples
+from ftis.study.budgets import mean_spent
+from ftis.study.results import compare, headlines
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -103,7 +103,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(study: Path) -> Path:
-    return page.write_page(study)
+    return write_page(study)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_every_figure_lies_beside_the_page_as_png_and_svg(written: Path) -> None
 
 def test_written_twice_it_has_the_same_bytes(written: Path) -> None:
     before = {path: path.read_bytes() for path in [written, *sorted((written.parent / "figures").iterdir())]}
-    page.write_page(written.parent)
+    write_page(written.parent)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -160,10 +160,10 @@ def test_when_an_unfinished_experiment_was_recorded_makes_no_difference(tmp_path
     directory = Scene(tmp_path, seeds=(0, 1)).write()
     for metrics in directory.glob("*/F-TIS/*/metrics.jsonl"):
         cut(metrics, 2)
-    before = page.write_page(directory).read_bytes()
+    before = write_page(directory).read_bytes()
     for file in directory.rglob("*.jsonl"):
         os.utime(file, (1e9, 1e9))
-    assert page.write_page(directory).read_bytes() == before
+    assert write_page(directory).read_bytes() == before
 
 
 def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing: list[str]) -> None:
@@ -175,7 +175,7 @@ def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[1] |= {"peer/large/rejected/<script>": 2, "peer/large/first_rejection": HOSTILE}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = page.write_page(tmp_path).read_text(encoding="utf-8")
+    text = write_page(tmp_path).read_text(encoding="utf-8")
     reader = check(text)
     assert "alert('x')" in reader.text
     assert "⟨U+202E⟩" in reader.text
@@ -200,7 +200,7 @@ def test_who_was_found_to_lie_is_on_the_page_with_the_passages(tmp_path: Path, n
                 about["passages"] = [";9*9=9", "<b>x</b>"]
             row |= {f"peer/{source}/honesty/{key}": value for key, value in about.items()}
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = re.sub(r"\s+", " ", check(page.write_page(tmp_path).read_text(encoding="utf-8")).text)
+    text = re.sub(r"\s+", " ", check(write_page(tmp_path).read_text(encoding="utf-8")).text)
     assert "smalllarge, seed 07069.0 of 20.2round 1, after 1,250 tokens';9*9=9', '<b>x</b>'" in text
     assert "one other pairat most 3.5" in text
 
@@ -213,7 +213,7 @@ def test_with_no_finished_seed_nothing_is_compared_but_the_page_shows_what_there
     results = compare(tmp_path)
     assert (results["seeds"], results["comparisons"], results["accuracy"]) == ([], [], {})
     assert "no seed is finished (seed 0: alone, small: 1 of 4 rounds)" in printed(results)
-    text = page.write_page(tmp_path).read_text()
+    text = write_page(tmp_path).read_text()
     assert "Unfinished seeds, as far as they are." in text
     check(text)
 
@@ -232,7 +232,7 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
         f"Against alone on validation (equal in rollouts trained on), mean over 2 peers: F-TIS {mean['mean']:+.3f}. "
         f"One seed cannot tell a gain from luck; ftis experiment trains several."
     ]
-    text = page.write_page(run).read_text()
+    text = write_page(run).read_text()
     assert "one seed cannot tell" in text
     assert "Out of distribution" not in text
     check(text)
@@ -244,14 +244,14 @@ def test_without_a_baseline_accuracies_are_shown_and_nothing_is_compared(tmp_pat
     results = compare(run)
     assert (results["arms"], results["baselines"], results["comparisons"]) == (["F-TIS"], [], [])
     assert "no baseline" in printed(results)
-    text = page.write_page(run).read_text()
+    text = write_page(run).read_text()
     assert "The baseline alone is not among the arms: nothing is compared." in text
     assert "0.100 at the start, 0.530 after 4 rounds" in text
     check(text)
 
 
 def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: list[str]) -> None:
-    written = page.write_page(both_budgets(tmp_path)).read_text(encoding="utf-8")
+    written = write_page(both_budgets(tmp_path)).read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", check(written).text)
     assert "The mean over peers against alone-part on validation (equal in rollouts a peer samples itself)" in text
     mean = text.index("The mean over peers 2 peers")
@@ -277,7 +277,7 @@ def test_the_verdicts_on_many_peers_are_folded_under_their_mean(tmp_path: Path, 
     def shown(peers: str) -> str:
         arms = ({"name": "alone", "collaborate": False}, {"name": "F-TIS"})
         scene = Scene(tmp_path / peers, peers=tuple(peers), arms=arms, seeds=(0, 1, 2), ood=False)
-        text = page.write_page(scene.write()).read_text(encoding="utf-8")
+        text = write_page(scene.write()).read_text(encoding="utf-8")
         check(text)
         return text[text.index("The mean over peers") :]
 
@@ -309,7 +309,7 @@ def test_a_page_of_older_records_says_that_own_seconds_are_unknown(tmp_path: Pat
     run = Scene(tmp_path, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
     without_waiting(run / "F-TIS" / "small" / "metrics.jsonl")
     without_waiting(run / "alone" / "small" / "metrics.jsonl")
-    text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
+    text = re.sub(r"\s+", " ", check(write_page(run).read_text(encoding="utf-8")).text)
     assert "Own seconds are unknown (–) where the records have no time/wait" in text
     assert "its own seconds are unknown: waiting was not told apart" in text
 
@@ -327,7 +327,7 @@ def test_three_peers_two_arms(tmp_path: Path, no_drawing: list[str]) -> None:
     (matched,) = results["matched"]
     assert matched["arms"] == ["NoIS", "F-TIS"]
     assert "a peer of NoIS, F-TIS generates a third as many" in matched["text"]
-    text = page.write_page(tmp_path).read_text()
+    text = write_page(tmp_path).read_text()
     wanted = {f"participation-{arm}-{x}-from-{y}" for arm in ("NoIS", "F-TIS") for x in "abc" for y in "abc" if x != y}
     assert {name for name in no_drawing if name.startswith("participation")} == wanted
     # Rows of panels: each learner once in a row, in the order of the columns.
@@ -424,7 +424,7 @@ def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Pat
 
 def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[str]) -> None:
     run = Scene(tmp_path, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
-    assert "Bias of the update" not in page.write_page(run).read_text()
+    assert "Bias of the update" not in write_page(run).read_text()
     result = {
         "arm": "F-TIS",
         "peer": "small",
@@ -440,7 +440,7 @@ def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[s
     (run / "probe" / "F-TIS-small-3.json").write_text(json.dumps(result))
     (run / "probe-odd.json").write_text(json.dumps({"objectives": 3}))
     (run / "probe-cut.json").write_text("{")
-    reader = check(page.write_page(run).read_text())
+    reader = check(write_page(run).read_text())
     assert "Bias of the update" in reader.text
     assert "F-TIS, small, after 3 rounds: 6 rollouts of large" in reader.text
     assert "own batch (ceiling)0.500 [0.400, 0.600]" in reader.text
@@ -453,7 +453,7 @@ def test_one_peer_of_a_joined_run_is_reported_by_itself(tmp_path: Path, no_drawi
     assert (results["peers"], results["elsewhere"], results["seeds"]) == (["small"], ["large"], [0])
     assert (results["comparisons"], results["left_out"]) == ([], {})
     assert "A comparison needs the records of all peers." in printed(results)
-    reader = check(page.write_page(run).read_text(encoding="utf-8"))
+    reader = check(write_page(run).read_text(encoding="utf-8"))
     text = re.sub(r"\s+", " ", reader.text)
     assert "small, one of 2 peers" in text
     assert "one seed" in text
@@ -471,7 +471,7 @@ def test_an_objective_that_cannot_be_loaded_here_still_gives_a_page(tmp_path: Pa
     run = scene.write_run(tmp_path / "run", theirs, 0)
     correction = correction_of(theirs)
     assert (correction.weighted, correction.filtered, correction.threshold) == (None, None, None)
-    text = re.sub(r"\s+", " ", check(page.write_page(run).read_text(encoding="utf-8")).text)
+    text = re.sub(r"\s+", " ", check(write_page(run).read_text(encoding="utf-8")).text)
     assert "their_module.THEIRS is not importable here, so the page cannot say whether it uses the weights" in text
     assert "their_module.THEIRS is not importable here, so the page cannot say whether it filters" in text
 
@@ -497,7 +497,7 @@ def test_provenance_is_read_under_its_old_name_too(tmp_path: Path, no_drawing: l
     scene = Scene(tmp_path, ood=False)
     run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
     (run / "provenance.json").rename(run / "manifest.json")
-    assert "0123456789abcdef" in page.write_page(run).read_text(encoding="utf-8")
+    assert "0123456789abcdef" in write_page(run).read_text(encoding="utf-8")
 
 
 # --- in a browser ---------------------------------------------------------------------------------------------------

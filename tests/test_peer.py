@@ -17,7 +17,6 @@ from rich.console import Console
 
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn
 from ftis.loop.events import ArmBegun, RoundEnded, placed
@@ -25,6 +24,7 @@ from ftis.peer import Peer, Sampled, train_round
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
+from ftis.study.progress import Display
 
 MakePeer = Callable[..., Peer]
 

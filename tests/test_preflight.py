@@ -27,14 +27,14 @@ from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.plan import rate_advice, without_effect
 from ftis.lab.preflight import Sounding, extrapolated, sound
-from ftis.lab.progress import Display
 from ftis.lab.recipes import parse
-from ftis.lab.tables import LONG, print_soundings, shortened
 from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
 from ftis.schedule import assigned
+from ftis.study.progress import Display
+from ftis.study.tables import LONG, print_soundings, shortened
 from recipes import write_recipe
 
 TAGS, WEIGHED = RewardConfig(), RewardConfig(format_weight=0.2)

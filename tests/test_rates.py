@@ -16,12 +16,12 @@ from scene import Scene
 from ftis.config import Recipe, RecipeError, TaskConfig
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import provenance
-from ftis.lab.rates import Tried, advice, multiples, read_trials, table, trial_name, trials
 from ftis.lab.reading import read_study
 from ftis.lab.recipes import load, parse
-from ftis.lab.results import compare
-from ftis.lab.scaling import scaling
+from ftis.page.scaling import scaling
 from ftis.prompts import Task, TaskError
+from ftis.study.rates import Tried, advice, multiples, read_trials, table, trial_name, trials
+from ftis.study.results import compare
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ftis.admission import Reason
-from ftis.lab import standing as standings
 from ftis.lab.reading import RoundRow
-from ftis.lab.sentences import REASONS, About, about, headline, share
-from ftis.lab.standing import Formats, RewardMeans, Source, Standing
 from ftis.metric_keys import peer_key
+from ftis.page.sentences import REASONS, About, about, headline, share
+from ftis.study import standing as standings
+from ftis.study.standing import Formats, RewardMeans, Source, Standing
 
 LARGE = Source("large", offered=144, used=118)
 SMALL = Standing(

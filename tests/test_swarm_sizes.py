@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from scene import ROUNDS, G, Scene
 
-from ftis.lab import page
-from ftis.lab.drawing import COLOURS
 from ftis.lab.formatting import seconds_text
-from ftis.lab.plots import Area, Line, Words
 from ftis.lab.reading import read_study
-from ftis.lab.scaling import draw, scaling, section, write_scaling
+from ftis.page.drawing import COLOURS
+from ftis.page.plots import Area, Line, Words
+from ftis.page.report import write_page
+from ftis.page.scaling import draw, scaling, section, write_scaling
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
@@ -336,7 +336,7 @@ def test_no_two_series_bear_one_name(tmp_path: Path) -> None:
 def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
     written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
     written.write()
-    text = page.write_page(tmp_path).read_text()
+    text = write_page(tmp_path).read_text()
     assert "Number of peers" in text
     assert "F-TIS-4: better than alone-part by +0.252" in text
     assert "Every peer samples 6 rollouts a round itself, whatever its swarm." in text

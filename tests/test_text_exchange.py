@@ -30,9 +30,9 @@ from ftis.lab.assembly import assemble
 from ftis.lab.cuts import in_senders_cuts
 from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import load
-from ftis.lab.samples import Tokens, sample_view
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
+from ftis.page.samples import Tokens, sample_view
 from ftis.peer import Peer
 from ftis.rollouts import Group, Rollout
 from ftis.schedule import assigned

@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 
-from ftis.lab import contents, live, samples, watch
-from ftis.lab.following import ArmOfRun, Directory
-from ftis.lab.glance import glance
-from ftis.lab.latest import latest, tokenizers_of
 from ftis.lab.reading import ReportError
 from ftis.lab.starters import path_of
 from ftis.loop.files import append_jsonl, read_jsonl
+from ftis.page import contents, live, samples, watch
+from ftis.page.glance import glance
+from ftis.page.latest import latest, tokenizers_of
+from ftis.study.following import ArmOfRun, Directory
 
 pytest.importorskip("starlette", reason="ftis[watch] is not installed")
 

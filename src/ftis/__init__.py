@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from ftis.config import run_directory as run_directory
     from ftis.lab.arms import experiment_directory as experiment_directory
     from ftis.lab.experiments import run_experiment as run_experiment
-    from ftis.lab.page import write_page as write_page
-    from ftis.lab.progress import Display as Display
     from ftis.lab.recipes import load as load
-    from ftis.lab.results import compare as compare
     from ftis.lab.runs import run as run
     from ftis.lab.starters import supervised_step as supervised_step
-    from ftis.lab.summary import summarise as summarise
-    from ftis.lab.tables import print_comparison as print_comparison
     from ftis.loop.files import read_jsonl as read_jsonl
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
     from ftis.objectives import policy_loss as policy_loss
+    from ftis.page.report import write_page as write_page
     from ftis.peer import Peer as Peer
     from ftis.peer import train_round as train_round
     from ftis.policy import Policy as Policy
+    from ftis.study.progress import Display as Display
+    from ftis.study.results import compare as compare
+    from ftis.study.summary import summarise as summarise
+    from ftis.study.tables import print_comparison as print_comparison
 
 _HOME = {
     "FtisError": "config",
@@ -52,11 +52,11 @@ _HOME = {
     "run_experiment": "lab.experiments",
     "experiment_directory": "lab.arms",
     "supervised_step": "lab.starters",
-    "compare": "lab.results",
-    "print_comparison": "lab.tables",
-    "summarise": "lab.summary",
-    "write_page": "lab.page",
-    "Display": "lab.progress",
+    "compare": "study.results",
+    "print_comparison": "study.tables",
+    "summarise": "study.summary",
+    "write_page": "page.report",
+    "Display": "study.progress",
 }
 
 __all__ = sorted(_HOME)

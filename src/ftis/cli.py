@@ -125,8 +125,8 @@ def train(
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
-    from ftis.lab.progress import Display
     from ftis.lab.runs import run
+    from ftis.study.progress import Display
 
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
@@ -148,13 +148,13 @@ def preflight(
 ) -> None:
     """Say from a few groups whether a recipe would learn. It says what a round costs and what to change, too."""
     from ftis.exchange import Stopped
-    from ftis.lab import tables
     from ftis.lab.arms import arms_of
     from ftis.lab.estimate import totals
     from ftis.lab.formatting import counted
     from ftis.lab.preflight import preflight as look
     from ftis.lab.prepare import exchanges
-    from ftis.lab.progress import Display
+    from ftis.study import tables
+    from ftis.study.progress import Display
 
     loaded = load(recipe, set_ or [])
     display = Display(console)
@@ -191,8 +191,9 @@ def experiment(
     resolved: Resolved = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
-    from ftis.lab import page, tables
     from ftis.lab.arms import keep_arms
+    from ftis.page.report import write_page
+    from ftis.study import tables
 
     loaded = keep_arms(load_experiment(recipe, set_ or []), tuple(arm or ()))
     if dry_run or resolved:
@@ -201,7 +202,7 @@ def experiment(
     if dry_run or resolved:
         return
     directory = carry_out(loaded, seeds, at_a_time)
-    report = page.write_page(directory)  # which leaves what it compared in results.json
+    report = write_page(directory)  # which leaves what it compared in results.json
     tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
     console.print(f"report: {report}")
 
@@ -242,8 +243,8 @@ def join(
 
     from ftis.lab.join import join as join_swarm
     from ftis.lab.join import peer_directory
-    from ftis.lab.progress import Display
     from ftis.lab.workers import stopping_on_signals
+    from ftis.study.progress import Display
 
     _check_resume(resume, overwrite)
     files = {"key": key, "roster": roster}
@@ -274,7 +275,7 @@ def status(
 
     from rich.live import Live
 
-    from ftis.lab.progress import status_table
+    from ftis.study.progress import status_table
     from ftis.swarm import session as network
 
     connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
@@ -334,9 +335,9 @@ def make_report(
     directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
 ) -> None:
     """Write a page, figures and tables of a run or experiment."""
-    from ftis.lab import page
+    from ftis.page.report import write_page
 
-    console.print(f"report: {page.write_page(directory)}")
+    console.print(f"report: {write_page(directory)}")
 
 
 @app.command()
@@ -354,7 +355,7 @@ def watch(
     tls: Certificates = None,
 ) -> None:
     """Show a run, an experiment or a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
-    from ftis.lab.watch import serve
+    from ftis.page.watch import serve
 
     def say(at: str) -> None:
         console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True)
@@ -390,8 +391,8 @@ def replay_run(
     output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
 ) -> None:
     """Train again on recorded rollouts, by another objective."""
-    from ftis.lab.progress import Display
     from ftis.lab.replay import replay
+    from ftis.study.progress import Display
 
     display = Display(console)
     with display.live():
@@ -415,7 +416,7 @@ def make_starters(
 ) -> None:
     """Say where the small ready-to-train models are. NAME@SEED is warmed up here first."""
     from ftis.lab import starters
-    from ftis.lab.progress import Display
+    from ftis.study.progress import Display
 
     chosen = [starters.PREFIX + name.removeprefix(starters.PREFIX) for name in names or starters.STARTERS]
     for model in chosen:
@@ -452,17 +453,17 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 def _conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
-    from ftis.lab import figures, results, tables
-    from ftis.lab import summary as summaries
+    from ftis.page.figures import plot_learning_curves
+    from ftis.study import results, summary, tables
 
-    summary = summaries.summarise(directory)
-    console.print(tables.closing_table(summary))
-    for warning in summaries.warnings(summary):
+    found = summary.summarise(directory)
+    console.print(tables.closing_table(found))
+    for warning in summary.warnings(found):
         console.print(f"note: {warning}")
-    figures.plot_learning_curves(directory)
-    for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, summary)]:
+    plot_learning_curves(directory)
+    for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
         console.print(line)
-    if summaries.somebody_learned_alone(summary):
+    if summary.somebody_learned_alone(found):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)
 

@@ -272,7 +272,7 @@ def carry_out(recipe: Recipe, seeds: str, at_a_time: int) -> Path:
     """Run an experiment that was announced. Returns its directory; where it is stopped the program ends."""
     from ftis.lab import experiments
     from ftis.lab.arms import experiment_directory
-    from ftis.lab.progress import Display
+    from ftis.study.progress import Display
 
     display, directory = Display(console), experiment_directory(recipe)
     with display.live():
@@ -300,8 +300,9 @@ def compare_rates(
 
     It is tried on training problems that are held out. Run it again to resume it.
     """
-    from ftis.lab import page, rates
     from ftis.lab.arms import experiment_directory
+    from ftis.page.report import write_page
+    from ftis.study import rates
 
     try:
         multiples = sorted({float(multiple) for multiple in times.split(",")})
@@ -321,7 +322,7 @@ def compare_rates(
     console.print(rates.table(found, loaded))
     for line in rates.advice(found):
         console.print(line)
-    console.print(f"report: {page.write_page(directory)}")
+    console.print(f"report: {write_page(directory)}")
 
 
 def roll_back_run(

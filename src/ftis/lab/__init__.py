@@ -1,1 +1,1 @@
-"""Comparisons on one machine: arms, seeds, workers, results, figures and the page."""
+"""What people run on one machine: arms, seeds, processes, starters, joining, preflight, replay and probes."""

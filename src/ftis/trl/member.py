@@ -28,7 +28,6 @@ from ftis.lab.arms import arm_configs, arms_of
 from ftis.lab.assembly import agreed, end_tokens_of, exchange_text
 from ftis.lab.join import EventLog, choose_arm, credentials, in_network
 from ftis.lab.local import AloneExchange
-from ftis.lab.progress import Display
 from ftis.lab.recipes import load, network_settings
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
@@ -40,6 +39,7 @@ from ftis.prompts import Task
 from ftis.rollouts import Prompt
 from ftis.sampling import Sampler
 from ftis.selection import selections_of
+from ftis.study.progress import Display
 from ftis.tasks.rendering import render_prompt
 
 

@@ -22,8 +22,8 @@ from ftis.lab.plan import rate_advice
 from ftis.lab.preflight import Sounding
 from ftis.lab.processes import runs_in_parallel
 from ftis.lab.reading import LAST_EVALUATIONS
-from ftis.lab.results import by_budget, headlines
 from ftis.prompts import AnswerKind
+from ftis.study.results import by_budget, headlines
 
 TABLE_WIDTH = 100
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.lab import page_tables, scaling, verdicts
-from ftis.lab.drawing import arm_styles
-from ftis.lab.layout import Section
 from ftis.lab.reading import Study, read_study
-from ftis.lab.results import compared
+from ftis.page import number_tables, scaling, verdicts
+from ftis.page.drawing import arm_styles
+from ftis.page.layout import Section
+from ftis.study.results import compared
 
 
 def so_far(directory: Path) -> Sequence[Section]:
@@ -30,7 +30,7 @@ def comparison(study: Study, results: Mapping[str, Any], sizes: Mapping[str, Any
         Section("scaling", "Number of peers", scaling.section(sizes)),
         Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
-        Section("accuracy", "Accuracy", page_tables.accuracy(results, styles)),
-        Section("cost", "Budgets and cost", page_tables.cost(study, results, styles)),
+        Section("accuracy", "Accuracy", number_tables.accuracy(results, styles)),
+        Section("cost", "Budgets and cost", number_tables.cost(study, results, styles)),
     ]
     return [section for section in sections if section.view is not None]

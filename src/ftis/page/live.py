@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ftis.config import FtisError
-from ftis.lab.layout import Page, Section, Watching, render_around, render_header, render_section
+from ftis.page.layout import Page, Section, Watching, render_around, render_header, render_section
 
 PART_OF_TIME = 0.001
 """Of one core, for each section beyond the first ones."""

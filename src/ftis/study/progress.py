@@ -18,7 +18,6 @@ from rich.text import Text
 
 from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import in_time
-from ftis.lab.summary import unused
 from ftis.loop.events import (
     ArmBegun,
     Evaluated,
@@ -36,6 +35,7 @@ from ftis.loop.events import (
     WarmUp,
 )
 from ftis.metric_keys import by_peer
+from ftis.study.summary import unused
 from ftis.swarm.onlooker import is_count
 
 FALLEN_OVER, WORTH_FALLING = 3, 0.1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from ftis.lab.formatting import interval_text, number, true_minus
-from ftis.lab.plots import Panel
 from ftis.lab.reading import VALIDATION
+from ftis.page.plots import Panel
 
 MOST_COLUMNS = 3
 

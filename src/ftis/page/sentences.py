@@ -12,7 +12,7 @@ from typing import Literal
 
 from ftis.lab.formatting import counted, true_minus
 from ftis.lab.outlook import in_time
-from ftis.lab.standing import Source, Standing
+from ftis.study.standing import Source, Standing
 
 Level = Literal["fine", "look", "trouble"]
 

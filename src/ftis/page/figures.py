@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.lab.drawing import Style, arm_styles, short
-from ftis.lab.paper import write_sheet
-from ftis.lab.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
 from ftis.lab.reading import VALIDATION, PeerRun, read_run
-from ftis.lab.summary import accuracy_is
+from ftis.page.drawing import Style, arm_styles, short
+from ftis.page.figure_files import write_sheet
+from ftis.page.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
+from ftis.study.summary import accuracy_is
 
 MOST_SIDE_BY_SIDE = 8
 """Panels in a line of ``learning_curves.png``."""

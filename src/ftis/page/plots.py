@@ -1,7 +1,7 @@
 """Charts as values: where their lines, areas, dots and words lie. Light enough to be drawn after every round.
 
 :class:`Plot` puts data into the frame of a chart. ``templates/chart.svg`` draws a :class:`Chart` as SVG, in a page and
-in a file, and :mod:`ftis.lab.paper` as PNG. There is no other way to draw.
+in a file, and :mod:`ftis.page.figure_files` as PNG. There is no other way to draw.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from ftis.lab.drawing import LINES, in_short, short, spread_out
 from ftis.lab.formatting import true_minus
+from ftis.page.drawing import LINES, in_short, short, spread_out
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26

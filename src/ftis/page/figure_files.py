@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis.lab.drawing import INKS
-from ftis.lab.layout import figure_svg
-from ftis.lab.plots import Area, Chart, Dot, Line, Panel, Words
+from ftis.page.drawing import INKS
+from ftis.page.layout import figure_svg
+from ftis.page.plots import Area, Chart, Dot, Line, Panel, Words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

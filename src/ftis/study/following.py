@@ -19,10 +19,10 @@ from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import Arm, arms_of
 from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow
 from ftis.lab.recipes import parse_recorded
-from ftis.lab.standing import Formats, RewardMeans, Standing, standing
-from ftis.lab.tail import OPENING, Tail, last_row
 from ftis.loop.parts import right_formats
 from ftis.loop.records import read_rollouts, rollouts_path
+from ftis.study.standing import Formats, RewardMeans, Standing, standing
+from ftis.study.tail import OPENING, Tail, last_row
 
 SEEN_ROUNDS = 3
 """Rounds that must have passed before their pace is believed more than the rounds' own seconds."""

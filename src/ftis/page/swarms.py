@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.lab.formatting import counted
-from ftis.lab.glance import LAST_EVENTS, EventLine, Events, Glance
 from ftis.lab.outlook import in_time
-from ftis.lab.sentences import (
+from ftis.page.glance import LAST_EVENTS, EventLine, Events, Glance
+from ftis.page.sentences import (
     LATE_BY,
     SILENT,
     SILENT_ROUNDS,
@@ -28,7 +28,7 @@ from ftis.lab.sentences import (
     level_of,
     share,
 )
-from ftis.lab.views import Cell, RowGroup, Table
+from ftis.page.views import Cell, RowGroup, Table
 from ftis.swarm.onlooker import Happened, Onlooker, Run, Seen, is_count
 
 ANSWERS_WITHIN = 15.0

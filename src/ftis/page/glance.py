@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import amount, counted, seconds_text
-from ftis.lab.plots import ROUND, Chart, Series, chart
 from ftis.lab.reading import VALIDATION, OwnSeconds, RoundRow
-from ftis.lab.sentences import About, about, headline
-from ftis.lab.views import Cell, RowGroup, Table
+from ftis.page.plots import ROUND, Chart, Series, chart
+from ftis.page.sentences import About, about, headline
+from ftis.page.views import Cell, RowGroup, Table
+from ftis.study.following import ArmOfRun, PeerRecords
 
 LAST_EVENTS = 40
 """Events that are shown."""

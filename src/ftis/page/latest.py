@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import ftis
-from ftis.lab.following import ArmOfRun, PeerRecords
 from ftis.lab.formatting import true_minus
 from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.reading import PeerRun
-from ftis.lab.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
-from ftis.lab.taken import cap_of
+from ftis.page.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
+from ftis.page.taken import cap_of
+from ftis.study.following import ArmOfRun, PeerRecords
 
 MOST_LEARNERS = 8
 """Peers whose completions are shown; a page of 64 would have thousands."""
@@ -23,7 +23,7 @@ MOST_LISTED = 200
 """Completions of one learner that can be searched."""
 
 TITLES = {"best": "Best", "worst": "Worst", "filtered": "Dropped"}
-"""The completions that are shown, of :data:`ftis.lab.samples.KINDS`."""
+"""The completions that are shown, of :data:`ftis.page.samples.KINDS`."""
 
 NEVER_CUT = 2.0
 """Takes the place of C in the colours where no weight was ever cut."""

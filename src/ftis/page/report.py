@@ -1,9 +1,9 @@
 """One static HTML page about an experiment or a run: verdicts first, then what they rest on.
 
-:func:`write_page` reads the records through reading.py, compares them through results.py, and lays typed values out
-through ``templates/``, those of the page that is watched among them. ``report.html`` has everything in it: no
-script, no network, no other file. Text that models, peers or data sets wrote is shown, never interpreted: the
-templates escape every value, and the page forbids scripts besides.
+:func:`write_page` reads the records with lab/reading.py, compares them with study/results.py, and lays typed values
+out with ``templates/``, those of the page that is watched among them. ``report.html`` has everything in it: no script,
+no network, no other file. Text that models, peers or data sets wrote is shown, never interpreted: the templates escape
+every value, and the page forbids scripts besides.
 
 The same records give the same bytes.
 """
@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import ArmConfig
-from ftis.lab import figures, glance, page_tables, scaling, verdicts
-from ftis.lab.contents import sections_of
-from ftis.lab.exchanges import exchanges
-from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.formatting import counted
-from ftis.lab.jobs import jobs
-from ftis.lab.layout import Page, Section, render
-from ftis.lab.markdown import tables_of
-from ftis.lab.paper import write_figures
-from ftis.lab.plots import Panel
 from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
-from ftis.lab.results import compare_study, headlines
-from ftis.lab.samples import completions
-from ftis.lab.so_far import comparison
-from ftis.lab.views import parts_of
 from ftis.loop.files import write_whole
+from ftis.page import figures, glance, number_tables, scaling, verdicts
+from ftis.page.contents import sections_of
+from ftis.page.exchanges import exchanges
+from ftis.page.figure_files import write_figures
+from ftis.page.jobs import jobs
+from ftis.page.layout import Page, Section, render
+from ftis.page.markdown import tables_of
+from ftis.page.plots import Panel
+from ftis.page.samples import completions
+from ftis.page.so_far import comparison
+from ftis.page.views import parts_of
+from ftis.study.following import ArmOfRun, Directory
+from ftis.study.results import compare_study, headlines
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def write_page(directory: Path) -> Path:
         *comparison(study, results, sizes),
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
-        Section("probe", "Bias of the update", page_tables.probes(read_probes(study))),
+        Section("probe", "Bias of the update", number_tables.probes(read_probes(study))),
         Section("run", "What was run", _what_was_run(study)),
     ]
     sections = [*_standing(directory), *compared]

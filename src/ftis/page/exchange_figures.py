@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from ftis.lab.drawing import short
-from ftis.lab.plots import (
+from ftis.lab.reading import RoundRow
+from ftis.page.drawing import short
+from ftis.page.plots import (
     ROUND,
     Panel,
     Plot,
@@ -23,7 +24,6 @@ from ftis.lab.plots import (
     logarithmic,
     powers_of_ten,
 )
-from ftis.lab.reading import RoundRow
 
 PARTICIPATION = {
     "kept": ("kept", "kept"),

@@ -14,9 +14,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ftis.lab.drawing import INKS
 from ftis.lab.formatting import visible
-from ftis.lab.plots import Chart
+from ftis.page.drawing import INKS
+from ftis.page.plots import Chart
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def figure_svg(chart: Chart) -> str:
 
 def asset(name: str) -> str:
     """A file beside the templates."""
-    return files("ftis.lab").joinpath("templates", name).read_text(encoding="utf-8")
+    return files("ftis.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("ftis.lab"),
+        loader=PackageLoader("ftis.page"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,

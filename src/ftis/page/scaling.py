@@ -2,7 +2,7 @@
 
 Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
 peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling. Learning rates
-may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`ftis.lab.rates`).
+may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`ftis.study.rates`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from statistics import fmean
 from typing import Any
 
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
-from ftis.lab.drawing import COLOURS, DASHES, MARKERS
-from ftis.lab.figures import with_room
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
-from ftis.lab.plots import Panel, Plot, Tick, logarithmic
 from ftis.lab.reading import VALIDATION, PeerRun, Study
-from ftis.lab.results import differences_of, finals, mean_finals, over_seeds, without_nan
-from ftis.lab.summary import accuracy_is
-from ftis.lab.views import Cell, PanelRow, RowGroup, Table, with_interval
 from ftis.loop.files import write_json
+from ftis.page.drawing import COLOURS, DASHES, MARKERS
+from ftis.page.figures import with_room
+from ftis.page.plots import Panel, Plot, Tick, logarithmic
+from ftis.page.views import Cell, PanelRow, RowGroup, Table, with_interval
+from ftis.study.results import differences_of, finals, mean_finals, over_seeds, without_nan
+from ftis.study.summary import accuracy_is
 
 FEWEST_SIZES = 3
 """Sizes of swarms, the peer alone among them, that make a curve."""

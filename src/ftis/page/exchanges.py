@@ -10,14 +10,14 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import ArmConfig
-from ftis.lab import exchange_figures
-from ftis.lab.budgets import plan
-from ftis.lab.corrections import Correction, correction_of
-from ftis.lab.exchange_figures import EFFECTIVE, WEIGHT, Heard
 from ftis.lab.formatting import counted
 from ftis.lab.reading import Study
 from ftis.lab.recipes import with_arm
-from ftis.lab.views import Cell, PanelRow, RowGroup, Table
+from ftis.page import exchange_figures
+from ftis.page.corrections import Correction, correction_of
+from ftis.page.exchange_figures import EFFECTIVE, WEIGHT, Heard
+from ftis.page.views import Cell, PanelRow, RowGroup, Table
+from ftis.study.budgets import plan
 
 MOST_PAIRS = 12
 """So many pairs of peers get figures of their own, as in a swarm of four; more are shown together in one figure."""

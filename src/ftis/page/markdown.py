@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ftis.lab.formatting import visible
-from ftis.lab.layout import Section
-from ftis.lab.views import Cell, Table, parts_of
+from ftis.page.layout import Section
+from ftis.page.views import Cell, Table, parts_of
 
 
 def tables_of(title: str, sections: Iterable[Section]) -> str:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from ftis.config import FtisError
-from ftis.lab.contents import Address, Link, OfSwarm, of_directory
-from ftis.lab.following import Directory
-from ftis.lab.layout import asset
-from ftis.lab.live import Content, Shown, View
+from ftis.page.contents import Address, Link, OfSwarm, of_directory
+from ftis.page.layout import asset
+from ftis.page.live import Content, Shown, View
+from ftis.study.following import Directory
 from ftis.swarm.onlooker import Onlooker
 
 if TYPE_CHECKING:

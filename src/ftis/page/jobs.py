@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ftis.lab.arms import Arm
-from ftis.lab.following import Directory, Progress
 from ftis.lab.formatting import counted
 from ftis.lab.outlook import in_time
-from ftis.lab.sentences import share
+from ftis.page.sentences import share
+from ftis.study.following import Directory, Progress
 
 RECENT = 60.0
 """A job is at work if it recorded something in so many seconds, or in three of its rounds."""

@@ -25,8 +25,8 @@ from ftis.lab.arms import RunError, arm_configs, arms_of
 from ftis.lab.formatting import counted, number
 from ftis.lab.reading import read_study
 from ftis.lab.recipes import matches, parse_recorded
-from ftis.lab.results import finals
-from ftis.lab.summary import accuracy_is
+from ftis.study.results import finals
+from ftis.study.summary import accuracy_is
 
 FEW = 3
 """So many peers are named, more are counted."""

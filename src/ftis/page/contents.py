@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ftis.lab import glance, swarms, taken
-from ftis.lab.following import ArmOfRun, Directory
 from ftis.lab.formatting import counted
-from ftis.lab.jobs import Jobs, jobs
-from ftis.lab.latest import latest
-from ftis.lab.layout import Page, Place, Section, Watching
-from ftis.lab.live import Content, Made
+from ftis.page import glance, swarms, taken
+from ftis.page.jobs import Jobs, jobs
+from ftis.page.latest import latest
+from ftis.page.layout import Page, Place, Section, Watching
+from ftis.page.live import Content, Made
+from ftis.study.following import ArmOfRun, Directory
 from ftis.swarm.onlooker import Onlooker
 
 MOST_PLACES = 12
@@ -161,7 +161,7 @@ class OfExperiment:
         )
         if not complete or complete == self._complete:
             return False
-        from ftis.lab.so_far import so_far  # loads scipy
+        from ftis.page.so_far import so_far  # loads scipy
 
         self._complete, self._verdicts = complete, so_far(self._directory.path)
         return True

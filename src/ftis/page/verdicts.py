@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.config import PeerConfig
-from ftis.lab import figures
-from ftis.lab.drawing import Style
 from ftis.lab.formatting import counted, number, true_minus
-from ftis.lab.plots import Panel
 from ftis.lab.reading import LAST_EVALUATIONS, VALIDATION, Study
-from ftis.lab.results import by_budget
-from ftis.lab.views import MOST_UNFOLDED, ArmLabel, PanelRow, split_heading
+from ftis.page import figures
+from ftis.page.drawing import Style
+from ftis.page.plots import Panel
+from ftis.page.views import MOST_UNFOLDED, ArmLabel, PanelRow, split_heading
+from ftis.study.results import by_budget
 
 SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 

@@ -1,6 +1,6 @@
 """Compares the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
 
-Reading is reading.py's, the tests are stats.py's; tables.py and page.py show what comes out.
+Reading is lab/reading.py's, the tests are stats.py's; tables.py and the pages show what comes out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import ArmConfig, Recipe
-from ftis.lab import stats
-from ftis.lab.budgets import matched, spent
 from ftis.lab.formatting import counted, number
 from ftis.lab.reading import VALIDATION, Study, final_accuracy, read_study
 from ftis.lab.recipes import with_arm
-from ftis.lab.summary import PASS_AT_1, accuracy_is, summary_of, warnings
 from ftis.loop.files import write_json
+from ftis.study import stats
+from ftis.study.budgets import matched, spent
+from ftis.study.summary import PASS_AT_1, accuracy_is, summary_of, warnings
 
 SAME_START = 0.02
 """One model answers alike in every arm, up to rounding of its arithmetic: accuracies may differ by so much."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.lab.budgets import mean_spent
-from ftis.lab.drawing import Style
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
 from ftis.lab.reading import Probe, Study
-from ftis.lab.views import MOST_UNFOLDED, ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
+from ftis.page.drawing import Style
+from ftis.page.views import MOST_UNFOLDED, ArmLabel, Cell, Row, RowGroup, Table, split_heading, with_interval
+from ftis.study.budgets import mean_spent
 
 NOTHING = Cell("–")
 SHOWN = ("better", "worse")

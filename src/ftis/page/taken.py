@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ftis.lab.following import ArmOfRun
-from ftis.lab.plots import ROUND, Chart, Series, chart
 from ftis.lab.reading import RoundRow
-from ftis.lab.views import Cell, RowGroup, Table
 from ftis.metric_keys import PREFIX
+from ftis.page.plots import ROUND, Chart, Series, chart
+from ftis.page.views import Cell, RowGroup, Table
+from ftis.study.following import ArmOfRun
 
 LAST_ROUNDS = 30
 """Columns of the matrix."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ftis.config import ArmConfig
-from ftis.lab.corrections import Correction, correction_of
 from ftis.lab.formatting import counted, true_minus
 from ftis.lab.reading import PeerRun, Study
 from ftis.lab.recipes import with_arm
+from ftis.page.corrections import Correction, correction_of
 
 MAX_TOKENS = 400
 """A sample completion is shown up to here."""

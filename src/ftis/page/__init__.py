@@ -1,0 +1,1 @@
+"""Pages about runs, experiments and swarms: the static report, the page that is watched, their figures and tables."""
