@@ -12,7 +12,7 @@ from typing import Literal
 
 from ftis.lab.formatting import counted, true_minus
 from ftis.lab.outlook import in_time
-from ftis.study.standing import Source, Standing
+from ftis.study.standing import Source, Standing, has_fallen
 
 Level = Literal["fine", "look", "trouble"]
 
@@ -24,9 +24,6 @@ UNREWARDED = 3
 
 SILENT, SILENT_ROUNDS = 60.0, 5
 """A peer is called silent after so many seconds and the time of so many of its rounds."""
-
-FALLEN, WORTH_FALLING = 0.5, 0.1
-"""The part of the best reward so far below which it has fallen, and the least best reward of which that is said."""
 
 LONGEST_WORDS = 160
 """Letters of another peer's text that a sentence quotes."""
@@ -124,8 +121,8 @@ def remarks_on(peer: Standing) -> list[Remark]:
     found = [remark for source in peer.sources for remark in _of_source(peer, source)]
     if peer.unrewarded >= UNREWARDED:
         found.append(Remark("trouble", _unrewarded(peer)))
-    elif _has_fallen(peer):
-        text = f"The reward fell to {share(peer.reward or 0)}; its best was {share(peer.best or 0)}"
+    elif peer.reward is not None and peer.best is not None and has_fallen(peer.reward, peer.best):
+        text = f"The reward fell to {share(peer.reward)}; its best was {share(peer.best)}"
         found.append(Remark("look", f"{text}. A lower learning_rate, or F-TIS where the objective has no filter"))
     if peer.together and peer.without_foreign:
         text = f"Learned from nobody else in {_last(peer.without_foreign)}"
@@ -181,12 +178,6 @@ def _unrewarded(peer: Standing) -> str:
     if peer.formats is None:
         return f"{since}: see the completions, or ask ftis preflight"
     return f"{since}: format right in {peer.formats.right} of {peer.formats.of}, see the completions"
-
-
-def _has_fallen(peer: Standing) -> bool:
-    if peer.reward is None or peer.best is None or peer.best < WORTH_FALLING:
-        return False
-    return peer.reward < FALLEN * peer.best
 
 
 def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:

@@ -35,11 +35,9 @@ from ftis.loop.events import (
     WarmUp,
 )
 from ftis.metric_keys import by_peer
+from ftis.study.standing import MEAN_OF, has_fallen
 from ftis.study.summary import unused
 from ftis.swarm.onlooker import is_count
-
-FALLEN_OVER, WORTH_FALLING = 3, 0.1
-"""Rounds over which rewards are averaged to tell a fall from noise; the least mean reward that can fall."""
 
 LEAST_IN_JOBS = 4
 """Rounds in a row after which a job of an experiment says what does not work."""
@@ -301,15 +299,15 @@ class Display:
         return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
 
     def _compare_rewards(self, name: str, reward: float) -> None:
-        """Say that a peer's rewards have fallen to less than half of the best so far, over three rounds each."""
-        rewards = self._rewards.setdefault(name, deque(maxlen=FALLEN_OVER))
+        """Say that a peer's mean reward has fallen far below its best so far."""
+        rewards = self._rewards.setdefault(name, deque(maxlen=MEAN_OF))
         rewards.append(reward)
-        if len(rewards) < FALLEN_OVER:
+        if len(rewards) < MEAN_OF:
             return
         now, best = fmean(rewards), self._best.get(name, 0.0)
-        if best >= WORTH_FALLING and now < best / 2:
+        if has_fallen(now, best):
             self.console.print(
-                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {FALLEN_OVER} rounds: lower "
+                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {MEAN_OF} rounds: lower "
                 f"learning_rate or, where objective.name has no filter, take F-TIS",
                 highlight=False,
             )

@@ -20,6 +20,9 @@ WINDOW = 10
 MEAN_OF = 3
 """Rounds over which a reward is averaged before it is compared: one of a few dozen completions swings."""
 
+FALLEN, WORTH_FALLING = 0.5, 0.1
+"""The part of the best reward below which a reward has fallen, and the least best reward of which that is said."""
+
 
 REASONED = ("rejected/", "dropped/")
 """Beginnings of measures that count by reason."""
@@ -160,6 +163,11 @@ def standing(
         usual=usual,
         notice="" if finished else notice,
     )
+
+
+def has_fallen(reward: float, best: float) -> bool:
+    """Whether a mean reward has fallen so far below the best that a rate or an objective may be wrong."""
+    return best >= WORTH_FALLING and reward < FALLEN * best
 
 
 class RewardMeans:
