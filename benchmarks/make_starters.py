@@ -28,11 +28,12 @@ import torch
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
+from ftis.engines.samplers import InPlace
 from ftis.lab import starters
 from ftis.loop.evaluate import evaluate
 from ftis.policy import Policy
 from ftis.rewards.scoring import load_scorer
-from ftis.sampling import Decoding, InPlace
+from ftis.sampling import Decoding
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 

@@ -179,8 +179,9 @@ def play(
                 offers_only = [other for other in exchange.others if other not in read]
                 collected = exchange.collect(round, (), offers_only)
                 ended, worked = time.monotonic(), time.process_time() - worked
-                received = [*sorted(collected.messages.items()), *collected.late]
-                admissions = [(sender, admitter.admit(sender, data, round)) for sender, data in received]
+                in_time = [(other, round, data) for other, data in sorted(collected.messages.items())]
+                received = [*in_time, *collected.late]
+                admissions = [(sender, admitter.admit(sender, data, round, of)) for sender, of, data in received]
                 admit_seconds = time.monotonic() - ended
                 admitted: dict[str, int] = {}
                 for sender, admission in admissions:
@@ -191,11 +192,11 @@ def play(
                     "delivered": sorted(collected.messages),
                     "offered_only": list(collected.offered_only),
                     "missing": list(collected.missing),
-                    "late": [sender for sender, _ in collected.late],
+                    "late": [sender for sender, *_ in collected.late],
                     "admitted": admitted,
                     "rejected": [[r.peer, str(r.reason)] for r in rejections],
                     "bytes_sent": len(message),
-                    "bytes_received": sum(len(data) for _, data in received),
+                    "bytes_received": sum(len(data) for *_, data in received),
                     "published_at": began,
                     "exchange_seconds": ended - began,
                     "exchange_cpu_seconds": worked,

@@ -35,6 +35,8 @@ from ftis import admission as admission_module
 from ftis import codec
 from ftis.admission import Admission, Admitter, Reason
 from ftis.codec import Header, Message, decode, encode, message_size
+from ftis.config import PromptConfig, RewardConfig
+from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.wire.plain import weight_error
 
@@ -163,12 +165,37 @@ def test_a_fault_of_a_group_rejects_the_group_and_leaves_the_others(case: str) -
     assert says in rejection.detail
 
 
-BY_OTHERS = {"forged", "equivocation", "corrupt", "set_aside", "over_time"}
+BY_OTHERS = {"forged", "equivocation", "corrupt", "set_aside", "over_time", "unscored"}
 """Those of the network's exchange, and those that depend on what came before; tested where they arise."""
 
 
 def test_every_reason_has_a_row() -> None:
     assert {case.split()[0] for case in (*MESSAGES, *GROUPS)} == set(Reason) - BY_OTHERS
+
+
+def test_a_completion_that_the_reward_function_fails_on_rejects_its_group_and_leaves_the_others() -> None:
+    def score(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        if prompt is TERMS.prompts[0]:
+            raise RewardError("reward.function 'mine.reward' raised ValueError: no number")
+        return (1.0,) * len(completions)
+
+    judge = Admitter(TERMS, score, lambda ids: "")
+    admission = judge.admit("ada", message(group(0), group(1)), round=0)
+    assert items(admission) == [1]
+    assert (only(admission).reason, only(admission).item) == ("unscored", 0)
+    assert "raised ValueError: no number" in only(admission).detail
+    with pytest.raises(RewardError):  # of own completions it is the run's own error
+        judge.score_group(group(0))
+
+
+@pytest.mark.parametrize("text", [r"\frac{%s}{2}", r"\frac{2}{%s}", "1 %s/3", "%s", "1e%s", "%s^2"])
+def test_a_number_of_thousands_of_digits_is_no_error(text: str) -> None:
+    """Python refuses to read a number of more than 4300 digits."""
+    score = load_scorer(RewardConfig(extract="last_number"), PromptConfig(), "number")
+    long = "It is " + text % ("1" * 4400)
+    judge = Admitter(dataclasses.replace(TERMS, max_completion_length=5000), score, lambda ids: long)
+    admission = judge.admit("ada", message(group(0)), round=0)
+    assert [scored.rewards for scored in admission.admitted] == [(0.0,) * TERMS.group_size]
 
 
 def test_the_bad_group_may_come_first() -> None:
@@ -224,6 +251,15 @@ def test_the_staleness_window() -> None:
     assert only(judge.admit("ada", late[3], round=5)).reason == "duplicate"  # within the window: remembered
     assert only(judge.admit("ada", late[5], round=7)).reason == "duplicate"
     assert only(judge.admit("ada", late[3], round=6)).reason == "wrong_round"
+
+
+def test_a_message_says_the_round_that_it_was_offered_for() -> None:
+    judge = admitter(max_staleness=2)
+    shifted = judge.admit("ada", message(group(0, round=3), round=3), round=4, offered_for=4)
+    assert only(shifted).reason == "wrong_round"
+    assert "round 4, offered for round 5" in only(shifted).detail
+    assert only(judge.admit("ada", message(group(4, round=4), round=4), round=4, offered_for=3)).reason == "wrong_round"
+    assert items(judge.admit("ada", message(group(0, round=3), round=3), round=4, offered_for=3)) == [0]
 
 
 def test_a_stale_message_is_held_to_the_share_of_its_own_round() -> None:

@@ -269,6 +269,15 @@ REFUSED: dict[str, tuple[Bundle, dict[str, str], str]] = {
         ROSTER,
         "at most",
     ),
+    "a million rollouts by its facts": (
+        of(
+            signed("eve", 3, run=run_id({**FACTS, "max_completion_length": 1, "num_generations": 2**15})),
+            max_completion_length=1,
+            num_generations=2**15,
+        ),
+        ROSTER,
+        "rollouts",
+    ),
     "facts without peers": (of(signed("eve", 3, run=run_id({**FACTS, "peers": 3})), peers=3), ROSTER, "facts do not"),
 }
 

@@ -449,7 +449,7 @@ def test_messages_of_slow_peers_come_late_and_once() -> None:
     assert [collected.missing for collected in rounds] == [("c", "d")] * 3
     assert [collected.late for collected in rounds] == [
         (),
-        (("c", message("c", 0)),),
-        (("c", message("c", 1)), ("d", message("d", 0))),
+        (("c", 0, message("c", 0)),),
+        (("c", 1, message("c", 1)), ("d", 0, message("d", 0))),
     ]
     assert exchange.collect(3, offers_only=("c",)).missing == ("d",)

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,7 +114,7 @@ def test_unequal_formulas(given: str, expected: str) -> None:
     "nested", [NESTED, "{" * 255 + "5" + "}" * 255, r"\sqrt{" * 31 + "2" + "}" * 31, "(9!)!!", "{(9!)!}!"]
 )
 def test_deep_brackets_are_wrong_without_asking_the_helper(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latex, "_equal", lambda given, expected: pytest.fail("asked"))
+    monkeypatch.setattr(latex, "_all_equal", lambda pairs: pytest.fail("asked"))
     assert not answers_equal(nested, "5", "math")
 
 
@@ -151,11 +153,11 @@ def test_brackets_that_change_nothing_are_taken_off(
     given = opening * depth + "9" + closing * depth
     asked: list[str] = []
 
-    def equal(one: str, other: str) -> bool:
-        asked.append(one)
-        return "9" in one
+    def equal(pairs: tuple[tuple[str, str, int], ...]) -> bool:
+        asked.extend(one for one, _, _ in pairs)
+        return "9" in pairs[0][0]
 
-    monkeypatch.setattr(latex, "_equal", equal)
+    monkeypatch.setattr(latex, "_all_equal", equal)
     assert answers_equal(given, "9", "math")
     assert not answers_equal(given.replace("9", "8"), "9", "math")
     assert asked == (["9", "8"] if opening == "{" else ["(9)", "(8)"])
@@ -203,10 +205,10 @@ def fresh_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     """A helper of the test's own, so that limits can be lowered."""
     fresh = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
     monkeypatch.setattr(latex, "_helper", fresh)
-    latex._equal.cache_clear()
+    latex._all_equal.cache_clear()
     yield fresh
     fresh.stop()
-    latex._equal.cache_clear()
+    latex._all_equal.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +265,20 @@ def test_a_comparison_over_its_limit_is_ended_and_the_next_one_works(
     first = fresh_helper._process
     assert answers_equal("6.0", "6", "math")
     assert fresh_helper._process is first  # persistent while nothing goes wrong
+
+
+def test_all_sides_of_an_answer_have_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def ask(request: dict[str, Any]) -> bool:
+        asked.append(request)
+        return True
+
+    monkeypatch.setattr(latex, "_helper", SimpleNamespace(ask=ask))
+    given = "=".join(rf"5+0\cdot 9^{{{n}}}" for n in range(3_000_000, 3_000_024)) + "=5"
+    assert latex.formulas_equal(given, "5")
+    (request,) = asked
+    assert len(request["pairs"]) == 25
 
 
 def test_a_helper_that_hangs_is_killed_by_the_clock(fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_participation_by_hand() -> None:
     rejection = Rejection("bob", Reason.TOO_LONG, 3, "rollout 0 has 9 tokens")
     collected = Collected(
         {"bob": b"12345"},
-        late=(("bob", b"123"),),
+        late=(("bob", 6, b"123"),),
         offered_only=("eve",),
         rejections=(Rejection("eve", Reason.FORGED, None, "x"),),
     )

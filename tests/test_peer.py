@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from admissions import admitter, group, message
 from conftest import TinyModelDir
 from rich.console import Console
 
+from ftis.exchange import Collected
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import parse
@@ -95,6 +97,17 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
     assert start.diagnostics is not None
     assert (start.diagnostics.raw_weight == 1).all()
     assert (start.diagnostics.k1_N == 0).all()
+
+
+def test_a_message_of_another_round_than_its_offers_is_not_admitted(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    peer.admitter = admitter(max_staleness=2)
+    in_time = {"ada": message(group(0, round=3), round=3)}
+    assert [r.reason for a in peer.admit(Collected(in_time), 4) for r in a.rejections] == ["wrong_round"]
+    late = (("ada", 2, message(group(0, round=3), round=3)),)
+    assert [r.reason for a in peer.admit(Collected({}, late=late), 4) for r in a.rejections] == ["wrong_round"]
+    late = (("ada", 3, message(group(0, round=3), round=3)),)
+    assert [len(a.admitted) for a in peer.admit(Collected({}, late=late), 4)] == [1]
 
 
 def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: MakePeer) -> None:

@@ -326,7 +326,7 @@ def test_a_late_message_is_handed_on_once() -> None:
         table.delivers(name, 1)
     closed = table.run()
     assert closed is not None
-    assert closed.late == (("d", contents_of("d", 0)),)
+    assert closed.late == (("d", 0, contents_of("d", 0)),)
     assert set(closed.messages) == set("bcd")
     table.offers("d", 0)
     assert table.round_of(2, *"bcd").late == ()
@@ -349,7 +349,7 @@ def test_a_message_may_be_so_many_rounds_late_and_no_more(staleness: int) -> Non
         table.delivers("c", 4)
         closed = table.run()
         assert closed is not None
-        late = (("d", contents_of("d", 4 - behind)),)
+        late = (("d", 4 - behind, contents_of("d", 4 - behind)),)
         assert closed.late == (late if 0 < behind <= staleness else ())
 
 
@@ -390,7 +390,7 @@ def test_rounds_from_before_this_peer_joined_are_not_fetched() -> None:
     table.delivers("d", 9)
     closed = table.run()
     assert closed is not None
-    assert closed.late == (("b", contents_of("b", 8)),)
+    assert closed.late == (("b", 8, contents_of("b", 8)),)
 
 
 def test_what_came_early_is_kept_for_its_round() -> None:

@@ -22,12 +22,12 @@ from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph
 from ftis.engines.generate import _generated, generate_sampler
-from ftis.engines.samplers import open_sampler
+from ftis.engines.samplers import InPlace, open_sampler
 from ftis.engines.slots import SlotCache
 from ftis.engines.stops import Stopping
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
-from ftis.sampling import Decoding, Draw, InPlace, Sampler
+from ftis.sampling import Decoding, Draw, Sampler
 
 SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
 KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gemma3"])

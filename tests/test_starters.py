@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
-from ftis.engines.samplers import open_sampler
+from ftis.engines.samplers import InPlace, open_sampler
 from ftis.engines.stops import Stopping
 from ftis.lab import starters
 from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
@@ -32,7 +32,7 @@ from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt, Rollout
-from ftis.sampling import Decoding, InPlace
+from ftis.sampling import Decoding
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt

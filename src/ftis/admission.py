@@ -20,6 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
+from ftis.config import FtisError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
@@ -48,6 +49,8 @@ class Reason(StrEnum):
     """Contents other than the sender signed."""
     SET_ASIDE = "set_aside"
     """Not decoded: a selection skips the sender in this round, as penalties and the honesty test do."""
+    UNSCORED = "unscored"
+    """This peer's reward function fails on a completion of the group."""
     OVER_TIME = "over_time"
     """Not judged within the time a message may take."""
     WRONG_RUN = "wrong_run"
@@ -184,15 +187,16 @@ class Admitter:
         self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
 
-    def admit(self, sender: str, data: bytes, round: int) -> Admission:
+    def admit(self, sender: str, data: bytes, round: int, offered_for: int | None = None) -> Admission:
         """Judge one message.
 
         Args:
             sender: the peer that sent it, as the exchange established it.
             round: the receiver's current round.
+            offered_for: the round that the sender offered it for; None: the message says so itself.
 
         Raises:
-            Whatever the scorer or the detokenizer raises. Nothing of the message is remembered then.
+            Whatever but an FtisError the scorer or the detokenizer raises. Nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
@@ -206,7 +210,7 @@ class Admitter:
         except CodecError as error:
             return rejected(sender, Reason.MALFORMED, str(error))
         header = message.header
-        if fault := self._header_fault(header, sender, round):
+        if fault := self._header_fault(header, sender, round, offered_for):
             return rejected(sender, *fault)
         assigned = frozenset(self.terms.assigned(sender, header.round))
         if len(message.groups) > (most := self.terms.max_groups or len(assigned)):
@@ -230,8 +234,11 @@ class Admitter:
                 fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
             if fault := fault or self._stop_fault(group):
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
-            else:
+                continue
+            try:
                 admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
+            except FtisError as error:  # own groups were scored before, so it is this text that the function fails on
+                rejections.append(Rejection(sender, Reason.UNSCORED, group.item, str(error)))
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
@@ -249,7 +256,9 @@ class Admitter:
             raise ValueError(f"the scorer gave {len(rewards)} rewards for {len(completions)} completions")
         return ScoredGroup(group, completions, rewards)
 
-    def _header_fault(self, header: Header, sender: str, round: int) -> tuple[Reason, str] | None:
+    def _header_fault(
+        self, header: Header, sender: str, round: int, offered_for: int | None
+    ) -> tuple[Reason, str] | None:
         terms = self.terms
         if header.peer != sender:
             return Reason.WRONG_SENDER, f"speaks for {header.peer!r}, sent by {sender!r}"
@@ -260,6 +269,8 @@ class Admitter:
                 Reason.WRONG_ROUND,
                 f"round {header.round + 1}, this is {round + 1}, and network.max_staleness = {terms.max_staleness}",
             )
+        if offered_for not in (None, header.round):  # a later round's groups as old ones would be tested for less
+            return Reason.WRONG_ROUND, f"round {header.round + 1}, offered for round {offered_for + 1}"
         if terms.tokenizer not in (None, header.tokenizer):
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"
         if header.temperature != terms.temperature:  # true of NaN as well

@@ -29,14 +29,14 @@ class Collected:
     Attributes:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
-        late: (sender, message) of earlier rounds.
+        late: (sender, round, message) of earlier rounds.
         offered_only: peers that delivered, and whose messages were not fetched, as asked.
         rejections: of offers, before anything was fetched.
     """
 
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
-    late: tuple[tuple[str, bytes], ...] = ()
+    late: tuple[tuple[str, int, bytes], ...] = ()
     offered_only: tuple[str, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 

@@ -173,7 +173,7 @@ def participation(
     for name in (peer.name for peer in recipe.peers):
         rejections = [r for r in rejected if r.peer == name]
         index = batch.sources.index(name) if name in batch.sources else -1
-        late = [data for sender, data in collected.late if sender == name]
+        late = [data for sender, _, data in collected.late if sender == name]
         received = sum(map(len, late)) + len(collected.messages.get(name, b""))
         of_peer: dict[str, Any] = {
             "delivered": name == own or name in collected.messages or name in collected.offered_only,

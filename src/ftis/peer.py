@@ -209,12 +209,13 @@ class Peer:
     def admit(self, collected: Collected, round: int) -> Sequence[Admission]:
         """Admit each message, tell the selections the outcome, and pass over groups beyond their limits."""
         admissions: Sequence[Admission] = []
-        for name, data in [*sorted(collected.messages.items()), *collected.late]:
+        in_time = [(name, round, data) for name, data in sorted(collected.messages.items())]
+        for name, offered_for, data in [*in_time, *collected.late]:
             if name in self.skipped(round):
                 detail = "a selection skips this peer in this round"
                 admissions = [*admissions, rejected(name, Reason.SET_ASIDE, detail)]
                 continue
-            admission = self.admitter.admit(name, data, round)
+            admission = self.admitter.admit(name, data, round, offered_for)
             for selection in self.selections:
                 selection.heard(admission, round)
             admissions = [*admissions, admission]

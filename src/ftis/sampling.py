@@ -85,21 +85,3 @@ class Sampler(Draw, Protocol):
     def close(self) -> None:
         """The peer samples no more."""
         return None
-
-
-@dataclass(frozen=True)
-class InPlace(Sampler):
-    """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones."""
-
-    draw: Draw
-
-    def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
-    ) -> list[tuple[Rollout, ...]]:
-        return self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)

@@ -19,12 +19,13 @@ from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import as_groups, in_parts, left_padded
+from ftis.engines.samplers import InPlace
 from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, parts_of_groups, prompts_prefilled
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, InPlace, Sampler
+from ftis.sampling import Decoding, Sampler
 
 COMPACT_BELOW = 0.75
 """Finished rows are dropped once fewer than this fraction of the batch's rows are unfinished: dropping copies the

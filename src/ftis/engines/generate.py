@@ -11,11 +11,12 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from ftis.engines.rows import as_groups, in_parts, left_padded
+from ftis.engines.samplers import InPlace
 from ftis.engines.slots import groups_at_a_time, parts_of_groups
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, InPlace, Sampler
+from ftis.sampling import Decoding, Sampler
 
 
 def open_sampler(policy: Policy) -> Sampler:

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
 from ftis.policy import ModelError, Policy
-from ftis.sampling import Sampler
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, Draw, Sampler
 from ftis.seams import SAMPLERS, look_up
+
+
+@dataclass(frozen=True)
+class InPlace(Sampler):
+    """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones."""
+
+    draw: Draw
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        return self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)
 
 
 def check_stop(stop: Sequence[str], policy: Policy) -> None:

@@ -108,7 +108,8 @@ class Delayed:
         collected = self.inner.collect(round, skip, offers_only)
         slow = [name for name in collected.messages if name in self.rounds_late]
         self._due |= {(round + self.rounds_late[name], name): collected.messages[name] for name in slow}
-        late = tuple((name, self._due.pop((due, name))) for due, name in sorted(self._due) if due <= round)
+        came = [key for key in sorted(self._due) if key[0] <= round]
+        late = tuple((name, due - self.rounds_late[name], self._due.pop((due, name))) for due, name in came)
         in_time = {name: data for name, data in collected.messages.items() if name not in slow}
         return replace(collected, messages=in_time, missing=(*collected.missing, *slow), late=(*collected.late, *late))
 

@@ -120,7 +120,10 @@ CODE = (
     "policy.py",
     "sampling.py",
     *(f"engines/{name}.py" for name in ("devices", "optimizers", "hub", "models", "windows", "lines", "head")),
-    *(f"engines/{name}.py" for name in ("linear", "decoder", "rows", "slots", "stops", "generate", "builtin")),
+    *(
+        f"engines/{name}.py"
+        for name in ("linear", "decoder", "rows", "slots", "stops", "samplers", "generate", "builtin")
+    ),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""
 

@@ -34,6 +34,7 @@ REASONS: Mapping[str, str] = {
     "corrupt": "contents that differ from what it signed",
     "set_aside": "unread, since it is set aside",
     "over_budget": "more than it can have in a round",
+    "unscored": "texts that the reward function fails on",
     "over_time": "not judged in time",
     "malformed": "no message",
     "wrong_sender": "another peer's name",

@@ -50,10 +50,12 @@ def formulas_equal(given: str, expected: str) -> bool:
     sides = [one, *equations.sides_to_check(one, other)]
     if any(writing.bases_differ(side, other) for side in sides):
         return False
-    last = equations.rounded(one, other)
-    if last is not None and not _equal(last[0], other, DIGITS if last[1] is None else last[1]):
+    pairs = [(*writing.with_both_signs(*writing.as_intervals(side, other)), DIGITS) for side in sides]
+    if any(equations.is_more_infinite(given, expected) for given, expected, _ in pairs):
         return False
-    return all(_alike(*writing.with_both_signs(*writing.as_intervals(side, other))) for side in sides)
+    if (last := equations.rounded(one, other)) is not None:
+        pairs.insert(0, (last[0], other, DIGITS if last[1] is None else last[1]))
+    return _all_equal(tuple(pairs))
 
 
 def _said(text: str) -> str:
@@ -64,10 +66,6 @@ def _said(text: str) -> str:
         return found[0] if raised or found[2] != "}" else found[1]
 
     return " ".join(words.WORDS.sub(bare, text).split())
-
-
-def _alike(given: str, expected: str) -> bool:
-    return not equations.is_more_infinite(given, expected) and _equal(given, expected)
 
 
 def _tidy(text: str) -> str | None:
@@ -84,8 +82,9 @@ def _tidy(text: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
-def _equal(given: str, expected: str, digits: int = DIGITS) -> bool:
-    return bool(_helper.ask({"given": given, "expected": expected, "digits": digits}))
+def _all_equal(pairs: tuple[tuple[str, str, int], ...]) -> bool:
+    """Whether in each pair (given, expected, digits) both are equal: one request, so one time limit for an answer."""
+    return bool(_helper.ask({"pairs": pairs}))
 
 
 _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
@@ -107,7 +106,7 @@ def _load_math_verify() -> Judge:
     def read(text: str) -> Any:
         return parse(f"${text}$", latex_only, parsing_timeout=None)
 
-    def compare(given: str, expected: str, digits: int = DIGITS) -> bool:
+    def compare(given: str, expected: str, digits: int) -> bool:
         gold, answer = read(expected), read(given)
 
         def equal(one: Any, other: Any) -> bool:
@@ -126,7 +125,7 @@ def _load_math_verify() -> Judge:
         return not in_order or equal(Tuple(*one._unsorted_args), other)
 
     # These comparisons, one of numbers and one of symbols, load what later ones need.
-    if not (compare("\\frac{1}{2}", "0.5") and compare("(x-1)(x+1)", "x^2-1")):
+    if not (compare("\\frac{1}{2}", "0.5", DIGITS) and compare("(x-1)(x+1)", "x^2-1", DIGITS)):
         raise ImportError("this math-verify cannot tell that 1/2 is 0.5")
 
     # sympy turns strings into expressions with eval(). The grammar that parses LaTeX needs this for plain numbers
@@ -140,7 +139,7 @@ def _load_math_verify() -> Judge:
         return evaluate(code, *scopes)
 
     parser.eval_expr = evaluate_plain
-    return lambda request: compare(request["given"], request["expected"], request["digits"])
+    return lambda request: all(compare(*pair) for pair in request["pairs"])
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ def last_number(text: str) -> str | None:
     last = numbers[-1]
     if _IN_ROOT.search(text, 0, last.start()) or _TIMES_MORE.match(text, last.end()):
         return None
+    if len(last[0]) > MAX_ANSWER_LENGTH:  # nor does int() read digits without end
+        return last[0]
     if last["mixed"] and int(last["over"]) >= int(last["under"]):
         return f"{last['over']}/{last['under']}"
     if (part := _FRACTION.search(last[0])) and int(part[1] or part[3]) >= int(part[2] or part[4]):

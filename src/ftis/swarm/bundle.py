@@ -41,8 +41,8 @@ MAGIC, VERSION = b"FTISPROF", 1
 MOST_BYTES = 128 * 2**20
 """The most bytes of a bundle."""
 MOST_MESSAGES = 64
-MOST_GROUPS = 2**14
-"""The most groups of one message that is read."""
+MOST_ROLLOUTS = 2**14
+"""The most rollouts of one message by the facts: four times as many may be read, and take 1 kB each."""
 MOST_TOKENS = 2**23
 """The most tokens of one message by the facts, with every rollout as long as the run allows."""
 SLACK = 2
@@ -252,9 +252,9 @@ def _limits(sizes: Sizes) -> Limits:
     """The most that is read of one message: what the run allows."""
     rollouts = sizes.groups * sizes.rollouts
     tokens = rollouts * sizes.tokens
-    if sizes.groups > MOST_GROUPS or tokens > MOST_TOKENS:
+    if rollouts > MOST_ROLLOUTS or tokens > MOST_TOKENS:
         raise BundleError(
-            f"messages of this run may hold {sizes.groups} groups and {tokens} tokens, at most {MOST_GROUPS} and "
+            f"messages of this run may hold {rollouts} rollouts and {tokens} tokens, at most {MOST_ROLLOUTS} and "
             f"{MOST_TOKENS} are read"
         )
     most_bytes = message_size(tokens, rollouts, sizes.groups, "x" * LONGEST_NAME, sizes.text)

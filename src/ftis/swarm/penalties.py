@@ -10,6 +10,9 @@ from ftis.admission import Admission, Reason
 from ftis.config import Recipe
 from ftis.selection import Selection
 
+OWN_FAULTS = (Reason.OVER_TIME, Reason.UNSCORED)
+"""What may be this peer's own slowness, or its own reward function's mistake."""
+
 
 @dataclass
 class Penalties(Selection):
@@ -35,7 +38,7 @@ class Penalties(Selection):
         peer = admission.peer
         if admission.unknown_sender:
             return
-        faults = sum(r.reason != Reason.OVER_TIME for r in admission.rejections)  # that is this peer's own slowness
+        faults = sum(r.reason not in OWN_FAULTS for r in admission.rejections)
         self.rejections[peer] = self.rejections.get(peer, 0) + faults if faults else 0
         if self.max_rejections and self.rejections[peer] > self.max_rejections:
             self.until[peer] = round + 1 + self.rounds

@@ -441,7 +441,7 @@ class Rounds:
     def _take(self) -> Collected:
         round, wanted = self._awaited.round, self._awaited.wanted
         messages: dict[str, bytes] = {}
-        late: list[tuple[str, bytes]] = []
+        late: list[tuple[str, int, bytes]] = []
         missing: list[str] = []
         offered_only: list[str] = []
         for name, other in self._others.items():
@@ -452,7 +452,7 @@ class Rounds:
                 if name in wanted and of == round:
                     messages[name] = data
                 elif name in wanted and of >= max(self._oldest, self._first_round):
-                    late.append((name, data))
+                    late.append((name, of, data))
             if name in wanted and round in other.offers_only and has_delivered:
                 offered_only.append(name)
             elif name not in messages:
