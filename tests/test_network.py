@@ -265,6 +265,18 @@ def test_answers_without_end_to_one_question_hold_up_no_other(peers: Peers, monk
     assert [collected.messages.get("b") == data for collected in taken] == [True]
 
 
+def test_questions_that_nobody_answers_hold_up_no_answer(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever declares absent peers present has them asked, and may never answer."""
+    a, b = peers.open("a"), peers.open("b")
+    both_ready(a, b)
+    held = threading.Event()
+    monkeypatch.setattr(a, "_ask", lambda peer, seconds: held.wait(PATIENCE))
+    for n in range(20):
+        a._ask_soon(f"absent{n}")
+    answered(b.session, f"ftis/status/{a.recipe.name}/a", 1)
+    held.set()
+
+
 def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)

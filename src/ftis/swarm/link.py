@@ -121,8 +121,9 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self.session = open_session(self.recipe.network)
-        one_each = max(1, len(self.others))  # so that no peer's fetch waits for another's
+        one_each = max(1, len(self.others))  # so that nothing waits for a peer that does not answer
         self._fetchers = ThreadPoolExecutor(one_each, thread_name_prefix="fetch")
+        self._questions = ThreadPoolExecutor(one_each, thread_name_prefix="ask")
         self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="outbox")
@@ -154,6 +155,7 @@ class NetworkExchange:
         for declared in self._declared:
             declared.undeclare()  # type: ignore[no-untyped-call]
         self._comparer.join(timeout=5)
+        self._questions.shutdown(wait=False, cancel_futures=True)
         self._answers.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown(wait=True)
         self.session.close()  # type: ignore[no-untyped-call]
@@ -253,7 +255,7 @@ class NetworkExchange:
             if peer in self._asking or self._closing.is_set():
                 return
             self._asking.add(peer)
-        self._answers.submit(self._ask_in_background, peer)
+        self._questions.submit(self._ask_in_background, peer)
 
     def _ask_in_background(self, peer: str | None) -> None:
         try:
