@@ -32,6 +32,9 @@ from ftis.lab.local import Hub
 from ftis.loop.files import locked, read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.metric_keys import peer_key
+from ftis.peer import Peer
+from ftis.policy import ModelError
+from ftis.rewards.scoring import RewardError
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -199,6 +202,31 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
         one = weights(workplace / "unbroken" / "tiny-seed0" / "F-TIS" / peer / "checkpoint-12")
         other = weights(run / "F-TIS" / peer / "checkpoint-12")
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward function may fail on a completion of any round; it is mended, and the run goes on."""
+    keys = ("--set", "processes=inline", "--set", "training.save_every=100")
+    assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
+    sample_items = Peer.sample_items
+
+    def fails_once(self: Peer, items: Any, repeats: int, round: int, purpose: str) -> Any:
+        if round == 2 and self.name == "a":
+            raise RewardError("reward.function raised")
+        return sample_items(self, items, repeats, round, purpose)
+
+    monkeypatch.setattr(Peer, "sample_items", fails_once)
+    assert ftis("train", "recipe.toml", *keys) == 1
+    assert {path.parent.name: path.name for path in run_of(workplace).rglob("checkpoint-*")} == {
+        "a": "checkpoint-2",
+        "b": "checkpoint-2",
+    }
+    monkeypatch.setattr(Peer, "sample_items", sample_items)
+    assert ftis("train", "recipe.toml", *keys, "--resume") == 0
+    unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
+    assert {k: v for k, v in resumed.items() if "events" not in k} == {
+        k: v for k, v in unbroken.items() if "events" not in k
+    }
 
 
 @pytest.mark.slow
@@ -462,9 +490,9 @@ class Lingering:
         self.over.wait(60)
 
 
-@pytest.mark.parametrize(("settings", "status"), [([], 0), (["--set", "sampling.max_completion_length=80"], 1)])
+@pytest.mark.parametrize("status", [0, 1])
 def test_a_peer_that_has_ended_is_not_at_work_while_its_thread_ends(
-    settings: list[str], status: int, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine it may be alive when the command ends, which is no second Ctrl-C."""
     turn = Lingering()
@@ -476,10 +504,14 @@ def test_a_peer_that_has_ended_is_not_at_work_while_its_thread_ends(
 
     monkeypatch.setattr("ftis.lab.runs.Hub", LingeringHub)
     monkeypatch.setattr(os, "_exit", lambda status: pytest.fail(f"ended at once with {status}"))
+    if status:
+
+        def fail(*_: object) -> None:
+            raise ModelError("it cannot sample")
+
+        monkeypatch.setattr("ftis.peer.Peer.sample_items", fail)
     try:
-        assert (
-            ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1", *settings) == status
-        )
+        assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1") == status
         assert any(thread.name == "a" for thread in threading.enumerate())
     finally:
         turn.over.set()
@@ -1141,8 +1173,8 @@ def test_foreign_rollouts_without_advantage_are_not_called_used(
 
     admit = Admitter.admit
 
-    def worthless(self: Admitter, sender: str, data: bytes, round: int) -> Any:
-        admission = admit(self, sender, data, round)
+    def worthless(*arguments: Any) -> Any:
+        admission = admit(*arguments)
         equal = [dataclasses.replace(g, rewards=tuple(0.0 for _ in g.rewards)) for g in admission.admitted]
         return dataclasses.replace(admission, admitted=tuple(equal))
 

@@ -45,8 +45,8 @@ WINGS = {
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
     "lab": "machine recipes starters pretrained rivals partners local accusations attacks assembly arms workers "
-    "event_lines trackers prepare provenance formatting processes memory estimate doctor plan advice preflight runs "
-    "outlook experiments join replay probe cuts reading rollback",
+    "event_lines trackers formatting prompting prepare provenance processes memory estimate doctor plan advice "
+    "preflight runs outlook experiments join replay probe cuts reading rollback",
     "study": "stats summary budgets results rates tail standing following tables progress",
     "page": "corrections drawing plots layout figure_files figures exchange_figures views markdown scaling verdicts "
     "number_tables exchanges samples sentences glance taken latest jobs so_far swarms live contents watch report",

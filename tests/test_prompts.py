@@ -18,7 +18,7 @@ from ftis.config import PromptConfig, RecipeError
 from ftis.prompts import TaskError
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import Problem, make_task, require_unseen
-from ftis.tasks.rendering import render_prompt
+from ftis.tasks.rendering import prompt_text, render_prompt
 from recipes import task_of as load
 
 # --- the task that a recipe names ------------------------------------------------------------------------------------
@@ -180,19 +180,26 @@ def test_plain_text_where_there_is_no_chat_template_or_it_is_not_wanted() -> Non
     assert rendered(PromptConfig(system_prompt=""), tokenizer(bos=False)) == "What is it ?"
 
 
-def test_plain_text_is_system_blank_line_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+def test_plain_text_is_system_blank_line_user() -> None:
+    plain, config = tokenizer(), PromptConfig(system_prompt="S", template="Q: {question}=")
+    assert prompt_text(QUESTION, config, plain) == "S\n\nQ: What is it ?="
+    assert prompt_text(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), plain) == "{question} {x}"
 
-    class Spy:
-        chat_template = None
 
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            seen.append(text)
-            return {"input_ids": [1]}
+def test_plain_text_does_not_end_where_a_tokenizer_would_end_it() -> None:
+    tok = tokenizer()
+    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A it", special_tokens=[("it", 9)])
+    tok.eos_token = "it"
+    assert rendered(PromptConfig(system_prompt=""), tok) == "What is it ?"
 
-    render_prompt(QUESTION, PromptConfig(system_prompt="S", template="Q: {question}="), Spy())
-    render_prompt(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), Spy())
-    assert seen == ["S\n\nQ: What is it ?=", "{question} {x}"]
+
+def test_a_chat_templates_date_is_the_same_every_day_and_its_variables_are_the_recipes() -> None:
+    tok = tokenizer(
+        "{{ strftime_now('%d %b %Y') }}{% if enable_thinking is defined %} {{ enable_thinking }}{% endif %}"
+    )
+    assert prompt_text(QUESTION, PromptConfig(system_prompt=""), tok) == "01 Jan 2025"
+    options = PromptConfig(system_prompt="", template_options={"enable_thinking": False})
+    assert prompt_text(QUESTION, options, tok) == "01 Jan 2025 False"
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:
@@ -222,15 +229,6 @@ def test_examples_are_turns_of_a_chat_and_the_prefill_begins_the_answer() -> Non
     )
 
 
-def test_examples_and_prefill_as_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    class Spy:
-        chat_template = None
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            seen.append(text)
-            return {"input_ids": [1]}
-
-    render_prompt(QUESTION, EXAMPLES, Spy())
-    assert seen == ["Be brief\n\nso What isit\n\nso is itso\n\nso What is it ?it is"]
+def test_examples_and_prefill_as_plain_text() -> None:
+    expected = "Be brief\n\nso What isit\n\nso is itso\n\nso What is it ?it is"
+    assert prompt_text(QUESTION, EXAMPLES, tokenizer()) == expected

@@ -1,8 +1,5 @@
 """The recipe: everything that a run depends on, as frozen, strict, typed values: peers, their task, how they sample and
 learn, and the arms to compare. :mod:`ftis.lab.recipes` reads it from TOML and from the command line.
-
-Every error that a user can cause and mend is an :class:`FtisError`; each module has its own kind. The command line
-prints the message and exits with 1.
 """
 
 from __future__ import annotations
@@ -22,7 +19,10 @@ DEFAULT_SYSTEM_PROMPT = (
 
 
 class FtisError(Exception):
-    """An error whose message names the remedy."""
+    """An error that a user can cause and mend; each module has its own kind. The message names the remedy."""
+
+    changed_nothing = False
+    """Whether a round that failed has left the peer as it was, so that the rounds before can be saved."""
 
 
 class RecipeError(FtisError):
@@ -84,6 +84,8 @@ class PromptConfig(_Section):
     """Turns of user and assistant before the problem; in plain text, each is followed by a blank line."""
     prefill: str = ""
     """How every completion begins: the model goes on from here, and rewards see it in front of the completion."""
+    template_options: dict[str, Any] = {}
+    """Variables of the chat template, as ``enable_thinking = false`` in Qwen3's."""
     think_tag: Name = "think"
     answer_tag: Name = "answer"
 
@@ -233,7 +235,7 @@ class HonestyConfig(_Section):
     """The test of whether the others' log-probabilities can be true."""
 
     action: Literal["quarantine", "warn", "off"] = "quarantine"
-    """Whether nothing is learned any more of a peer whose cannot be true, or it is only reported."""
+    """``quarantine``: learn nothing more of a peer whose log-probabilities cannot be true; ``warn``: only report it."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """The probability that anybody accuses an honest peer in a whole run is at most this."""
 
@@ -315,9 +317,8 @@ class ArmConfig(_Section):
     collaborate: bool = True
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated", "seconds"] = "trained"
-    """In what a peer that trains alone equals a peer of a swarm of m. ``trained``: rollouts trained on, so it samples
-    all of a round's prompts itself, or fewer under ``max_foreign_rollouts``. ``generated``: rollouts sampled, so it
-    samples 1/m of the prompts. ``seconds``: time, by ``experiment.sampling_cost``."""
+    """What a peer alone has as much of as one of a swarm of m. ``trained``: rollouts trained on, so it samples all of a
+    round's prompts. ``generated``: rollouts sampled, so 1/m of them. ``seconds``: by ``experiment.sampling_cost``."""
     swarm_size: Positive | None = None
     """m, in place of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftis.admission import Admission, Admitter, Reason, rejected
 from ftis.codec import Header, Message, encode
-from ftis.config import PeerConfig, Recipe
+from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import Heard, RoundRecord, round_record
@@ -34,7 +34,11 @@ Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
 def train_round(peer: Peer, round: int) -> RoundRecord:
     """Train one round of one peer. Raises Stopped if asked to stop before anything has changed."""
     clock = Stopwatch()
-    sampled = peer.sample(round)
+    try:
+        sampled = peer.sample(round)
+    except FtisError as error:
+        error.changed_nothing = True
+        raise
     clock.lap("sample")
 
     sent_bytes = peer.offer(round, sampled.kept)
@@ -158,7 +162,7 @@ class Peer:
     def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
         """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""
         ids = [self.prompt_ids[item] for item in items]
-        positions = getattr(self.policy.model.config, "max_position_embeddings", None)
+        positions = getattr(self.policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         most = self.decoding.max_completion_length
         longest = max(len(i) for i in ids) + most
         if positions is not None and longest > positions:

@@ -204,7 +204,8 @@ def exchange_text(peer: Peer, own_ends: Collection[int]) -> None:
         AlignmentError: it is not known which bytes its tokens stand for, or by which its model ends.
     """
     policy, sampling = peer.policy, peer.recipe.sampling
-    positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
+    text = policy.model.config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
 
     def most_tokens(item: int) -> int:
         return min(LONGER * sampling.max_completion_length, positions - len(peer.prompt_ids[item]))

@@ -17,8 +17,9 @@ from ftis.lab import starters
 from ftis.lab.arms import arms_of
 from ftis.lab.formatting import in_bytes
 from ftis.lab.machine import cores, total_bytes
-from ftis.lab.prepare import exchanges, tokenizers_here
+from ftis.lab.prepare import exchanges
 from ftis.lab.pretrained import MODELS
+from ftis.lab.prompting import tokenizers_here
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:

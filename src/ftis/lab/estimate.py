@@ -22,8 +22,9 @@ from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
 from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.machine import available_bytes, resident_bytes
 from ftis.lab.memory import LIKELY_LENGTH, LIKELY_SIGNAL, Memory, Shape, checkpoint_bytes, peak_memory
-from ftis.lab.prepare import tokenizers_here, with_exchange
+from ftis.lab.prepare import with_exchange
 from ftis.lab.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
+from ftis.lab.prompting import tokenizers_here
 from ftis.policy import resolve_device
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task

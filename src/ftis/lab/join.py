@@ -36,6 +36,7 @@ from ftis.lab.local import AloneExchange
 from ftis.lab.machine import cores
 from ftis.lab.plan import problems, rates
 from ftis.lab.prepare import check, prepare
+from ftis.lab.prompting import remarks
 from ftis.lab.provenance import claim, delete_run
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
@@ -150,7 +151,7 @@ def join(
         delete_run(directory)
     place = directory / arm_name / name
     claim(directory, resume, swarm)
-    say(Planned((*problems(tasks), *rates([own]))))
+    say(Planned((*problems(tasks), *remarks(own, tasks[0]), *rates([own]))))
     with locked(directory / arm_name / ".lock", 0):
         try:
             _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 
 from ftis.config import PeerConfig, TrainingConfig
-from ftis.engines.models import load_tokenizer
 from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
-from ftis.lab.prepare import tokenizers_here
 from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS
+from ftis.lab.prompting import remarks
 from ftis.prompts import Task
-from ftis.tasks.problems import excerpt
-from ftis.tasks.rendering import conversation
 
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""
@@ -43,29 +38,7 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return lines + without_effect(arms) + unspelled(arms[0], tasks[0]) + rates(arms)
-
-
-def unspelled(arm: Arm, task: Task) -> list[str]:
-    """A line for each model whose tokenizer drops letters of a prompt, as one of few tokens does without a word."""
-    prompt, lines = arm.recipe.prompt, []
-    text = " ".join(message["content"] for message in conversation(task.train[0], prompt)) + prompt.prefill
-    for model, directory in tokenizers_here(arm).items():
-        tokenizer = load_tokenizer(directory)
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        spelled = str(tokenizer.decode([id for id in ids if id != tokenizer.unk_token_id]))
-        if dropped := _letters(text) - _letters(spelled):
-            shown = excerpt("".join(dropped))
-            lines.append(
-                f"{model}: its tokenizer drops {dropped.total()} of {_letters(text).total()} letters of a prompt "
-                f"({shown}), which the model never sees: let [prompt] and the questions be of what it can spell"
-            )
-    return lines
-
-
-def _letters(text: str) -> Counter[str]:
-    """How often each letter occurs, however it is written; without space."""
-    return Counter("".join(unicodedata.normalize("NFKC", text).casefold().split()))
+    return lines + without_effect(arms) + remarks(arms[0], tasks[0]) + rates(arms)
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:

@@ -23,7 +23,7 @@ from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.machine import cores
-from ftis.lab.pretrained import tokenizer_here
+from ftis.lab.prompting import require_prompts, tokenizers_here
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import ModelError, own_ends, resolve_device
@@ -40,7 +40,7 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 
 
 def check(arms: list[Arm]) -> list[Task]:
-    """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, numbers of prompts.
+    """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, prompts and their number.
 
     Returns:
         the first arm's task, and those out of distribution.
@@ -50,6 +50,7 @@ def check(arms: list[Arm]) -> list[Task]:
     """
     tasks: dict[str, Task] = {}
     rewarded: set[tuple[str, ...]] = set()
+    rendered: set[tuple[str, ...]] = set()
     of_arms = []
     for arm in arms:
         check_names(arm.recipe)
@@ -59,6 +60,7 @@ def check(arms: list[Arm]) -> list[Task]:
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
+        require_prompts(arm, loaded, rendered)
         for swarm in arm.swarms:
             _check_attacks(swarm)
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
@@ -171,16 +173,6 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
 
     with suppress(Stopped):
         starters.make(model, report)
-
-
-def tokenizers_here(arm: Arm) -> dict[str, str]:
-    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here.
-
-    A variant of a starter has the tokenizer of that starter, which is shipped.
-    """
-    models = {peer.model for peer in arm.recipe.peers}
-    places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
-    return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
 
 
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:

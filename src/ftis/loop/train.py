@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftis.admission import Score
+from ftis.config import FtisError
 from ftis.engines.devices import peak_bytes
-from ftis.exchange import ExchangeError, Stopped
+from ftis.exchange import Stopped
 from ftis.loop import checkpoint
 from ftis.loop.evaluate import evaluate
 from ftis.loop.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
@@ -54,7 +55,8 @@ class Trainer:
     def train(self, say: Say) -> None:
         """Train from the peer's cursor to the recipe's last round: evaluate, train, record, save.
 
-        Asked to stop, it saves the finished rounds and returns. The run can then be resumed.
+        Asked to stop, it saves the finished rounds and returns. The run can then be resumed. It saves them as well
+        where a round fails before it has changed anything, as in a reward function.
         """
         peer, training = self.peer, self.peer.recipe.training
         self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
@@ -68,10 +70,11 @@ class Trainer:
                 round = peer.exchange.catch_up(peer.cursor.step)
                 peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
                 record = train_round(peer, round)
-            except (Stopped, ExchangeError) as reason:  # the round has changed nothing yet
-                if peer.cursor.step and peer.cursor.step not in checkpoint.steps(self.records.directory):
+            except (Stopped, FtisError) as reason:
+                unchanged = isinstance(reason, Stopped) or reason.changed_nothing
+                if unchanged and peer.cursor.step and peer.cursor.step not in checkpoint.steps(self.records.directory):
                     self.save()
-                if isinstance(reason, ExchangeError):
+                if isinstance(reason, FtisError):
                     raise
                 say(PeerStopped(peer.cursor.step))
                 return

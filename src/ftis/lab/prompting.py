@@ -1,0 +1,194 @@
+"""What a recipe's prompts are to its models: refused where a run would fail on one, and what to know of them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ftis.config import PromptConfig, Recipe, RewardConfig
+from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of
+from ftis.lab import starters
+from ftis.lab.arms import Arm, RunError
+from ftis.lab.formatting import counted
+from ftis.lab.pretrained import tokenizer_here
+from ftis.policy import own_ends
+from ftis.prompts import Task
+from ftis.rollouts import Prompt
+from ftis.tasks.problems import excerpt
+from ftis.tasks.rendering import chat_text, conversation, is_chat, prompt_text, render_prompt
+
+SPECIAL = 16
+"""Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
+ANSWER = "ANSWER"
+"""What stands for a completion where a turn's end is looked for."""
+
+
+def tokenizers_here(arm: Arm) -> dict[str, str]:
+    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here.
+
+    A variant of a starter has the tokenizer of that starter, which is shipped.
+    """
+    models = {peer.model for peer in arm.recipe.peers}
+    places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
+    return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
+
+
+def require_prompts(arm: Arm, tasks: Sequence[Task], looked_at: set[tuple[str, ...]]) -> None:
+    """Refuse prompts that a peer's model cannot take. Models that are not on this machine are left out.
+
+    Args:
+        tasks: the task that is trained on, and those out of distribution.
+        looked_at: what was found right before; added to.
+
+    Raises:
+        TaskError: a chat template refuses a problem's messages.
+        RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
+            tags that text leaves out.
+    """
+    recipe = arm.recipe
+    for model, place in tokenizers_here(arm).items():
+        of_recipe = recipe.prompt, recipe.reward, recipe.task, *recipe.ood
+        key = place, str(recipe.sampling.max_completion_length), *(one.model_dump_json() for one in of_recipe)
+        if key in looked_at:
+            continue
+        tokenizer = load_tokenizer(place)
+        _require_tags(model, recipe, tokenizer)
+        _require_fit(model, place, recipe, tokenizer, list(_problems(tasks)))
+        looked_at.add(key)
+
+
+def remarks(arm: Arm, task: Task) -> list[str]:
+    """What to know of an arm's prompts before a run, a line for each model that is on this machine and each thing."""
+    recipe, lines = arm.recipe, list[str]()
+    for model, place in tokenizers_here(arm).items():
+        tokenizer = load_tokenizer(place)
+        found = [_dropped(task.train[0], recipe.prompt, tokenizer)]
+        if is_chat(recipe.prompt, tokenizer):
+            ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
+            found += [_turn_without_end(task.train[0], recipe.prompt, tokenizer, ends)]
+            found += [_examples_cut(task.train[0], recipe.prompt, tokenizer), _opened(task.train[0], recipe, tokenizer)]
+        lines += [f"{model}: {text}" for text in found if text]
+    return lines
+
+
+def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
+    """All problems that prompts are made of, each with what to call it."""
+    for n, task in enumerate(tasks):
+        for split, problems in (("training", task.train if n == 0 else ()), ("validation", task.validation)):
+            for problem in problems:
+                yield f"task {task.name!r}, {split} problem {problem.item}", problem
+
+
+def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
+    reward, prompt = recipe.reward, recipe.prompt
+    if reward.extract != "tags" or reward.function != RewardConfig().function:
+        return
+    special = {
+        *tokenizer.all_special_tokens,
+        *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special),
+    }
+    tags = [f"<{slash}{tag}>" for tag in (prompt.think_tag, prompt.answer_tag) for slash in ("", "/")]
+    if lost := [tag for tag in tags if tag in special]:
+        raise RunError(
+            f"{lost[0]} is a special token of {model}, which text leaves out, so no completion would earn the reward: "
+            f"give prompt.think_tag and prompt.answer_tag other names, or set reward.extract"
+        )
+
+
+def _require_fit(
+    model: str, place: str, recipe: Recipe, tokenizer: Any, problems: Sequence[tuple[str, Prompt]]
+) -> None:
+    positions, rows = _size(place)
+    without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
+    most, longest = recipe.sampling.max_completion_length, list[tuple[int, str, Prompt]]()
+    for name, problem in problems:
+        text = prompt_text(problem, recipe.prompt, tokenizer)
+        if lost := [token for token in without if token in text]:
+            raise RunError(
+                f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
+                f"(model.resize_token_embeddings), or write prompts without it"
+            )
+        # A token stands for a byte at least, so most prompts need not be tokenized.
+        if positions is not None and len(text.encode("utf-8", "replace")) + SPECIAL + most > positions:
+            tokens = len(render_prompt(problem, recipe.prompt, tokenizer))
+            if tokens + most > positions:
+                longest.append((tokens, name, problem))
+    if longest:
+        tokens, name, problem = max(longest, key=lambda found: found[0])
+        raise RunError(
+            f"{name} ({excerpt(problem.question)}): its prompt has {tokens} tokens, and with a completion of {most} "
+            f"that is more than the {positions} positions of {model}; of {counted(len(problems), 'problem')} "
+            f"{len(longest)} are too long: leave them out, shorten the prompt, or lower "
+            f"sampling.max_completion_length"
+        )
+
+
+def _size(place: str) -> tuple[int | None, int | None]:
+    """A model's positions and its embeddings' rows, as far as its configuration says them.
+
+    An adapter's tokens may have embeddings of their own.
+    """
+    with suppress(OSError, ValueError):
+        text = load_config(place).get_text_config(decoder=True)
+        adapted = (Path(place) / "adapter_config.json").exists()
+        return getattr(text, "max_position_embeddings", None), None if adapted else getattr(text, "vocab_size", None)
+    return None, None
+
+
+def _dropped(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
+    """Letters that a tokenizer of few tokens drops without a word."""
+    text = " ".join(message["content"] for message in conversation(problem, prompt)) + prompt.prefill
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    spelled = str(tokenizer.decode([id for id in ids if id != tokenizer.unk_token_id]))
+    if not (dropped := _letters(text) - _letters(spelled)):
+        return ""
+    return (
+        f"its tokenizer drops {dropped.total()} of {_letters(text).total()} letters of a prompt "
+        f"({excerpt(''.join(dropped))}), which the model never sees: let [prompt] and the questions be of what it can "
+        f"spell"
+    )
+
+
+def _letters(text: str) -> Counter[str]:
+    """How often each letter occurs, however it is written; without space."""
+    return Counter("".join(unicodedata.normalize("NFKC", text).casefold().split()))
+
+
+def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
+    """A chat template's end of turn by which completions do not end: the model would go on behind it."""
+    turns = [*conversation(problem, prompt), {"role": "assistant", "content": ANSWER}]
+    behind = chat_text(turns, prompt, tokenizer, "an answered problem").rpartition(ANSWER)[2].lstrip()
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    end = max((token for token in added if behind.startswith(token)), key=len, default="")
+    if not end or end in ends:
+        return ""
+    return (
+        f"its chat template ends a turn by {end}, and completions do not end there: set sampling.end_tokens = "
+        f'["{end}"] if the model writes it'
+    )
+
+
+def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
+    text = prompt_text(problem, prompt, tokenizer)
+    cut = [example.completion for example in prompt.examples if example.completion.strip() not in text]
+    if not cut:
+        return ""
+    return (
+        f"its chat template changes the completion of an example ({excerpt(cut[0])}), so that it shows another form "
+        f'than the reward asks for: give prompt.think_tag another name, or set prompt.chat_template = "never"'
+    )
+
+
+def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
+    tag, reward = f"<{recipe.prompt.think_tag}>", recipe.reward
+    text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer)
+    if not text.rstrip().endswith(tag) or reward.extract != "tags" or reward.function != RewardConfig().function:
+        return ""
+    return (
+        f"its chat template begins the completion with {tag}, which the reward asks the completion itself to hold: set "
+        f'reward.extract = "last_number" or "boxed", or give prompt.think_tag another name'
+    )

@@ -1,0 +1,146 @@
+"""What is refused of prompts before a run, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyModelDir, make_tokenizer, save_qwen2
+from tokenizers import AddedToken
+
+from ftis.config import Recipe
+from ftis.lab.arms import RunError, arms_of
+from ftis.lab.prompting import remarks, require_prompts
+from ftis.lab.recipes import parse
+from ftis.prompts import Task, TaskError
+from ftis.rollouts import Prompt
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUESTIONS = ("1+1=", "2+2=", "3" * 40 + "=")
+
+
+def recipe_of(model: Path, **prompt: Any) -> Recipe:
+    settings = {"system_prompt": "", "template": "{question}"} | prompt
+    return parse(
+        {
+            "name": "tiny",
+            "task": {"name": "clock"},
+            "prompt": settings,
+            "sampling": {"max_completion_length": 20},
+            "peers": [{"name": "a", "model": str(model)}],
+        }
+    )
+
+
+def task_of(*training: str, validation: tuple[str, ...] = ("9+9=",)) -> Task:
+    train, held_out = (tuple(Prompt(i, q, "1") for i, q in enumerate(some)) for some in (training, validation))
+    return Task("mine", train, held_out, answer_kind="number", digest="0" * 64)
+
+
+def refused(recipe: Recipe, task: Task) -> str:
+    with pytest.raises((RunError, TaskError)) as error:
+        require_prompts(arms_of(recipe)[0], [task], set())
+    return str(error.value)
+
+
+def told(recipe: Recipe) -> list[str]:
+    return remarks(arms_of(recipe)[0], task_of(*QUESTIONS))
+
+
+Chat = Callable[..., Path]
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Chat:
+    """A model whose tokenizer has a chat template, and perhaps more tokens than the model has embeddings."""
+
+    def make(template: str = CHATML, special: bool = True, rows: int = 0) -> Path:
+        tokenizer = make_tokenizer()
+        tokenizer.add_tokens(
+            [AddedToken(token, special=special) for token in ("<|im_start|>", "<|im_end|>", "</reason>")]
+        )
+        tokenizer.chat_template = template
+        return save_qwen2(tmp_path / "model", tokenizer, 0, hidden_size=8, vocab_size=len(tokenizer) + rows)
+
+    return make
+
+
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_a_prompt_longer_than_the_model_is_refused_before_the_run(split: str, tiny_model_dir: TinyModelDir) -> None:
+    model = tiny_model_dir(max_position_embeddings=60)
+    task = task_of(*QUESTIONS) if split == "training" else task_of(*QUESTIONS[:2], validation=QUESTIONS)
+    message = refused(recipe_of(model), task)
+    assert message.startswith(f"task 'mine', {split} problem 2 ('3333")
+    assert "its prompt has 42 tokens, and with a completion of 20 that is more than the 60 positions of" in message
+    assert f"of {3 + (split == 'validation') * 2 + (split == 'training')} problems 1 are too long" in message
+    fitting = recipe_of(tiny_model_dir(max_position_embeddings=62))
+    require_prompts(arms_of(fitting)[0], [task], set())
+
+
+def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm, seen = arms_of(recipe_of(tiny_model_dir()))[0], set[tuple[str, ...]]()
+    require_prompts(arm, [task_of(*QUESTIONS)], seen)
+    monkeypatch.setattr("ftis.lab.prompting.load_tokenizer", lambda place: pytest.fail("looked at again"))
+    require_prompts(arm, [task_of(*QUESTIONS)], seen)
+
+
+def test_a_token_without_embedding_is_refused(chat_model: Chat) -> None:
+    message = refused(recipe_of(chat_model(rows=-2)), task_of(*QUESTIONS))
+    assert "has no embedding of '<|im_end|>', which the prompts hold: resize its embeddings" in message
+    plain = recipe_of(chat_model(rows=-2), chat_template="never")
+    require_prompts(arms_of(plain)[0], [task_of(*QUESTIONS)], set())
+
+
+def test_a_template_that_refuses_a_system_message_is_refused(chat_model: Chat) -> None:
+    model = chat_model("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}")
+    assert "no system; set prompt.system_prompt" in refused(recipe_of(model, system_prompt="Be brief"), task_of("1+1="))
+
+
+def test_tags_that_text_leaves_out_are_refused(chat_model: Chat) -> None:
+    message = refused(recipe_of(chat_model(template=""), think_tag="reason"), task_of("1+1="))
+    assert message.startswith("</reason> is a special token of ")
+    fitting = recipe_of(chat_model(template="", special=False), think_tag="reason")
+    require_prompts(arms_of(fitting)[0], [task_of("1+1=")], set())
+
+
+def test_an_end_of_turn_that_ends_nothing_is_told(chat_model: Chat) -> None:
+    recipe = recipe_of(chat_model())
+    (line,) = told(recipe)
+    assert "ends a turn by <|im_end|>, and completions do not end there" in line
+    assert 'set sampling.end_tokens = ["<|im_end|>"]' in line
+    sampling = recipe.sampling.model_copy(update={"end_tokens": ("<|im_end|>",)})
+    assert told(recipe.model_copy(update={"sampling": sampling})) == []
+    assert told(recipe_of(chat_model(), chat_template="never")) == []
+
+
+SHORTENED = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+EXAMPLE = {"question": "1+1=", "completion": "<think>one</think><answer>2</answer>"}
+
+
+def test_an_example_that_the_template_changes_is_told(chat_model: Chat) -> None:
+    (line,) = told(recipe_of(chat_model(SHORTENED), examples=[EXAMPLE]))
+    assert "its chat template changes the completion of an example ('<think>one</think>" in line
+    assert told(recipe_of(chat_model(SHORTENED), examples=[EXAMPLE | {"completion": "2"}])) == []
+
+
+def test_a_template_that_opens_the_thought_is_told(chat_model: Chat) -> None:
+    template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
+    (line,) = told(recipe_of(chat_model(template)))
+    assert "begins the completion with <think>, which the reward asks the completion itself to hold" in line
+    assert told(recipe_of(chat_model(template), think_tag="reason")) == []
+
+
+def test_letters_that_a_tokenizer_drops_are_told(tiny_model_dir: TinyModelDir) -> None:
+    (line,) = told(recipe_of(tiny_model_dir(), template="{question} ÄÖ"))
+    assert "its tokenizer drops 2 of " in line
+
+
+def test_a_shipped_recipes_prompts_need_no_remark() -> None:
+    recipe = parse({"name": "x", "task": {"name": "clock"}, "peers": [{"name": "a", "model": "starter:small"}]})
+    prompt = recipe.prompt.model_copy(update={"system_prompt": "", "template": "{question}="})
+    assert told(recipe.model_copy(update={"prompt": prompt})) == []
