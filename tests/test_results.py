@@ -106,7 +106,7 @@ def test_arms_are_compared_seed_for_seed_with_the_baseline(results: dict[str, An
     half = 2.7764 * 0.01 / math.sqrt(5)
     assert (small["low"], small["high"]) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
     assert small["p_value"] == pytest.approx(2.36e-5, rel=0.01)
-    assert small["bootstrap_p"] == 2 / 2**5
+    assert small["flips_p"] == 2 / 2**5
     assert small["label"] == "better"
     assert small["text"].startswith("better than alone by +0.100")
     assert 0 < small["smallest_detectable"] < 0.03

@@ -136,7 +136,7 @@ def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
         _difference(comparison),
         Cell(p_text(comparison["p_value"])),
         Cell(p_text(comparison["p_adjusted"]), strong=shown),
-        Cell(p_text(comparison["bootstrap_p"])),
+        Cell(p_text(comparison["flips_p"])),
         Cell(number(comparison["smallest_detectable"])),
         Cell(_mcnemar(comparison["mcnemar"])),
     ]

@@ -53,7 +53,7 @@ def compare(directory: Path) -> dict[str, Any]:
     accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
     comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
                         differences by seed with interval, p of t-test (``p_value``) and of sign flips
-                        (``bootstrap_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
+                        (``flips_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
                         smallest difference that would probably have shown, a verdict (``label``, ``text``), and
                         ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
                         over seeds
