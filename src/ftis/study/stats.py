@@ -30,6 +30,9 @@ ALPHA = 0.05
 POWER = 0.8
 """Chance of seeing a difference of the smallest detectable size: four times in five, as is usual (Cohen 1988)."""
 
+CONFIDENCE = 0.95
+"""Of every interval."""
+
 RESAMPLES = 10_000
 """Sign flips drawn beyond ``EXACT_SEEDS``. The noise of a p of 0.05 is then ± 0.002."""
 
@@ -65,7 +68,6 @@ class PairedDifference:
         n: number of seeds.
         flips_p: by flipping the signs of differences; needs no normality, but is at least 2/2ⁿ.
         smallest_detectable: see :func:`smallest_detectable`, at the spread these differences have.
-        confidence: of both intervals.
 
     Where the spread cannot be estimated (n = 1, or all differences are equal) ``low``, ``high`` and
     ``smallest_detectable`` are nan and ``p_value`` is that of the sign flips.
@@ -78,7 +80,6 @@ class PairedDifference:
     n: int
     flips_p: float
     smallest_detectable: float
-    confidence: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -97,26 +98,23 @@ class Verdict:
     """The same as part of a sentence, with the numbers behind it."""
 
 
-def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
+def mean_interval(values: Values) -> Interval:
     """The mean and its Student t interval, x̄ ± t(n−1) · s/√n with s the sample standard deviation.
 
     One value has no known spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0: they are
     equal, which does not mean that the true mean is known.
     """
-    _check_share("confidence", confidence)
     sample = _sample("values", values)
     n, mean = len(sample), float(sample.mean())
     if n == 1:
         return Interval(mean, math.nan, math.nan, n)
     if not np.ptp(sample):  # the mean of equal numbers may be off by a rounding, which would give them a spread
         return Interval(float(sample[0]), float(sample[0]), float(sample[0]), n)
-    low, high = stats.t.interval(confidence, n - 1, loc=mean, scale=stats.sem(sample))
+    low, high = stats.t.interval(CONFIDENCE, n - 1, loc=mean, scale=stats.sem(sample))
     return Interval(mean, float(low), float(high), n)
 
 
-def paired_difference(
-    treatment: Values, baseline: Values, confidence: float = 0.95, generator: np.random.Generator | None = None
-) -> PairedDifference:
+def paired_difference(treatment: Values, baseline: Values) -> PairedDifference:
     """Compare two arms over the same seeds: d_s = treatment_s − baseline_s.
 
     Interval and p-value are those of the paired t-test on d. If all d are equal, it has t = ±∞ and p = 0 however few
@@ -127,17 +125,13 @@ def paired_difference(
 
     Args:
         treatment, baseline: an accuracy per seed, in the same order of seeds.
-        generator: draws the resamples. By default a new one with seed 0, so that a comparison can be repeated.
     """
-    _check_share("confidence", confidence)
     first, second = _sample("treatment", treatment), _sample("baseline", baseline)
     if len(first) != len(second):
         raise ValueError(
             f"treatment has {len(first)} values and baseline {len(second)}: give both the same seeds in the same "
             f"order, leaving out a seed that one of them lacks"
         )
-    if generator is None:
-        generator = np.random.default_rng(0)
 
     rounding = ROUNDING * max(1.0, float(np.abs(first).max()), float(np.abs(second).max()))
     d = first - second
@@ -146,23 +140,23 @@ def paired_difference(
         mean = 0.0 if abs(mean) <= rounding else mean
         d = np.full(n, mean)
 
-    flips_p = _sign_flip_p(d, rounding, generator)
+    flips_p = _sign_flip_p(d, rounding)
     low = high = detectable = math.nan
     p_value = flips_p
     if np.ptp(d):
         test = stats.ttest_1samp(d, 0.0)
-        interval = test.confidence_interval(confidence)
+        interval = test.confidence_interval(CONFIDENCE)
         low, high, p_value = float(interval.low), float(interval.high), float(test.pvalue)
         detectable = smallest_detectable(float(d.std(ddof=1)), n)
-    return PairedDifference(mean, low, high, p_value, n, flips_p, detectable, confidence)
+    return PairedDifference(mean, low, high, p_value, n, flips_p, detectable)
 
 
-def smallest_detectable(spread: float, n: int, alpha: float = ALPHA, power: float = POWER) -> float:
-    """The smallest true difference that n seeds show with the chance ``power``: δ = λ · spread/√n.
+def smallest_detectable(spread: float, n: int) -> float:
+    """The smallest true difference that n seeds show with the chance ``POWER``: δ = λ · spread/√n.
 
-    λ solves P(T > t(n−1, 1−α/2)) = power for T of the noncentral t distribution with n − 1 degrees of freedom and
-    noncentrality λ. A rejection on the wrong side finds nothing and is not counted. A correction for several
-    comparisons needs somewhat more.
+    λ solves P(T > t(n−1, 1−α/2)) = ``POWER`` at α = ``ALPHA`` for T of the noncentral t distribution with n − 1
+    degrees of freedom and noncentrality λ. A rejection on the wrong side finds nothing and is not counted. A
+    correction for several comparisons needs somewhat more.
 
     Args:
         spread: standard deviation of the differences over seeds.
@@ -172,11 +166,7 @@ def smallest_detectable(spread: float, n: int, alpha: float = ALPHA, power: floa
         raise ValueError(f"n = {n}: a spread over seeds takes at least 2 of them")
     if not 0 <= spread < math.inf:
         raise ValueError(f"spread = {spread}: give the standard deviation of the differences, finite and not negative")
-    _check_share("alpha", alpha)
-    _check_share("power", power)
-    if power <= alpha / 2:
-        raise ValueError(f"power = {power} is there without any difference at alpha = {alpha}: ask for more")
-    return _noncentrality(n, alpha, power) * spread / math.sqrt(n)
+    return _noncentrality(n) * spread / math.sqrt(n)
 
 
 def mcnemar(first_right: Answers, second_right: Answers) -> McNemar:
@@ -225,10 +215,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def verdict(
-    difference: PairedDifference, p_adjusted: float | None = None, alpha: float = ALPHA, *, baseline: str
-) -> Verdict:
-    """What a comparison came to, in plain words: better or worse where p < α, else no difference *shown*.
+def verdict(difference: PairedDifference, p_adjusted: float | None = None, *, baseline: str) -> Verdict:
+    """What a comparison came to, in plain words: better or worse where p < ``ALPHA``, else no difference *shown*.
 
     The interval and the smallest difference in the text are those of this comparison by itself, without correction
     for others; where only the correction takes a difference away, the text says so.
@@ -237,7 +225,6 @@ def verdict(
         p_adjusted: from :func:`holm`, where this is one of several comparisons; else ``difference.p_value`` counts.
         baseline: the other arm's name: "better than alone by +0.043 (95% interval +0.012 to +0.074, 5 seeds)".
     """
-    _check_share("alpha", alpha)
     p = difference.p_value if p_adjusted is None else p_adjusted
     if not 0 <= p <= 1:
         raise ValueError(f"p = {p} is not within 0 … 1: take it from holm() over all comparisons")
@@ -248,16 +235,16 @@ def verdict(
     seeds = f"{difference.n} seeds"
     known_spread = not math.isnan(difference.low)
     if known_spread:
-        percent, low, high = f"{100 * difference.confidence:g}%", f"{difference.low:+z.3f}", f"{difference.high:+z.3f}"
+        percent, low, high = f"{100 * CONFIDENCE:g}%", f"{difference.low:+z.3f}", f"{difference.high:+z.3f}"
         evidence = f"{by} ({percent} interval {low} to {high}, {seeds})"
     else:
         evidence = f"{by} in each of {seeds} (no spread, no interval: make sure that they are different runs)"
-    if p < alpha and difference.mean > 0:
+    if p < ALPHA and difference.mean > 0:
         return Verdict("better", f"better than {baseline} by {evidence}")
-    if p < alpha and difference.mean < 0:
+    if p < ALPHA and difference.mean < 0:
         return Verdict("worse", f"worse than {baseline} by {evidence}")
     text = f"no difference shown from {baseline}: {evidence}"
-    if difference.p_value < alpha <= p:
+    if difference.p_value < ALPHA <= p:
         text += f"; p = {difference.p_value:.2g} by itself is {p:.2g} among all comparisons"
     if known_spread:
         chance, smallest = f"{100 * POWER:g}%", f"{difference.smallest_detectable:.3f}"
@@ -285,17 +272,12 @@ def _right(name: str, values: Answers) -> NDArray[np.bool_]:
     return right
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} = {value} does not lie between 0 and 1: give a share such as 0.95, not per cent")
-
-
 @functools.lru_cache(maxsize=256)
-def _noncentrality(n: int, alpha: float, power: float) -> float:
-    critical = float(stats.t.isf(alpha / 2, n - 1))
+def _noncentrality(n: int) -> float:
+    critical = float(stats.t.isf(ALPHA / 2, n - 1))
 
     def lacking(noncentrality: float) -> float:
-        return power - float(stats.nct.sf(critical, n - 1, noncentrality))
+        return POWER - float(stats.nct.sf(critical, n - 1, noncentrality))
 
     high = critical + 1
     while lacking(high) > 0:
@@ -303,12 +285,12 @@ def _noncentrality(n: int, alpha: float, power: float) -> float:
     return float(optimize.brentq(lacking, 0.0, high))
 
 
-def _sign_flip_p(d: Floats, rounding: float, generator: np.random.Generator) -> float:
+def _sign_flip_p(d: Floats, rounding: float) -> float:
     """Share of sign flips ±d_1 … ±d_n whose sum is at least as far from 0 as the sum of d.
 
     Under the null, treatment and baseline could be exchanged within any seed, so all 2ⁿ flips are equally likely
     (Fisher 1935). Up to ``EXACT_SEEDS`` all are tried; beyond, ``RESAMPLES`` at random and d itself, so that p is
-    never 0.
+    never 0. The generator is always the same, so that a comparison can be repeated.
     """
     n = len(d)
     if n == 1:
@@ -320,7 +302,7 @@ def _sign_flip_p(d: Floats, rounding: float, generator: np.random.Generator) -> 
         permutation_type="samples",
         n_resamples=2**n if exact else RESAMPLES,
         vectorized=True,
-        rng=generator,
+        rng=np.random.default_rng(0),
     )
     # scipy's own p counts ties to a relative tolerance, which is none where the sum is 0; n roundings are.
     hits = int((np.abs(flips.null_distribution) >= abs(flips.statistic) - n * rounding).sum())
