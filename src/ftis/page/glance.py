@@ -232,8 +232,6 @@ def _in_words(row: Mapping[str, Any], rounds: int) -> str:
             return f"stopped after {counted(int(step), 'round')}, as it was asked to"
         case "finished":
             return f"finished its last round, {step}"
-        case "failed":
-            return f"failed: {row.get('message', '')}"
     return ""
 
 
