@@ -493,13 +493,6 @@ def test_what_an_objective_does_with_weights_is_asked_of_the_objective() -> None
     }
 
 
-def test_provenance_is_read_under_its_old_name_too(tmp_path: Path, no_drawing: list[str]) -> None:
-    scene = Scene(tmp_path, ood=False)
-    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
-    (run / "provenance.json").rename(run / "manifest.json")
-    assert "0123456789abcdef" in write_page(run).read_text(encoding="utf-8")
-
-
 # --- in a browser ---------------------------------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

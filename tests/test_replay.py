@@ -54,13 +54,6 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path("runs/tiny-seed0")
 
 
-def test_a_run_that_an_older_version_recorded_is_read(run: Path) -> None:
-    file = run / "recipe.json"
-    document = json.loads(file.read_text())
-    file.write_text(json.dumps({**document, "experiment": {"baseline": "alone"}}))
-    assert [recording.peer for recording in recordings(run, "F-TIS")] == ["a", "b"]
-
-
 def same(one: Path, other: Path) -> bool:
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
@@ -195,11 +188,6 @@ def _unlink(path: Path) -> list[str]:
     return []
 
 
-def _make_older(run: Path) -> list[str]:
-    (run / "provenance.json").rename(run / "manifest.json")
-    return []
-
-
 def _damage(path: Path) -> list[str]:
     path.write_bytes(path.read_bytes()[:-100])
     return []
@@ -228,7 +216,6 @@ def _unrecorded(run: Path) -> list[str]:
 FIRST = "F-TIS/a/rollouts/round-000000.parquet"
 MISTAKES: dict[str, tuple[Any, str]] = {
     "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
-    "an older version's run": (_make_older, "which called provenance.json manifest.json: rename that file"),
     "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json is not there"),
     "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 3"),
     "nothing recorded": (_unrecorded, "training.record_rollouts was false"),

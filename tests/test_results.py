@@ -279,17 +279,6 @@ def test_a_baseline_that_was_not_run_is_compared_with_nothing(tmp_path: Path) ->
     assert headlines(compare(tmp_path)) == ["Nothing is compared: alone is the only arm."]
 
 
-def test_one_baseline_of_an_older_run_is_read(tmp_path: Path) -> None:
-    Scene(tmp_path, seeds=(0, 1), ood=False).write()
-    for file in (tmp_path / "experiment.json", tmp_path / "scene-seed0" / "recipe.json"):
-        document = json.loads(file.read_text())
-        recipe = document.get("recipe", document)
-        recipe["experiment"] = {"title": "old", "question": "", "baseline": "F-TIS"}
-        file.write_text(json.dumps(document))
-    assert compare(tmp_path)["baselines"] == ["F-TIS"]
-    assert compare(tmp_path / "scene-seed0")["baselines"] == ["F-TIS"]
-
-
 def test_without_recorded_rollouts_budgets_come_from_the_metrics(tmp_path: Path) -> None:
     scene = Scene(tmp_path, seeds=(0,))
     scene.write()

@@ -25,7 +25,7 @@ import torch
 
 from ftis.config import PeerConfig, Recipe, RecipeError
 from ftis.lab import starters
-from ftis.lab.arms import RunError, arms_of
+from ftis.lab.arms import PROVENANCE, RunError, arms_of
 from ftis.lab.machine import cores
 from ftis.lab.recipes import parse, with_arm
 from ftis.loop.files import locked, write_json, write_whole
@@ -35,8 +35,6 @@ from ftis.tasks.problems import excerpt
 LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 """What may be another thing of an arm that was added later, or of rounds after a resume."""
-PROVENANCE = "provenance.json"
-OLD_PROVENANCE = "manifest.json"
 
 LONGER = (
     "; for more rounds let a peer of a new run begin where one ended, with that checkpoint's directory as its model"
@@ -99,14 +97,9 @@ def read_provenance(run: Path) -> dict[str, Any]:
     """The provenance of the run in a directory.
 
     Raises:
-        RunError: it is not there, is damaged, or was written by an older version under another name.
+        RunError: it is not there, or is damaged.
     """
     path = run / PROVENANCE
-    if not path.exists() and (run / OLD_PROVENANCE).exists():
-        raise RunError(
-            f"{run} was written by an older version of ftis, which called {PROVENANCE} {OLD_PROVENANCE}: rename that "
-            f"file, or use the version that is named in it"
-        )
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import ArmConfig, FtisError, Recipe
-from ftis.lab.arms import arm_configs
-from ftis.lab.recipes import parse_recorded, with_arm
+from ftis.lab.arms import PROVENANCE, arm_configs
+from ftis.lab.recipes import parse, with_arm
 from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.metric_keys import by_peer
@@ -28,9 +28,6 @@ VALIDATION = "validation"
 
 LAST_EVALUATIONS = 3
 """A final accuracy is the mean of so many last evaluations: a single one of a few hundred problems swings."""
-
-PROVENANCE = ("provenance.json", "manifest.json")
-"""What describes a run. The second name is that of older runs."""
 
 
 class ReportError(FtisError):
@@ -63,8 +60,6 @@ class RoundRow:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
-        if "num_tokens" in line:  # the name in 0.1.0, which TRL gives to another count
-            line = {"tokens_sampled": line["num_tokens"], **line}
         return RoundRow(line["step"], line, by_peer(line))
 
 
@@ -296,7 +291,7 @@ def read_run(directory: Path) -> Run:
         raise ReportError(
             f"{directory} holds no run (no recipe.json): give the directory that ftis train or ftis join named"
         )
-    return _run(directory, parse_recorded(_json(directory / "recipe.json"), directory / "recipe.json"))
+    return _run(directory, parse(_json(directory / "recipe.json"), str(directory / "recipe.json")))
 
 
 def read_study(directory: Path) -> Study:
@@ -313,7 +308,7 @@ def read_study(directory: Path) -> Study:
             document, seeds = written["recipe"], written["seeds"]
         except KeyError as error:
             raise _damaged(experiment, error) from None
-        recipe = parse_recorded(document, experiment)
+        recipe = parse(document, str(experiment))
         runs = {
             seed: _run(directory / f"{recipe.name}-seed{seed}", recipe.model_copy(update={"seed": seed}))
             for seed in seeds
@@ -349,7 +344,7 @@ def read_study(directory: Path) -> Study:
 
 def _provenances(run: Path) -> list[dict[str, Any]]:
     """What its provenance says of when the run began, and of when arms were added or it went on otherwise."""
-    of_run = next((_json(run / name) for name in PROVENANCE if (run / name).exists()), {})
+    of_run = _json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
     return [of_run, *of_run.get("added", {}).values(), *of_run.get("continued", ())]
 
 

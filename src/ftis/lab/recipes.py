@@ -110,15 +110,6 @@ def split_override(override: str) -> tuple[str, Any]:
     return key.strip(), _toml_value(override, text.strip())
 
 
-def parse_recorded(document: Mapping[str, Any], file: Path) -> Recipe:
-    """A recorded recipe. Older runs name one baseline as ``experiment.baseline``."""
-    about = document.get("experiment")
-    if isinstance(about, dict) and "baseline" in about:
-        others = {key: value for key, value in about.items() if key != "baseline"}
-        document = {**document, "experiment": {**others, "baselines": [about["baseline"]]}}
-    return parse(document, where=str(file))
-
-
 def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
     """The recipe as ``arm`` runs it: its keys replaced, its name as the only arm.
 

@@ -28,11 +28,11 @@ from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
 from ftis.exchange import Collected
 from ftis.lab import starters
-from ftis.lab.arms import RunError, arms_of, threads_of
+from ftis.lab.arms import PROVENANCE, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
-from ftis.lab.provenance import PROVENANCE, made_otherwise, provenance, read_provenance
-from ftis.lab.recipes import parse, parse_recorded, set_key, split_override
+from ftis.lab.provenance import made_otherwise, provenance, read_provenance
+from ftis.lab.recipes import parse, set_key, split_override
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
 from ftis.loop.files import read_jsonl, write_json
@@ -175,7 +175,7 @@ class Recording:
 
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
     round, item, source = key
-    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"], row.get("unit"), _sent(row)) for row in rows)
+    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"], row["unit"], _sent(row["sent"])) for row in rows)
     return ScoredGroup(
         Group(source, round, item, rollouts),
         completions=tuple(row["completion"] for row in rows),
@@ -183,15 +183,12 @@ def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _sent(row: Mapping[str, Any]) -> Sent | None:
-    """What came, where a rollout came as text. Records of earlier versions have no such column."""
-    came = row.get("sent")
+def _sent(came: Mapping[str, Any] | None) -> Sent | None:
+    """What came, where a rollout came as text."""
     if came is None:
         return None
     sizes, counts = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U"))
-    return Sent(
-        came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"], came.get("end") or 0
-    )
+    return Sent(came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"], came["end"])
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:
@@ -201,7 +198,7 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
         RunError: not a run directory, several arms and none named, an arm or peer that does not exist.
     """
     try:
-        recipe = parse_recorded(json.loads((run / "recipe.json").read_text(encoding="utf-8")), run / "recipe.json")
+        recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), str(run / "recipe.json"))
         cores = int(read_provenance(run)["machine"]["cores"])
     except FileNotFoundError as error:
         raise RunError(

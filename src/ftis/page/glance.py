@@ -115,7 +115,7 @@ def _spent(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Spent]:
         step = int(row["step"])
         own = row.get("step_time", 0.0) - row.get("time/wait", 0.0)
         seconds += own * (step - before)
-        found[step] = _Spent(step, float(row.get("tokens_sampled", row.get("num_tokens", 0))), seconds)
+        found[step] = _Spent(step, float(row.get("tokens_sampled", 0)), seconds)
         before = step
     return found
 

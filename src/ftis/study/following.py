@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, RecipeError
-from ftis.lab.arms import Arm, arms_of
-from ftis.lab.reading import PROVENANCE, VALIDATION, PeerRun, ReportError, RoundRow
-from ftis.lab.recipes import parse_recorded
+from ftis.lab.arms import PROVENANCE, Arm, arms_of
+from ftis.lab.reading import VALIDATION, PeerRun, ReportError, RoundRow
+from ftis.lab.recipes import parse
 from ftis.loop.parts import right_formats
 from ftis.loop.records import read_rollouts, rollouts_path
 from ftis.study.standing import Formats, RewardMeans, Standing, standing
@@ -142,7 +142,7 @@ def _understood(text: str, file: Path, is_experiment: bool) -> tuple[Recipe, tup
     try:
         document = json.loads(text)
         recorded = document["recipe"] if is_experiment else document
-        recipe = parse_recorded(recorded, file)
+        recipe = parse(recorded, str(file))
         seeds = tuple(document["seeds"]) if is_experiment else (recipe.seed,)
         arms = tuple(arms_of(recipe))
     except RecipeError as error:
@@ -165,7 +165,7 @@ def _of_another_version(file: Path, why: str) -> str:
 
 def _recorded(file: Path, *keys: str) -> str:
     """What the provenance beside a recipe says, "" if nothing."""
-    for name in (file.name, *PROVENANCE):
+    for name in (file.name, PROVENANCE):
         try:
             found = json.loads((file.parent / name).read_text(encoding="utf-8"))
             for key in keys:

@@ -24,7 +24,7 @@ from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskC
 from ftis.lab.arms import RunError, arm_configs, arms_of
 from ftis.lab.formatting import counted, number
 from ftis.lab.reading import read_study
-from ftis.lab.recipes import matches, parse_recorded
+from ftis.lab.recipes import matches, parse
 from ftis.study.results import finals
 from ftis.study.summary import accuracy_is
 
@@ -123,7 +123,7 @@ def with_earlier(trial: Recipe, directory: Path) -> Recipe:
     known = directory / "experiment.json"
     if not known.exists():
         return trial
-    recorded = parse_recorded(json.loads(known.read_text(encoding="utf-8"))["recipe"], known)
+    recorded = parse(json.loads(known.read_text(encoding="utf-8"))["recipe"], str(known))
     earlier = {config.name: config for config in recorded.arms}
     return _with_arms(trial, list((earlier | {config.name: config for config in trial.arms}).values()))
 
