@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ftis.exchange import Collected, Exchange, ExchangeError, Stopped
+from ftis.exchange import Collected, Exchange, Stopped
 from ftis.loop.files import write_whole
 
 POLL_SECONDS = 0.005
@@ -121,7 +121,6 @@ class DirectoryExchange:
 
     Args:
         has_left: whether a peer publishes no more; looked at once ``should_stop`` says so.
-        deadline: seconds to wait for a round's messages.
     """
 
     def __init__(
@@ -131,10 +130,9 @@ class DirectoryExchange:
         roster: tuple[str, ...],
         should_stop: Callable[[], bool] = lambda: False,
         has_left: Callable[[str], bool] = lambda peer: False,
-        deadline: float = float("inf"),
     ) -> None:
         self.directory, self.peer, self.roster = directory, peer, roster
-        self.should_stop, self.has_left, self.deadline = should_stop, has_left, deadline
+        self.should_stop, self.has_left = should_stop, has_left
         directory.mkdir(parents=True, exist_ok=True)
 
     def catch_up(self, round: int) -> int:
@@ -147,7 +145,6 @@ class DirectoryExchange:
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
-        give_up = time.monotonic() + self.deadline
         while True:
             # Asked first: whatever a peer published before it left is then found.
             left = {name for name in waiting if self.has_left(name)} if self.should_stop() else set()
@@ -160,11 +157,6 @@ class DirectoryExchange:
                 return Collected(messages, offered_only=tuple(name for name in others if name in offers_only))
             if left & waiting.keys():
                 raise Stopped
-            if time.monotonic() > give_up:
-                raise ExchangeError(
-                    f"round {round + 1}: no message from {', '.join(sorted(waiting))} within {self.deadline:g} s; "
-                    f"see whether that peer still runs, then start again with --resume"
-                )
             time.sleep(POLL_SECONDS)
 
     def _path(self, peer: str, round: int) -> Path:
