@@ -77,6 +77,7 @@ TERMS = Terms(
     prompts=PROMPTS,
     assigned=share,
     roster=frozenset(PEERS),
+    max_groups=2,
     max_staleness=1,
 )
 TEXT_TERMS = replace(TERMS, max_completion_length=8 * LONGEST)

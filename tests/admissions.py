@@ -34,6 +34,7 @@ TERMS = Terms(
     prompts=PROMPTS,
     assigned=assigned,
     roster=frozenset({"ada", "bob"}),
+    max_groups=2,
 )
 
 

@@ -98,6 +98,7 @@ def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
         prompts=[Prompt(item, "", "") for item in range(PROBLEMS)],
         assigned=lambda peer, round: assigned(recipe, PROBLEMS, peer, round),
         roster=frozenset(p.name for p in recipe.peers),
+        max_groups=recipe.prompts_per_peer,
         wanted=(
             lambda peer, round: ForeignLimit(recipe, own).wanted(peer, round, assigned(recipe, PROBLEMS, peer, round))
         )

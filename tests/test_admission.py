@@ -361,7 +361,7 @@ def test_groups_not_reached_in_time_are_rejected_and_may_come_again(monkeypatch:
         clock[0] += 4.0
         return score(prompt, completions, ids)
 
-    terms = dataclasses.replace(TERMS, max_seconds=10.0, assigned=lambda peer, round: range(5))
+    terms = dataclasses.replace(TERMS, max_seconds=10.0, assigned=lambda peer, round: range(5), max_groups=5)
     judge = Admitter(terms, slow, detokenize)
     data = message(*(group(item) for item in range(5)))
     first = judge.admit("ada", data, round=0)
@@ -413,8 +413,8 @@ def test_ten_thousand_tiny_groups_that_nobody_asked_for_are_refused_before_decod
 
 
 def test_a_sender_with_prompts_in_reserve_may_choose_but_not_send_more() -> None:
-    judge = admitter(assigned=lambda peer, round: [0, 1, 2, 3], max_groups=2)
-    assert judge.terms.limits.max_bytes == admitter(assigned=lambda peer, round: [0, 1]).terms.limits.max_bytes
+    judge = admitter(assigned=lambda peer, round: [0, 1, 2, 3])
+    assert judge.terms.limits == TERMS.limits
     rejection = only(judge.admit("ada", message(group(0), group(1), group(2)), round=0))
     assert (rejection.reason, rejection.detail) == ("over_budget", "3 groups, a message has at most 2")
     assert items(judge.admit("ada", message(group(1), group(3)), round=0)) == [1, 3]
@@ -431,7 +431,7 @@ def test_ten_thousand_tiny_groups_within_the_bytes_are_refused_by_their_number(m
 def test_ten_thousand_tiny_groups_that_are_owed_are_each_scored_once_and_then_duplicates() -> None:
     scored: list[int] = []
     prompts = [Prompt(item, "", "") for item in range(MANY)]
-    terms = dataclasses.replace(TERMS, prompts=prompts, assigned=lambda peer, round: range(MANY))
+    terms = dataclasses.replace(TERMS, prompts=prompts, assigned=lambda peer, round: range(MANY), max_groups=MANY)
     judge = Admitter(terms, counting(scored), detokenize)
     first = judge.admit("ada", tiny_groups, round=0)
     second = judge.admit("ada", tiny_groups, round=0)
@@ -444,7 +444,10 @@ def test_ten_thousand_tiny_groups_that_are_owed_are_each_scored_once_and_then_du
 def test_one_group_ten_thousand_times_is_scored_once() -> None:
     scored: list[int] = []
     terms = dataclasses.replace(
-        TERMS, prompts=[Prompt(item, "", "") for item in range(MANY)], assigned=lambda peer, round: range(MANY)
+        TERMS,
+        prompts=[Prompt(item, "", "") for item in range(MANY)],
+        assigned=lambda peer, round: range(MANY),
+        max_groups=MANY,
     )
     data = message(*(Group("ada", 0, 7, (one_token, one_token)),) * MANY)
     admission = Admitter(terms, counting(scored), detokenize).admit("ada", data, round=0)

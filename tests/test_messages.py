@@ -47,6 +47,7 @@ def terms(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Terms:
         "prompts": PROMPTS,
         "assigned": lambda peer, round: [0, 1],
         "roster": frozenset({"ada", "bob"}),
+        "max_groups": 2,
     }
     return Terms(**known | changes)
 

@@ -186,7 +186,7 @@ class Listener:
 
     def __init__(self, max_rejections: int = 3, rounds: int = 2) -> None:
         self.penalties = Penalties(max_rejections, rounds)
-        self.admitter = admitter(assigned=lambda peer, round: [0, 1, 2])
+        self.admitter = admitter(assigned=lambda peer, round: [0, 1, 2], max_groups=3)
         self.selections = (self.penalties,)
 
     def skipped(self, round: int) -> frozenset[str]:

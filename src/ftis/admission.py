@@ -121,10 +121,10 @@ class Terms:
         prompts: the training split; a group's item is an index into it.
         assigned: (peer, round) → the items that a roster member may sample then, equally many in every round.
         roster: the names of all peers.
+        max_groups: the most groups of one message; its sender may have more to choose from.
         wanted: (peer, round) → those assigned items that this peer learns from; None: all. Other groups are passed
             over: neither their rollouts are checked nor their rewards computed.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
-        max_groups: the most groups of one message, if fewer than its sender may choose from.
     """
 
     run: str
@@ -137,11 +137,11 @@ class Terms:
     prompts: Sequence[Prompt]
     assigned: Callable[[str, int], Collection[int]]
     roster: frozenset[str]
+    max_groups: int
     wanted: Callable[[str, int], Collection[int]] | None = None
     stop: tuple[str, ...] = ()
     max_staleness: int = 0
     max_seconds: float = math.inf
-    max_groups: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "group_size", "max_completion_length"):
@@ -153,8 +153,8 @@ class Terms:
     @property
     def limits(self) -> Limits:
         """The most to decode of one message. ``max_bytes`` is the size of the largest message that a round can need."""
-        groups = self.max_groups or max((len(self.assigned(peer, 0)) for peer in self.roster), default=0)
-        rollouts, text = groups * self.group_size, self.tokenizer is None
+        groups, text = self.max_groups, self.tokenizer is None
+        rollouts = groups * self.group_size
         return Limits(
             max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME, text),
             max_groups=_SLACK * groups,
@@ -213,7 +213,7 @@ class Admitter:
         if fault := self._header_fault(header, sender, round, offered_for):
             return rejected(sender, *fault)
         assigned = frozenset(self.terms.assigned(sender, header.round))
-        if len(message.groups) > (most := self.terms.max_groups or len(assigned)):
+        if len(message.groups) > (most := self.terms.max_groups):
             return rejected(sender, Reason.OVER_BUDGET, f"{len(message.groups)} groups, a message has at most {most}")
 
         admitted: list[ScoredGroup] = []

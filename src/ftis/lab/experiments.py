@@ -58,10 +58,8 @@ class SwarmJob:
         return f"seed {self.recipe.seed} {self.part.name}{which}"
 
 
-def run_experiment(
-    recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard, stop: Stop | None = None
-) -> bool:
-    """Run every arm of ``recipe`` under every seed, ``jobs`` jobs at a time. Returns False if it was stopped.
+def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard) -> bool:
+    """Run every arm of ``recipe`` under every seed, ``jobs`` jobs at a time. Returns False if Ctrl-C stopped it.
 
     Finished jobs are skipped and killed ones go on from their checkpoints, so an experiment that is started again ends
     with the same tables. The numbers do not depend on ``jobs`` or on the order of the jobs.
@@ -70,7 +68,7 @@ def run_experiment(
         RunError: a job failed, or the directory holds an experiment of another recipe.
     """
     directory = experiment_directory(recipe)
-    stop = stop or threading.Event()
+    stop = threading.Event()
     arms = arms_of(recipe)
     check_baselines(recipe)
     tasks = check(arms)

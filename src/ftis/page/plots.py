@@ -228,17 +228,17 @@ class Plot:
             corners = [(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1])]
             self._marks.append(Area([self.place(*corner) for corner in corners], ink))
 
-    def level(self, y: float, name: str, ink: str = "bad", dashes: tuple[float, ...] = (2, 2)) -> None:
+    def level(self, y: float, name: str, ink: str = "bad") -> None:
         """A line across, with its name."""
         (first, _, last, _), at = self._frame, self.place(self._x[0], y)[1]
-        self._marks.append(Line(((first, at), (last, at)), ink, 1, dashes))
+        self._marks.append(Line(((first, at), (last, at)), ink, 1, (2, 2)))
         if name:
             self.name(y, name, ink)
 
-    def upright(self, x: float, ink: str = "ink") -> None:
+    def upright(self, x: float) -> None:
         """A line from the bottom to the top."""
         (_, top, _, bottom), at = self._frame, self.place(x, self._y[0])[0]
-        self._marks.append(Line(((at, top), (at, bottom)), ink, 1))
+        self._marks.append(Line(((at, top), (at, bottom)), "ink", 1))
 
     def mark(self, x: float, y: float, marker: str, ink: str, size: float = 2.3, opacity: float = 1.0) -> None:
         """A marker by itself."""

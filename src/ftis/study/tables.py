@@ -228,7 +228,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         console.print(part, end="", highlight=False, markup=False)
 
 
-def shortened(text: str, most: int = 160) -> str:
+def shortened(text: str) -> str:
     """A text on one line, its invisible characters spelled out, cut in its middle."""
     line = visible(text.replace("\n", "⏎"))
-    return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
+    return line if len(line) <= 160 else f"{line[:80]} … {line[-80:]}"

@@ -158,9 +158,9 @@ class Question:
         self._over.wait(self._seconds + LATE_SECONDS)
 
 
-def ask_status(session: zenoh.Session, seconds: float = 1.0) -> list[dict[str, Any]]:
+def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
     """What each reachable peer, of whatever run, says it is doing."""
-    replies = ask_everybody(session, "ftis/status/*/*", seconds)
+    replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
     found = [read_facts(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
     statuses = [status for status in found if status is not None]
     return sorted(statuses, key=lambda status: (str(status.get("name")), str(status.get("peer"))))
