@@ -31,7 +31,7 @@ from scene import (
 )
 
 from ftis.config import ObjectiveConfig
-from ftis.lab.reading import PeerRun, read_study
+from ftis.lab.reading import PeerRun, read_study, tokenizer_file
 from ftis.page.corrections import correction_of
 from ftis.page.exchanges import exchanges
 from ftis.page.report import write_page
@@ -405,7 +405,7 @@ def test_tokens_are_coloured_by_their_weight(written: Path) -> None:
 def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5, 17]) == ["5 ", "17 "]
+    assert Tokens(tokenizer_file(tmp_path)).pieces([5, 17]) == ["5 ", "17 "]
     (tmp_path / "checkpoint-best").mkdir()  # somebody's own copy
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
@@ -414,12 +414,12 @@ def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Pat
     (tmp_path / "checkpoint-10").mkdir()
     (tmp_path / "checkpoint-9" / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoint-10" / "tokenizer.json").write_text("no JSON")
-    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([5]) == ["5 "]
+    assert Tokens(tokenizer_file(tmp_path)).pieces([5]) == ["5 "]
     tokenizer.save(str(tmp_path / "checkpoint-10" / "tokenizer.json"))
     ids = tokenizer.encode("a π b").ids
-    pieces = Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces(ids)
+    pieces = Tokens(tokenizer_file(tmp_path)).pieces(ids)
     assert pieces == ["a", " ", "", "π", " ", "b"]  # π takes two tokens of a byte each
-    assert Tokens(PeerRun.read(tmp_path).tokenizer_file).pieces([]) == []
+    assert Tokens(tokenizer_file(tmp_path)).pieces([]) == []
 
 
 def test_probes_are_shown_where_there_are_any(tmp_path: Path, no_drawing: list[str]) -> None:

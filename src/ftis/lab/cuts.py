@@ -24,7 +24,8 @@ from rich.table import Table
 
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.lab.arms import RunError
-from ftis.lab.replay import recordings, with_threads
+from ftis.lab.machine import with_threads
+from ftis.lab.replay import recordings
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Floats, Ints, Rollout, Rows, Sent
 

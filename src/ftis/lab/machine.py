@@ -1,4 +1,4 @@
-"""What this machine, or the container that this process is in, has: cores and memory."""
+"""What this machine, or the container that this process is in, has: cores, threads on them, and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SYSTEM = Path("/")
@@ -16,6 +17,19 @@ def cores() -> int:
     """CPU cores that this process may use: those it is bound to, or as many as its container's quota is worth."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([bound, *(math.ceil(quota) for quota in _quotas())]))
+
+
+@contextmanager
+def with_threads(threads: int) -> Iterator[None]:
+    """Run on so many CPU threads: the last digits of sums depend on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def total_bytes() -> int:

@@ -38,7 +38,8 @@ from torch import Tensor
 
 from ftis.config import RecipeError, nearest
 from ftis.lab.arms import RunError
-from ftis.lab.replay import recordings, with_threads
+from ftis.lab.machine import with_threads
+from ftis.lab.replay import recordings
 from ftis.learning import StepLoss, judge
 from ftis.loop.files import write_json
 from ftis.measures import by_source, order_preserved

@@ -167,20 +167,13 @@ class PeerRun:
         file = self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl"
         return _lines(file)
 
-    @property
-    def recorded_rounds(self) -> list[int]:
-        """The rounds whose rollouts were recorded, in order."""
-        return sorted(
-            int(path.stem.rpartition("-")[2]) for path in (self.directory / "rollouts").glob("round-*.parquet")
-        )
-
     def rollouts(self, round: int) -> list[dict[str, Any]]:
         """A round's rollouts, a row each."""
         return read_rollouts(self.directory, round)
 
     def rollouts_kept_and_tokens(self) -> tuple[int, int] | None:
         """Rollouts that carried gradient and tokens of all rollouts, over all rounds; None unless all are recorded."""
-        recorded = self.recorded_rounds
+        recorded = recorded_rounds(self.directory)
         if len(recorded) != len(self.rounds):
             return None
         kept = tokens = 0
@@ -196,13 +189,6 @@ class PeerRun:
         return kept, tokens
 
     @property
-    def tokenizer_file(self) -> Path | None:
-        """The tokenizer in the newest checkpoint; None without a checkpoint."""
-        steps = (path.name.removeprefix("checkpoint-") for path in self.directory.glob("checkpoint-*"))
-        newest = max((int(step) for step in steps if step.isdecimal()), default=None)
-        return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
-
-    @property
     def step(self) -> int:
         """How far it came, in rounds; one that joined late or was away has fewer lines."""
         return self.rounds[-1].step if self.rounds else 0
@@ -216,6 +202,18 @@ class PeerRun:
         if any(self.on(split)[-1].step < rounds for split in self.splits):
             return "not evaluated after its last round"
         return None
+
+
+def recorded_rounds(peer: Path) -> list[int]:
+    """The rounds whose rollouts were recorded in a peer's directory, in order."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in (peer / "rollouts").glob("round-*.parquet"))
+
+
+def tokenizer_file(peer: Path) -> Path | None:
+    """The tokenizer in the newest checkpoint of a peer's directory; None without a checkpoint."""
+    steps = (path.name.removeprefix("checkpoint-") for path in peer.glob("checkpoint-*"))
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    return None if newest is None else peer / f"checkpoint-{newest}" / "tokenizer.json"
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
@@ -31,6 +30,7 @@ from ftis.lab import starters
 from ftis.lab.arms import PROVENANCE, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
+from ftis.lab.machine import with_threads
 from ftis.lab.provenance import made_otherwise, provenance, read_provenance
 from ftis.lab.recipes import parse, set_key, split_override
 from ftis.loop import checkpoint
@@ -372,14 +372,3 @@ def _label(objective: str, arm: str, from_step: int, rounds: int | None, setting
     parts += [f"rounds-{rounds}"] if rounds is not None else []
     parts += [f"{key.partition('.')[2]}-{value}" for key, value in settings.items() if key != "objective.name"]
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join(parts))
-
-
-@contextmanager
-def with_threads(threads: int) -> Iterator[None]:
-    """Run on so many CPU threads: the last digits of sums depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

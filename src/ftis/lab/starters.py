@@ -27,8 +27,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from transformers import __version__ as transformers_version
 
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
+from ftis.lab.machine import with_threads
 from ftis.loop.files import partial_directory, write_json
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
@@ -187,7 +187,7 @@ def make(model: str, report: Report = lambda name, step, of: None) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial_directory(target.parent) as partial:
-        with _one_thread():
+        with with_threads(1):  # fastest for small models
             policy, steps, right = warm_up(starter, lambda step: report(label, step, MAX_STEPS))
         policy.save_pretrained(partial)
         write_json(partial / "starter.json", {**asdict(starter), "warm_up_steps": steps, "right_when_reasoned": right})
@@ -349,14 +349,3 @@ def _right_when_reasoned(policy: Policy, starter: Starter, rng: np.random.Genera
                 reasoned += 1
                 right += answer == clock_solution(question)[1]
     return right / max(reasoned, 1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run on one thread, which is fastest for small models and keeps the order of sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

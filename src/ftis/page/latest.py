@@ -11,7 +11,7 @@ from typing import Any
 import ftis
 from ftis.lab.formatting import true_minus
 from ftis.lab.pretrained import tokenizer_here
-from ftis.lab.reading import PeerRun
+from ftis.lab.reading import tokenizer_file
 from ftis.page.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
 from ftis.page.taken import cap_of
 from ftis.study.following import ArmOfRun, PeerRecords
@@ -71,7 +71,7 @@ def tokens_of(peer: PeerRecords, model: str, rows: Sequence[Mapping[str, Any]]) 
 
     The latter is believed if it is on this machine and spells ``rows`` as they were recorded.
     """
-    file = PeerRun(peer.directory, (), ()).tokenizer_file
+    file = tokenizer_file(peer.directory)
     if file is not None:
         return _tokens(file)
     found = (_tokens(file) for file in tokenizers_of(model))

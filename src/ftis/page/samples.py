@@ -13,7 +13,7 @@ import numpy as np
 
 from ftis.config import ArmConfig
 from ftis.lab.formatting import counted, true_minus
-from ftis.lab.reading import PeerRun, Study
+from ftis.lab.reading import PeerRun, Study, recorded_rounds, tokenizer_file
 from ftis.lab.recipes import with_arm
 from ftis.page.corrections import Correction, correction_of
 
@@ -114,7 +114,7 @@ def _learners(study: Study, arm: ArmConfig) -> list[Learner]:
         peer = study.peer(study.seeds_shown[0], arm.name, name)
         samples = choose_samples(peer, correction.cap)
         if samples:
-            tokens = Tokens(peer.tokenizer_file)
+            tokens = Tokens(tokenizer_file(peer.directory))
             sources = "itself" if all(sample.row["source"] == name for sample in samples) else "others"
             learners.append(Learner(name, sources, [_view(s, correction, tokens) for s in samples]))
     return learners
@@ -127,7 +127,7 @@ def choose_samples(peer: PeerRun, cap: float) -> list[Sample]:
     truncated the one with most tokens whose ratio exceeds ``cap``. None is shown twice.
     """
     chosen: dict[str, Mapping[str, Any]] = {}
-    for round in peer.recorded_rounds[::-1][:LOOK_BACK]:
+    for round in recorded_rounds(peer.directory)[::-1][:LOOK_BACK]:
         weighed = [row for row in peer.rollouts(round) if row["old_logp"] is not None]
         weighed = [row for row in weighed if row["source"] != peer.name] or weighed
         for kind in KINDS:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ftis.config import Recipe, RecipeError
 from ftis.lab.arms import PROVENANCE, Arm, arms_of
-from ftis.lab.reading import VALIDATION, PeerRun, ReportError, RoundRow
+from ftis.lab.reading import VALIDATION, ReportError, RoundRow, recorded_rounds
 from ftis.lab.recipes import parse
 from ftis.loop.parts import right_formats
 from ftis.loop.records import read_rollouts, rollouts_path
@@ -256,7 +256,7 @@ class PeerRecords:
         last = self.step - 1
         if last >= 0 and rollouts_path(self.directory, last).exists():
             return last
-        recorded = PeerRun(self.directory, (), ()).recorded_rounds
+        recorded = recorded_rounds(self.directory)
         return recorded[-1] if recorded else None
 
 
