@@ -23,11 +23,11 @@ from wire_messages import (
     HEADER,
     LIMITS,
     PRECISIONS,
+    assert_refused_in_little_memory,
     assert_same,
     bits,
     head,
     in_frame,
-    refused_or_canonical,
     rollout,
     stored,
     zstd,
@@ -200,23 +200,6 @@ def test_what_a_message_of_text_may_not_say(data: bytes, says: str) -> None:
         decode(data, LIMITS)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("max_bytes", len(EXAMPLE) - 1, f"message of {len(EXAMPLE)} bytes exceeds the limit of {len(EXAMPLE) - 1}"),
-        ("max_groups", 0, "1 groups exceed the limit of 0"),
-        ("max_rollouts_per_group", 1, "2 rollouts in 1 groups exceed the limit of 1"),
-        ("max_completion_length", 3, "completion of 4 tokens exceeds the limit of 3"),
-        ("max_completion_length", 2, "5 tokens in 2 rollouts exceed the limit of 2"),
-    ],
-)
-def test_each_limit_is_exact_and_named(field: str, value: int, says: str) -> None:
-    exact = Limits(len(EXAMPLE), max_groups=1, max_rollouts_per_group=2, max_completion_length=4)
-    decode(EXAMPLE, exact)
-    with pytest.raises(CodecError, match=says):
-        decode(EXAMPLE, dataclasses.replace(exact, **{field: value}))
-
-
 def test_a_completion_has_32_bytes_for_each_token_that_it_may_have() -> None:
     limits = Limits(1 << 20, 1, 2, max_completion_length=2)
     decode(encode(message(spoken([b"a" * 63, b"b"]), spoken([b"c"]))), limits)
@@ -237,11 +220,7 @@ def test_a_completion_has_32_bytes_for_each_token_that_it_may_have() -> None:
     ],
 )  # fmt: skip
 def test_a_bomb_takes_no_memory(data: bytes, limits: Limits) -> None:
-    def refuse() -> None:
-        with pytest.raises(CodecError):
-            decode(data, limits)
-
-    assert peak_of(refuse) < 200_000
+    assert_refused_in_little_memory(data, limits)
 
 
 def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:
@@ -254,6 +233,7 @@ def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:
 
 
 def framed() -> bytes:
+    """A message with a frame in it."""
     words = ["the ", "answer", " is", " é", "\n", "42", " 🤖"]
     rng = np.random.default_rng(0)
 
@@ -262,33 +242,6 @@ def framed() -> bytes:
         return spoken(tokens, (-rng.exponential(1, 31)).tolist(), end=True)
 
     return encode(message(*[one() for _ in range(8)]), 2, "fixed9")
-
-
-@pytest.mark.parametrize("data", [EXAMPLE, framed()], ids=["example", "framed"])
-def test_every_truncation_and_every_bit_flip_is_refused(data: bytes) -> None:
-    decode(data, LIMITS)
-    for stop in range(len(data)):
-        with pytest.raises(CodecError):
-            decode(data[:stop], LIMITS)
-        with pytest.raises(CodecError):
-            decode(signed(data[:-4][:stop][:-1]), LIMITS)
-        flipped = bytearray(data)
-        flipped[stop] ^= 1 << stop % 8
-        with pytest.raises(CodecError):
-            decode(flipped, LIMITS)
-
-
-@pytest.mark.parametrize("data", [EXAMPLE, framed()], ids=["example", "framed"])
-def test_a_seeded_storm_of_mutations(data: bytes) -> None:
-    rng = np.random.default_rng(0)
-    outcomes = []
-    for _ in range(3000):
-        body = bytearray(data[:-4])
-        for at in rng.integers(4, len(body), size=rng.integers(1, 4)):
-            body[at] = rng.integers(256)
-        outcomes.append(refused_or_canonical(signed(bytes(body)), LIMITS))
-    assert any(outcomes)
-    assert not all(outcomes)
 
 
 def test_the_text_may_stand_in_any_frame() -> None:

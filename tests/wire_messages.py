@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import zstandard
 from fuzz_cases import signed
 from hypothesis import strategies as st
+from memory import peak_of
 
 from ftis.codec import CodecError, Header, Limits, Message, decode, encode
 from ftis.config import LogpPrecision
@@ -107,6 +109,14 @@ def refused_or_canonical(data: bytes, limits: Limits) -> bool:
         if data[7] < 16:  # plain, and so must that be unless packing is shorter
             assert again == data or len(again) < len(data)
     return True
+
+
+def assert_refused_in_little_memory(data: bytes, limits: Limits, says: str | None = None, most: int = 200_000) -> None:
+    def refuse() -> None:
+        with pytest.raises(CodecError, match=says):
+            decode(data, limits)
+
+    assert peak_of(refuse) < most
 
 
 PRECISIONS: tuple[LogpPrecision, ...] = get_args(LogpPrecision)
