@@ -1,13 +1,19 @@
-"""Copies of a policy's weights and gradients, and how far two of them are apart."""
+"""Token ids for a policy; copies of its weights and gradients, and how far two of them are apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from ftis.policy import Policy
+
+
+def rows_of(lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """Random token ids, so many in each row, that every tiny model knows."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:

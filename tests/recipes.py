@@ -88,14 +88,10 @@ def write_recipe(
     return path
 
 
-def pair_of(
-    models: Mapping[str, Path], runs: Path, reward: str, learning_rate: float, **sections: Any
-) -> dict[str, Any]:
+def pair_of(models: Mapping[str, Path], runs: Path, learning_rate: float, **sections: Any) -> dict[str, Any]:
     """The document of a recipe in which the tiny models ``a`` and ``b`` train inline on one operator.
 
-    Args:
-        reward: the reward function's dotted path.
-        sections: more of the document, as ``training``.
+    ``sections``: more of the document, as ``training``.
     """
     return {
         "name": "tiny",
@@ -103,7 +99,7 @@ def pair_of(
         "processes": "inline",
         "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
         "prompt": {"system_prompt": "", "template": "{question}"},
-        "reward": {"function": reward},
+        "reward": {"function": "earned.third"},
         "sampling": {"num_generations": 8, "max_completion_length": 8},
         "peers": [
             {"name": name, "model": str(models[name]), "device": "cpu", "learning_rate": learning_rate} for name in "ab"

@@ -139,3 +139,11 @@ class Table:
 
     def reasons(self) -> list[tuple[str, str]]:
         return [(r.peer, str(r.reason)) for r in self.rounds.rejections]
+
+
+def seated(settings: dict[str, Any] | None = None, **more: Any) -> Table:
+    """A table at which ``a`` has entered round 0, and ``b``, ``c`` and ``d`` have come."""
+    table = Table(settings or {}, **more)
+    table.enter()
+    table.comes(*"bcd")
+    return table

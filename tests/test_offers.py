@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of
+from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of, seated
 
 from ftis.exchange import Collected
 from ftis.swarm import manifest as manifests
@@ -40,9 +40,7 @@ OFFERS: dict[str, tuple[str, int, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", OFFERS)
 def test_an_offer_that_does_not_count(name: str) -> None:
     peer, round, other, reason = OFFERS[name]
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.offers(peer, round, **other)
     table.poll()
@@ -80,9 +78,7 @@ def test_a_seal_that_is_none_is_a_forgery(seal: bytes) -> None:
 
 
 def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.delivers("b", 0)
     table.offers("b", 0, b"another")
@@ -105,9 +101,7 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
 
 
 def test_the_same_offer_again_is_no_second_one() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     for _ in range(3):
         table.offers("b", 0)
     assert table.round_of(0, *"bcd").rejections == ()
@@ -116,9 +110,7 @@ def test_the_same_offer_again_is_no_second_one() -> None:
 
 
 def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.offers("b", 0)
     table.poll()
@@ -135,9 +127,7 @@ def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
 
 
 def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     for _ in range(MAX_REJECTIONS + 50):
         table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
     assert len(table.rounds.rejections) == MAX_REJECTIONS
@@ -147,9 +137,7 @@ def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
 
 
 def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     for _ in range(MAX_REJECTIONS + 50):
         table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
     for peer in "bc":
@@ -214,9 +202,7 @@ def test_no_staleness_ends_the_exchange(staleness: int) -> None:
 
 
 def test_offers_of_rounds_long_over_are_forgotten() -> None:
-    table = Table({"max_staleness": 1})
-    table.enter()
-    table.comes(*"bcd")
+    table = seated({"max_staleness": 1})
     for round in range(6):
         table.round_of(round, *"bcd")
     assert {name: sorted(table.rounds.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
@@ -235,9 +221,7 @@ def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
 
 
 def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> None:
-    table = Table({"deadline": 1.0})
-    table.enter()
-    table.comes(*"bcd")
+    table = seated({"deadline": 1.0})
     for round in range(3):
         table.collect(round)
         table.offers("d", round)

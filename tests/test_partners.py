@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from earned import rewards
 
 import ftis
 from ftis.config import ObjectiveConfig
@@ -18,7 +19,7 @@ from ftis.lab import partners
 from ftis.lab.recipes import parse
 from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
-from ftis.objectives import OBJECTIVES, Rewards, resolve
+from ftis.objectives import OBJECTIVES, resolve
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
 
@@ -101,13 +102,6 @@ def test_the_weights_of_a_weaker_sender_are_cut_lower() -> None:
     np.testing.assert_allclose(shares, [1, (0.5 + 1 + 1) / (0.5 + 2 + 1.5), 1, 1, 0, 1], rtol=1e-7)
 
 
-def rewards(reward: Sequence[float], group: Sequence[int], source: Sequence[int], scale: str = "group") -> Rewards:
-    source_N = torch.tensor(source)
-    return Rewards(
-        torch.tensor(reward, dtype=torch.float64), torch.tensor(group), source_N, source_N == 0, cast(Any, scale)
-    )
-
-
 def test_foreign_advantages_are_relative_to_what_the_learner_earns() -> None:
     """Own: 1 of 2 in group 0, 0 of 2 in group 1, so 1 of 4 in the round, σ = √3/4. Group 2 is not tried."""
     given = ([1, 0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 1, 0, 0, 1, 1, 1])
@@ -153,11 +147,6 @@ def test_a_weight_of_the_sequence_stays_finite() -> None:
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 
-def third(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """0 or 1, both in most groups of random models."""
-    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -177,7 +166,6 @@ def test_each_trains_otherwise_than_f_tis(
     document = pair_of(
         models,
         tmp_path / "runs",
-        "test_partners.third",
         1e-2,
         objective={"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.05},
         training={"rounds": 3, "prompts_per_round": 8, "eval_every": 0, "mode": mode},

@@ -18,7 +18,7 @@ from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import AutoPeftModelForCausalLM
-from policies import gradients, relative_difference, weights
+from policies import gradients, relative_difference, rows_of, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
@@ -42,11 +42,6 @@ TRAINS: dict[str, dict[str, Any]] = {
     "subset": {"train": "subset", "trainable_parameters": (r"layers\.1\.mlp", r"norm\.weight$")},
 }
 EACH_TRAIN = pytest.mark.parametrize("train", list(TRAINS))
-
-
-def rows_of(lengths: tuple[int, ...], seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
 
 
 PROMPTS = rows_of((3, 9, 1, 9, 5, 2, 7), seed=0)

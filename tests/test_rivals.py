@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from earned import rewards
 
 import ftis
 from ftis.config import ObjectiveConfig, RecipeError
@@ -19,7 +20,7 @@ from ftis.lab import rivals
 from ftis.lab.recipes import parse
 from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
-from ftis.objectives import Objective, Rewards, advantages, policy_loss, resolve
+from ftis.objectives import Objective, advantages, policy_loss, resolve
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
@@ -165,14 +166,6 @@ def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:
 # --- advantages -------------------------------------------------------------------------------------------------------
 
 
-def rewards(reward: Sequence[float], group: Sequence[int], source: Sequence[int], scale: str = "group") -> Rewards:
-    """The learner is source 0."""
-    source_N = torch.tensor(source)
-    return Rewards(
-        torch.tensor(reward, dtype=torch.float64), torch.tensor(group), source_N, source_N == 0, cast(Any, scale)
-    )
-
-
 def test_capabilities_scale_baseline_and_advantage() -> None:
     """Two prompts, two rollouts of each peer. The learner is right in 1 of 4, the other in 2 of 4: ω = 2.
 
@@ -265,11 +258,6 @@ def test_an_objective_brings_its_selections() -> None:
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 
-def solved_where_even(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """0 or 1, both in most groups of random models."""
-    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
-
-
 def test_a_name_that_is_no_objective_is_told_the_rivals_too() -> None:
     with pytest.raises(RecipeError, match=r"take NoIS.*HACPO"):
         resolve(ObjectiveConfig(name="HACP"))
@@ -281,7 +269,6 @@ def test_each_trains(name: str, models: dict[str, Path], tmp_path: Path, monkeyp
     document = pair_of(
         models,
         tmp_path / "runs",
-        "test_rivals.solved_where_even",
         1e-3,
         objective={"name": name},
         training={

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from round_table import KEYS, NEVER, ROUNDS, RUN, TICK, Table, contents_of
+from round_table import KEYS, NEVER, ROUNDS, RUN, TICK, Table, contents_of, seated
 
 from ftis.exchange import Collected, ExchangeError
 from ftis.swarm import manifest as manifests
@@ -47,6 +47,7 @@ def there(*names: str) -> tuple[tuple[float, str, str], ...]:
 
 B_AND_C = ((1, "b", "delivers"), (2, "c", "delivers"))
 D_IS_GONE = (*there("b", "c", "d"), *B_AND_C, (5, "d", "leaves"))
+D_IS_AHEAD = (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"))
 ALONE_THERE = (*there("b"), (1, "b", "offers"), (2, "b", "spoils"))
 
 CASES = {
@@ -142,27 +143,23 @@ CASES = {
     ),
     # those who finished before
     "finished and left": Case(
-        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"), (4, "d", "leaves")),
+        (*D_IS_AHEAD, (4, "d", "leaves")),
         closes=5,
         missing="d",
         settings={"quorum": 3},
         says="round 1: without d, who finished it before",
     ),
     "beyond the round, which it no longer offers": Case(
-        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round"), (4, "d", "answers without this round")),
+        (*D_IS_AHEAD, (4, "d", "answers without this round")),
         closes=4,
         missing="d",
         settings={"quorum": 3},
         says="without d, who finished it before",
     ),
-    "beyond the round, and not asked yet": Case(
-        (*there("b", "c", "d"), *B_AND_C, (3, "d", "offers the last round")), None, settings={"quorum": 3}
-    ),
+    "beyond the round, and not asked yet": Case(D_IS_AHEAD, None, settings={"quorum": 3}),
     "beyond the round, which it still offers": Case(
         (
-            *there("b", "c", "d"),
-            *B_AND_C,
-            (3, "d", "offers the last round"),
+            *D_IS_AHEAD,
             (4, "d", "answers with this round"),
             (9, "d", "delivers"),
         ),
@@ -237,9 +234,7 @@ def test_a_round_closes(name: str) -> None:
 
 
 def test_closing_says_nothing_when_everybody_delivered() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     assert table.round_of(0, *"bcd") == Collected({name: contents_of(name, 0) for name in "bcd"})
     assert table.kinds() == ["joined"] * 3
 
@@ -311,9 +306,7 @@ def test_peers_that_mean_the_same_other_run_are_named_together() -> None:
 
 
 def test_a_late_message_is_handed_on_once() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.delivers("b", 0)
     table.delivers("c", 0)
@@ -354,9 +347,7 @@ def test_a_message_may_be_so_many_rounds_late_and_no_more(staleness: int) -> Non
 
 
 def test_the_round_at_hand_is_fetched_before_a_late_one_and_one_at_a_time() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.round_of(0, *"bc")
     table.collect(1)
     table.offers("d", 0)
@@ -394,9 +385,7 @@ def test_rounds_from_before_this_peer_joined_are_not_fetched() -> None:
 
 
 def test_what_came_early_is_kept_for_its_round() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.offers("b", 1)
     table.poll()
@@ -411,9 +400,7 @@ def test_what_came_early_is_kept_for_its_round() -> None:
 
 
 def test_contents_of_an_offer_that_fell_meanwhile_do_not_count() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.offers("b", 0)
     table.poll()
@@ -427,9 +414,7 @@ def test_contents_of_an_offer_that_fell_meanwhile_do_not_count() -> None:
 
 
 def test_an_offer_is_no_longer_wanted_once_it_is_too_old() -> None:
-    table = Table({"max_staleness": 1, "deadline": 1.0})
-    table.enter()
-    table.comes(*"bcd")
+    table = seated({"max_staleness": 1, "deadline": 1.0})
     table.collect(0)
     table.offers("d", 0)
     table.poll()
@@ -440,9 +425,7 @@ def test_an_offer_is_no_longer_wanted_once_it_is_too_old() -> None:
 
 
 def test_a_fetch_that_was_given_up_is_tried_again() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0)
     table.offers("b", 0)
     table.poll()
@@ -453,9 +436,7 @@ def test_a_fetch_that_was_given_up_is_tried_again() -> None:
 
 
 def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the_first_never_late() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     table.collect(0, offers_only="b")
     table.delivers("c", 0)
     table.delivers("d", 0)
@@ -475,9 +456,7 @@ def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the
 
 @pytest.mark.parametrize("again", ["delivers", "offers", "comes", None])
 def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_delivers(again: str | None) -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
 
     def seconds(round: int) -> float:
         began = table.now
@@ -492,9 +471,7 @@ def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_delivers
 
 
 def test_a_peer_that_offers_every_round_and_serves_none_is_waited_for_twice() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
 
     def seconds(round: int) -> float:
         began = table.now
@@ -509,9 +486,7 @@ def test_a_peer_that_offers_every_round_and_serves_none_is_waited_for_twice() ->
 
 
 def test_only_deadlines_in_a_row_count() -> None:
-    table = Table()
-    table.enter()
-    table.comes(*"bcd")
+    table = seated()
     for round in range(0, 8, 2):
         began = table.now
         table.round_of(round, *"bc")

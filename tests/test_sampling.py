@@ -14,6 +14,7 @@ import torch
 from conftest import TinyPolicy, make_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from policies import rows_of
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM, T5Config
 
@@ -50,12 +51,7 @@ POISON = {
 """Generation defaults that would change every completion if any of them were heeded."""
 
 
-def prompts_of(lengths: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
-
-
-PROMPTS = prompts_of((3, 9, 5, 9, 1, 7))
+PROMPTS = rows_of((3, 9, 5, 9, 1, 7))
 
 
 def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:
@@ -100,7 +96,7 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
         select(self, kept)
 
     monkeypatch.setattr(SlotCache, "select", counted)
-    decoding, prompts = Decoding(20, temperature=0.0), prompts_of((3, 9, 5, 9, 1, 7) * 4)
+    decoding, prompts = Decoding(20, temperature=0.0), rows_of((3, 9, 5, 9, 1, 7) * 4)
     fast = builtin_sampler(policy, prompts, 1, decoding, 0)
     slow = generate_sampler(policy, prompts, 1, decoding, 0)
 
@@ -148,7 +144,7 @@ def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the
 @SAMPLERS
 def test_a_sliding_window_is_respected(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("sliding")
-    prompts = prompts_of((9, 12, 3))
+    prompts = rows_of((9, 12, 3))
     groups = generate_sampler(policy, prompts, 2, Decoding(12), 0)
     for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
         np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
@@ -158,7 +154,7 @@ def test_a_sliding_window_is_respected(sampler: Sampler, tiny_policy: TinyPolicy
 def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(train="lora", lora_r=4, learning_rate=0.05)
     untrained = tokens(sampler(policy, PROMPTS, 2, Decoding(10), 0))
-    completions = prompts_of((4,) * len(PROMPTS), seed=1)
+    completions = rows_of((4,) * len(PROMPTS), seed=1)
     policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -logp.sum())
     groups = sampler(policy, PROMPTS, 2, Decoding(10), 0)
     assert tokens(groups) != untrained
@@ -439,7 +435,7 @@ def test_a_policy_learns_after_sampling_beyond_its_models_positions(rope: str, t
     """Sampling records nothing for gradients, which a model that adapts its rotations keeps some of."""
     parameters = {"rope_type": rope, "rope_theta": 1e4, **({"factor": 2.0} if rope == "dynamic" else {})}
     policy = tiny_policy("llama", model={"max_position_embeddings": 8, "rope_parameters": parameters})
-    prompts = prompts_of((5, 7))
+    prompts = rows_of((5, 7))
     groups = builtin_sampler(policy, prompts, 2, Decoding(16), 0)
     rows = [
         (prompt, rollout.completion_ids) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
@@ -488,7 +484,7 @@ def test_generate_takes_whole_groups_within_the_batch_size(
         return _generated(policy, prompt_ids, repeats, decoding, seed)
 
     monkeypatch.setattr("ftis.engines.generate._generated", recording)
-    groups = generate_sampler(tiny_policy(), prompts_of((3,) * 7), 4, Decoding(1), 50, batch_size)
+    groups = generate_sampler(tiny_policy(), rows_of((3,) * 7), 4, Decoding(1), 50, batch_size)
     assert sizes == expected
     assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
     assert [len(group) for group in groups] == [4] * 7
@@ -498,7 +494,7 @@ def test_generate_takes_whole_groups_within_the_batch_size(
 def test_no_more_completions_are_drawn_at_a_time_than_fit(
     sampler: Draw, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, prompts, largest = tiny_policy(), prompts_of((3, 9, 5, 9, 1, 7)), [0]
+    policy, prompts, largest = tiny_policy(), rows_of((3, 9, 5, 9, 1, 7)), [0]
     policy.model.register_forward_hook(lambda _, __, output: largest.append(len(output.logits)))
     monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)  # its steps do not call the model
     expected = tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
@@ -517,7 +513,7 @@ def test_a_cache_whose_rows_are_taken_over_stays_within_its_bytes(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of prompts that waited begin behind those still being drawn, so all rows have more places."""
-    policy, prompts, taken, places = tiny_policy(), prompts_of((3, 9, 5, 9, 1, 7, 2, 9, 4, 6)), [0], [0]
+    policy, prompts, taken, places = tiny_policy(), rows_of((3, 9, 5, 9, 1, 7, 2, 9, 4, 6)), [0], [0]
     policy.end_ids = ENDS
     put_before, caches = SlotCache.put_before, list[SlotCache]()
     zeros = torch.Tensor.new_zeros
@@ -590,7 +586,7 @@ def test_groups_in_parts_are_groups(
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    prompts = prompts_of((3, 9, 5))
+    prompts = rows_of((3, 9, 5))
     whole, greedy = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 4 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4))
     parted, again = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
@@ -613,7 +609,7 @@ def test_prompts_are_prefilled_a_few_at_a_time(
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    prompts = prompts_of((3, 9, 5, 9, 1, 7, 2, 12, 4))
+    prompts = rows_of((3, 9, 5, 9, 1, 7, 2, 12, 4))
     whole = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
     together: list[int] = []
     prefill = _Rows._prefill
@@ -657,7 +653,7 @@ def test_greedy_completions_do_not_depend_on_the_batch_size(
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    prompts = prompts_of((3, 9, 5, 9, 1, 7, 2, 12, 4, 6, 1, 8))
+    prompts = rows_of((3, 9, 5, 9, 1, 7, 2, 12, 4, 6, 1, 8))
     whole = sampler(policy, prompts, 2, Decoding(16, 0.0), 0)
     assert len({len(r) for r in flat(whole)}) > 3
     for batch_size in (1, 2, 5, 8, 30):
@@ -709,7 +705,7 @@ def test_steps_over_all_slots_give_the_same_text(
     """Rows of 29 tokens fit the windows, while slots, as rows take the places of others, are more."""
     policy = tiny_policy(kind, model=model)
     policy.end_ids = ENDS
-    prompts = prompts_of(lengths * 3)
+    prompts = rows_of(lengths * 3)
     fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)
     assert tokens(fast) == tokens(generate_sampler(policy, prompts, 2, Decoding(20, 0.0), 0))
     for rollout, logp in zip(flat(fast), learner_logps(policy, prompts, fast, 1.0), strict=True):
@@ -739,7 +735,7 @@ def test_sampling_goes_on_where_steps_cannot_be_captured(
     def failing(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    policy, prompts = tiny_policy(), prompts_of((3, 9, 5))
+    policy, prompts = tiny_policy(), rows_of((3, 9, 5))
     expected = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
     monkeypatch.setattr(StepGraph, "__call__", failing)
     with pytest.warns(UserWarning, match="CUDA graphs are left out: operation not permitted"):
@@ -751,7 +747,7 @@ def test_sampling_goes_on_where_steps_cannot_be_captured(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_captured_steps_give_the_same_text(dtype: str, tiny_policy: TinyPolicy) -> None:
     plain, captured = (tiny_policy(device="cuda", dtype=dtype, cuda_graphs=graphs) for graphs in (False, True))
-    prompts = prompts_of((3, 9, 5, 9, 1, 7) * 4)
+    prompts = rows_of((3, 9, 5, 9, 1, 7) * 4)
     for policy in (plain, captured):
         policy.end_ids = ENDS
     groups = [builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0) for policy in (plain, captured)]
@@ -765,7 +761,7 @@ def test_waiting_prompts_take_the_place_of_rows_that_ended(
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    prompts = prompts_of((3, 9, 5, 9, 1, 7) * 5)
+    prompts = rows_of((3, 9, 5, 9, 1, 7) * 5)
     batches: list[int] = []  # rows of each step
     step = _Rows.step
 
