@@ -293,9 +293,16 @@ def test_nonsense_does_no_harm(tmp_path: Path, data: bytes) -> None:
         "ftis/status/light/a", json.dumps({"run": "0" * 32, "from": {"b": {"kept": "x"}}, "live": 3}).encode(), AT
     )
     runs = made.of.runs()
-    swarms.swarm_glance(runs, made.of, AT)
-    swarms.members(runs, made.of)
-    swarms.learned(runs)
+    assert made.of.events == []
+    (about,) = swarms.swarm_glance(runs, made.of, AT).peers
+    assert (about.name, about.sentence) == ("a", "signed no offer yet")
+    assert [remark.text for remark in about.remarks] == ["Nobody declares it present"]
+    members, learned = swarms.members(runs, made.of), swarms.learned(runs)
+    assert members is not None
+    assert learned is not None
+    (row,) = [row for group in members.table.groups for row in group.rows]
+    assert [cell.text for cell in row] == ["a", "not seen", *["–"] * 9]
+    assert [[cell.text for cell in row] for row in learned[0].groups[0].rows] == [["a", "–"]]
 
 
 def test_a_flood_takes_no_room(tmp_path: Path) -> None:

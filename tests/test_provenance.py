@@ -49,9 +49,10 @@ def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
 
 
 def test_how_a_gpu_takes_its_steps_may_change(begun: Path) -> None:
-    before = recipe(ALONE, TOGETHER)
+    before, recorded = recipe(ALONE, TOGETHER), read_provenance(begun)
     peers = tuple(peer.model_copy(update={"cuda_graphs": not peer.cuda_graphs}) for peer in before.peers)
-    claim(begun, True, before.model_copy(update={"peers": peers}))
+    assert claim(begun, True, before.model_copy(update={"peers": peers}))
+    assert read_provenance(begun) == recorded
 
 
 @pytest.mark.parametrize(("budget", "matters"), [("seconds", True), ("generated", False)])
@@ -68,7 +69,7 @@ def test_the_cost_of_sampling_matters_where_arms_have_their_prompts_by_it(
     (tmp_path / "run" / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
     refused = pytest.raises(RunError, match=r"differ in: experiment.sampling_cost \(1.0 before, 4.0 now\)")
     with refused if matters else nullcontext():
-        claim(tmp_path / "run", True, costing(4.0))
+        assert claim(tmp_path / "run", True, costing(4.0))
 
 
 @pytest.mark.parametrize("lock", [".lock", ".lock@a"])
