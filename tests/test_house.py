@@ -86,6 +86,7 @@ LIGHT = [
     "lab.recipes",
     "lab.arms",
     "lab.reading",
+    "page.contents",
 ]
 LONGEST_FILE, LARGEST_CORE = 500, 3550
 

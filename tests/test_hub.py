@@ -147,3 +147,17 @@ def test_a_copy_in_the_cache_serves(
     (copied / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match=r"cannot be loaded: .*config\.json"):  # what is wrong with the copy
         load_model("org/copied", PeerConfig(name="a", model="org/copied"))
+
+
+def test_a_tokenizer_is_found_in_a_directory_or_in_the_hub_s_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    assert hub.tokenizer_here(str(tmp_path / "own")) is None
+    (tmp_path / "own" / "tokenizer.json").write_text("{}")
+    assert hub.tokenizer_here(str(tmp_path / "own")) == tmp_path / "own" / "tokenizer.json"
+    assert hub.tokenizer_here("gpt2") is None
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: f"/cache/{model}/{name}")
+    assert hub.tokenizer_here("Qwen/Qwen2.5-3B") == Path("/cache/Qwen/Qwen2.5-3B/tokenizer.json")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: None)
+    assert hub.tokenizer_here("Qwen/Qwen2.5-3B") is None

@@ -259,17 +259,3 @@ def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(did you mean 'smollm2-135m'?); any other is fetched when a recipe names its" in capsys.readouterr().err
     assert ftis("models", "list") == 0
     assert "smollm2-135m: HuggingFaceTB/SmolLM2-135M-Instruct (instruct; licence Apache-2.0)" in capsys.readouterr().out
-
-
-def test_a_tokenizer_is_found_in_a_directory_or_in_the_hub_s_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own").mkdir()
-    assert pretrained.tokenizer_here(str(tmp_path / "own")) is None
-    (tmp_path / "own" / "tokenizer.json").write_text("{}")
-    assert pretrained.tokenizer_here(str(tmp_path / "own")) == tmp_path / "own" / "tokenizer.json"
-    assert pretrained.tokenizer_here("gpt2") is None
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda model, name: f"/cache/{model}/{name}")
-    assert pretrained.tokenizer_here("Qwen/Qwen2.5-3B") == Path("/cache/Qwen/Qwen2.5-3B/tokenizer.json")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda model, name: None)
-    assert pretrained.tokenizer_here("Qwen/Qwen2.5-3B") is None

@@ -1,7 +1,8 @@
-"""Whether the Hugging Face Hub answers, asked once in a process."""
+"""Whether the Hugging Face Hub answers, asked once in a process, and what of it is on this machine."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,3 +33,22 @@ def answers() -> bool:
         if told.status_code < 500:
             return True
     return False
+
+
+def tokenizer_here(model: str) -> Path | None:
+    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none.
+
+    Args:
+        model: a directory or a Hub id.
+    """
+    if (file := Path(model) / "tokenizer.json").is_file():
+        return file
+    if "/" not in model:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+        return Path(cached) if isinstance(cached, str) else None
+    return None

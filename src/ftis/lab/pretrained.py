@@ -15,7 +15,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,25 +22,6 @@ from typing import Any
 from ftis.config import nearest
 from ftis.loop.files import partial_directory, write_json
 from ftis.policy import ModelError
-
-
-def tokenizer_here(model: str) -> Path | None:
-    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none.
-
-    Args:
-        model: a directory or a Hub id.
-    """
-    if (file := Path(model) / "tokenizer.json").is_file():
-        return file
-    if "/" not in model:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    with suppress(HFValidationError):
-        cached = try_to_load_from_cache(model, "tokenizer.json")
-        return Path(cached) if isinstance(cached, str) else None
-    return None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ftis.engines.models import generation_defaults, load_config, load_tokenizer
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.formatting import counted
-from ftis.lab.pretrained import tokenizer_here
+from ftis.engines.hub import tokenizer_here
 from ftis.policy import own_ends
 from ftis.prompts import Task
 from ftis.rollouts import Prompt

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import ftis
+from ftis.engines.hub import tokenizer_here
 from ftis.lab.formatting import true_minus
-from ftis.lab.pretrained import tokenizer_here
 from ftis.lab.reading import tokenizer_file
 from ftis.page.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
 from ftis.page.taken import cap_of
