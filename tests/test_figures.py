@@ -19,9 +19,9 @@ from ftis.page.figure_files import write_figures
 from ftis.page.layout import asset
 from ftis.page.plots import (
     Chart,
-    Line,
     Panel,
     Plot,
+    Polyline,
     Series,
     Words,
     both_sides_logarithmic,
@@ -104,8 +104,8 @@ def test_large_numbers_on_an_axis_are_short() -> None:
     assert [in_short(value) for value in (0, 0.5, 900, 20_000, 1_500_000)] == ["0", "0.5", "900", "20k", "1.5M"]
 
 
-def lines_of(chart: Chart) -> list[Line]:
-    return [mark for mark in chart.marks if isinstance(mark, Line) and mark.ink != "rule"]
+def lines_of(chart: Chart) -> list[Polyline]:
+    return [mark for mark in chart.marks if isinstance(mark, Polyline) and mark.ink != "rule"]
 
 
 def test_a_chart_puts_data_into_its_frame() -> None:
@@ -143,7 +143,7 @@ def test_a_band_is_thinned_as_the_line_in_it() -> None:
     plot.line([(float(i), 0.8) for i in range(plots.MOST_POINTS + 1)], "ink")
     marks = plot.chart("Reward", "").marks
     (band,) = (mark for mark in marks if isinstance(mark, plots.Area))
-    line = next(mark for mark in marks if isinstance(mark, plots.Line) and mark.ink == "ink")
+    line = next(mark for mark in marks if isinstance(mark, plots.Polyline) and mark.ink == "ink")
     assert list(band.points[: plots.MOST_POINTS]) == list(line.points)
 
 

@@ -13,7 +13,7 @@ from scene import ROUNDS, G, Scene
 from ftis.lab.formatting import seconds_text
 from ftis.lab.reading import read_study
 from ftis.page.drawing import COLOURS
-from ftis.page.plots import Area, Line, Words
+from ftis.page.plots import Area, Polyline, Words
 from ftis.page.report import write_page
 from ftis.page.scaling import draw, scaling, section, write_scaling
 
@@ -99,7 +99,7 @@ def test_a_series_without_the_least_swarms_is_not_joined_to_the_peers_alone(tmp_
     alone, _, fours = whole["sizes"]
     result["series"].append({"name": "later", "sizes": [alone, fours]})
     marks = draw(result)[0].chart.marks
-    lines = [mark for mark in marks if isinstance(mark, Line) and mark.width == 1.9]
+    lines = [mark for mark in marks if isinstance(mark, Polyline) and mark.width == 1.9]
     assert [len(line.points) for line in lines if line.ink == COLOURS[0]] == [3]
     assert not [line for line in lines if line.ink == COLOURS[1]]
     (square,) = [mark for mark in marks if isinstance(mark, Area) and mark.ink == COLOURS[1]]

@@ -16,7 +16,6 @@ import torch
 from ftis.alignment.messages import end_of_text
 from ftis.alignment.token_bytes import TokenBytes
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
-from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
 from ftis.exchange import Stopped
 from ftis.lab import starters

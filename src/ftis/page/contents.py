@@ -11,7 +11,7 @@ from ftis.lab.formatting import counted
 from ftis.page import glance, swarms, taken
 from ftis.page.jobs import Jobs, jobs
 from ftis.page.latest import latest
-from ftis.page.layout import Page, Place, Section, Watching
+from ftis.page.layout import Page, PageLink, Section, Watching
 from ftis.page.live import Content, Made
 from ftis.study.following import ArmOfRun, Directory
 from ftis.swarm.onlooker import Onlooker
@@ -42,7 +42,7 @@ RECORDS = "The page follows the records as they are written, and changes nothing
 SWARM = "The page only listens: no peer counts it, waits for it or sends it what was sampled."
 
 
-def _watching(link: Link, about: str, places: Sequence[Place] = (), **query: Any) -> Watching:
+def _watching(link: Link, about: str, places: Sequence[PageLink] = (), **query: Any) -> Watching:
     return Watching(link("page.css"), link("watch.js"), link("events", **query), about, places)
 
 
@@ -67,7 +67,7 @@ class OfArm:
         self._arm: ArmOfRun | None = None
         self._seen: glance.Glance | None = None
 
-    def watching(self, places: Sequence[Place] = ()) -> Watching:
+    def watching(self, places: Sequence[PageLink] = ()) -> Watching:
         return _watching(self._link, RECORDS, places, seed=self._address.seed, arm=self._address.arm)
 
     def look(self, tell_time: bool) -> Made:
@@ -100,13 +100,13 @@ class OfArm:
         directory, recipe = self._directory, self._directory.recipe
         seed = directory.seeds[0] if self._address.seed is None else self._address.seed
         places = [
-            Place(f"{other.name}", self._link("", seed=self._address.seed, arm=other.name), other.name == arm.arm.name)
+            PageLink(other.name, self._link("", seed=self._address.seed, arm=other.name), other.name == arm.arm.name)
             for other in directory.arms
         ]
         if len(places) == 1 or len(places) > MOST_PLACES:
             places = []
         if directory.is_experiment:
-            places.insert(0, Place(f"All of {recipe.name}", self._link("")))
+            places.insert(0, PageLink(f"All of {recipe.name}", self._link("")))
         facts = [recipe.name, f"seed {seed}", f"arm {arm.arm.name}", counted(len(arm.peers), "peer")]
         return Page(seen.headline, facts, "", [], [], self.watching(places))
 

@@ -45,7 +45,7 @@ RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_samp
 
 
 @dataclass(frozen=True)
-class Heard:
+class PairMeasures:
     """What one learner measured of one source's rollouts.
 
     Attributes:
@@ -58,13 +58,13 @@ class Heard:
     at_step: Mapping[int, Sequence[Mapping[str, Any]]]
 
     @staticmethod
-    def of(arm: str, learner: str, source: str, runs: Iterable[Iterable[RoundRow]]) -> Heard:
+    def of(arm: str, learner: str, source: str, runs: Iterable[Iterable[RoundRow]]) -> PairMeasures:
         """From the learner's rounds under each seed."""
         at_step: dict[int, list[Mapping[str, Any]]] = {}
         for rounds in runs:
             for row in rounds:
                 at_step.setdefault(row.step, []).append(row.by_peer.get(source, {}))
-        return Heard(arm, learner, source, dict(sorted(at_step.items())))
+        return PairMeasures(arm, learner, source, dict(sorted(at_step.items())))
 
     @property
     def title(self) -> str:
@@ -79,7 +79,7 @@ class Heard:
         return {step: values for step, values in found.items() if values}
 
 
-def participation(heard: Heard, expected: int) -> Panel:
+def participation(heard: PairMeasures, expected: int) -> Panel:
     """What became of the source's rollouts, round by round; ``expected`` is how many it offers in a round."""
     counts: dict[str, list[float]] = {name: [] for name in PARTICIPATION}
     for by_seed in heard.at_step.values():
@@ -113,7 +113,7 @@ def _bars(plot: Plot, rounds: Sequence[int], floor: Sequence[float], top: Sequen
         plot.band(list(zip(rounds, floor, top, strict=True)), ink, opacity=1.0)
 
 
-def weights(heard: Heard, cap: float) -> list[Panel]:
+def weights(heard: PairMeasures, cap: float) -> list[Panel]:
     """π_old/π_gen per token before and after truncation at C: all tokens, 10 % to 90 % of them, and the median."""
     kinds = {"before": RATIO, "after": WEIGHT}
     rounds = list(heard.values(f"{RATIO}p50"))
@@ -145,7 +145,7 @@ def weights(heard: Heard, cap: float) -> list[Panel]:
     return panels
 
 
-def shares(heard: Heard) -> Panel:
+def shares(heard: PairMeasures) -> Panel:
     """The truncated share of tokens and the effective sample size over rounds."""
     lines = {"truncated": ("sampling/truncated_fraction", "weights"), "effective": (EFFECTIVE, "kept")}
     alt = f"{heard.arm}, {heard.learner}: share of {heard.source}'s tokens whose weight is truncated, "
@@ -160,7 +160,7 @@ def shares(heard: Heard) -> Panel:
     return Panel(name, plot.chart(heard.title, alt, subtitle))
 
 
-def divergence(heard: Heard, reduction: str, threshold: tuple[str, float] | None) -> Panel:
+def divergence(heard: PairMeasures, reduction: str, threshold: tuple[str, float] | None) -> Panel:
     """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
 
     Args:
@@ -194,11 +194,11 @@ def divergence(heard: Heard, reduction: str, threshold: tuple[str, float] | None
     return Panel(name, plot.chart(heard.title, alt, subtitle))
 
 
-def _rounds(heard: Heard, lines: Mapping[str, tuple[str, str]]) -> list[int]:
+def _rounds(heard: PairMeasures, lines: Mapping[str, tuple[str, str]]) -> list[int]:
     return sorted({step for key, _ in lines.values() for step in heard.values(key)})
 
 
-def _lines_over_seeds(plot: Plot, heard: Heard, lines: Mapping[str, tuple[str, str]], label: str) -> None:
+def _lines_over_seeds(plot: Plot, heard: PairMeasures, lines: Mapping[str, tuple[str, str]], label: str) -> None:
     """Draw each measure's mean over seeds and the range of seeds around it."""
     for name, (key, ink) in lines.items():
         at_round = heard.values(key)

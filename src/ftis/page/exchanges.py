@@ -15,7 +15,7 @@ from ftis.lab.reading import Study
 from ftis.lab.recipes import with_arm
 from ftis.page import exchange_figures
 from ftis.page.corrections import Correction, correction_of
-from ftis.page.exchange_figures import EFFECTIVE, WEIGHT, Heard
+from ftis.page.exchange_figures import EFFECTIVE, WEIGHT, PairMeasures
 from ftis.page.views import Cell, PanelRow, RowGroup, Table
 from ftis.study.budgets import plan
 
@@ -82,7 +82,7 @@ def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
     columns = len(study.recipe.peers) - bool(study.elsewhere)
     pairs = _pairs(study, arm)
     heard = [
-        Heard.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
+        PairMeasures.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
         for peer, source in pairs
     ]
     many = len(pairs) > MOST_PAIRS
@@ -121,13 +121,13 @@ def _pairs(study: Study, arm: ArmConfig) -> list[tuple[str, str]]:
     return sorted(pairs, key=distance)
 
 
-def _together(pairs: Sequence[Heard]) -> Heard:
+def _together(pairs: Sequence[PairMeasures]) -> PairMeasures:
     """What all learners measured of all sources, as if each pair were a seed of one."""
     at_step: dict[int, list[Mapping[str, Any]]] = {}
     for pair in pairs:
         for step, measures in pair.at_step.items():
             at_step.setdefault(step, []).extend(measures)
-    return Heard(pairs[0].arm, "peers", "others", dict(sorted(at_step.items())))
+    return PairMeasures(pairs[0].arm, "peers", "others", dict(sorted(at_step.items())))
 
 
 def _use_in_words(correction: Correction) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis.page.drawing import INKS
 from ftis.page.layout import figure_svg
-from ftis.page.plots import Area, Chart, Dot, Line, Panel, Words
+from ftis.page.plots import Area, Chart, Dot, Panel, Polyline, Words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def _draw(axes: Axes, chart: Chart, x: float, y: float) -> None:
     for mark in marks:
         colour: Any = {"color": INKS[mark.ink], "clip_on": False}
         match mark:
-            case Line():
+            case Polyline():
                 style: Any = (0, [part / mark.width for part in mark.dashes]) if mark.dashes else "solid"
                 xs, ys = ([p[i] + by for p in mark.points] for i, by in ((0, x), (1, y)))
                 axes.plot(xs, ys, lw=mark.width * POINTS, ls=style, alpha=mark.opacity, **colour)

@@ -28,7 +28,7 @@ MIN_SEEDS_OF_BAND = 3
 
 
 @dataclass(frozen=True)
-class Over:
+class XAxis:
     """What a learning curve runs over: ``key`` is where a point of it has the values, "" for rounds."""
 
     key: str
@@ -42,9 +42,9 @@ class Over:
         return float(point[self.key]["per_seed"][seed] if self.key else point["step"])
 
 
-ROUNDS = Over("", ROUND)
-TOKENS = Over("tokens", "tokens that the peer sampled itself", "the tokens it sampled were not recorded")
-SECONDS = Over("seconds", "seconds of its own work", "its own seconds are unknown: waiting was not told apart")
+ROUNDS = XAxis("", ROUND)
+TOKENS = XAxis("tokens", "tokens that the peer sampled itself", "the tokens it sampled were not recorded")
+SECONDS = XAxis("seconds", "seconds of its own work", "its own seconds are unknown: waiting was not told apart")
 
 
 def learning(
@@ -53,7 +53,7 @@ def learning(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     styles: Mapping[str, Style],
     limits: tuple[float, float],
-    over: Over,
+    over: XAxis,
     measure: str,
 ) -> Panel:
     """Accuracy of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line.
@@ -78,7 +78,7 @@ def learning(
 
 
 def of_split(
-    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[Over] = (ROUNDS,)
+    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
 ) -> list[Panel]:
     """Learning curves of one split on the same scale: peer by peer, each over all of ``overs``."""
     by_arm, arms, peers = results["curves"][split], results["arms"], results["peers"]
@@ -89,7 +89,7 @@ def of_split(
 
 
 def of_mean(
-    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[Over] = (ROUNDS,)
+    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
 ) -> list[Panel]:
     """Learning curves of the mean over peers on one split, over all of ``overs``."""
     curves, measure = results["curves_of_mean"][split], results["accuracy_is"]
@@ -97,7 +97,7 @@ def of_mean(
     return [learning(split, MEAN, curves, styles, limits, over, measure) for over in overs]
 
 
-def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: Over) -> None:
+def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: XAxis) -> None:
     seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
     if len(seeds) >= MIN_SEEDS_OF_BAND:
         plot.band([(over.mean(p), p["low"], p["high"]) for p in points if p["low"] is not None], style.ink)

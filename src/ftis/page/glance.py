@@ -34,7 +34,7 @@ class Glance:
 
 
 @dataclass(frozen=True)
-class Over:
+class CurveAxis:
     """Curves over one thing; ``key`` names it in the page."""
 
     key: str
@@ -43,16 +43,16 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class CurveSet:
     """The same curves over rounds, own tokens and own seconds, of which one is shown."""
 
-    overs: Sequence[Over]
+    overs: Sequence[CurveAxis]
     thinned: bool
     arm: str
 
 
 @dataclass(frozen=True)
-class Spent:
+class Cost:
     table: Table
     about: bool
 
@@ -77,7 +77,7 @@ def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
 
 
 @dataclass(frozen=True)
-class _Spent:
+class _CostAt:
     """What a peer had spent itself after ``step`` rounds."""
 
     step: int
@@ -85,12 +85,12 @@ class _Spent:
     seconds: float
 
 
-def rounds(arm: ArmOfRun) -> Rounds | None:
+def rounds(arm: ArmOfRun) -> CurveSet | None:
     """Accuracy and reward of every peer; None before anything was measured."""
     if not any(peer.rows or peer.evaluations.rows for peer in arm.peers.values()):
         return None
     spent = {name: _spent(peer.rows) for name, peer in arm.peers.items()}
-    axes: list[tuple[str, str, Callable[[_Spent], float]]] = [
+    axes: list[tuple[str, str, Callable[[_CostAt], float]]] = [
         ("rounds", ROUND, lambda at: at.step),
         ("tokens", "own tokens", lambda at: at.tokens),
         ("seconds", "own seconds", lambda at: at.seconds),
@@ -104,24 +104,24 @@ def rounds(arm: ArmOfRun) -> Rounds | None:
             Series(name, arm.colour_of(name), _rewards(peer, spent[name], of)) for name, peer in arm.peers.items()
         ]
         charts = [chart("Accuracy on validation", label, accuracy), chart("Reward of own completions", label, rewards)]
-        overs.append(Over(key, label, charts))
-    return Rounds(overs, any(peer.metrics.thinned for peer in arm.peers.values()), arm.arm.name)
+        overs.append(CurveAxis(key, label, charts))
+    return CurveSet(overs, any(peer.metrics.thinned for peer in arm.peers.values()), arm.arm.name)
 
 
-def _spent(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Spent]:
+def _spent(rows: Sequence[Mapping[str, Any]]) -> dict[int, _CostAt]:
     """By step. Where rows are left out, a row's seconds stand for those before it too."""
-    found, seconds, before = {0: _Spent(0, 0.0, 0.0)}, 0.0, 0
+    found, seconds, before = {0: _CostAt(0, 0.0, 0.0)}, 0.0, 0
     for row in rows:
         step = int(row["step"])
         own = row.get("step_time", 0.0) - row.get("time/wait", 0.0)
         seconds += own * (step - before)
-        found[step] = _Spent(step, float(row.get("tokens_sampled", 0)), seconds)
+        found[step] = _CostAt(step, float(row.get("tokens_sampled", 0)), seconds)
         before = step
     return found
 
 
 def _accuracies(
-    peer: PeerRecords, spent: Mapping[int, _Spent], of: Callable[[_Spent], float]
+    peer: PeerRecords, spent: Mapping[int, _CostAt], of: Callable[[_CostAt], float]
 ) -> list[tuple[float, float]]:
     steps = sorted(spent)
     points = []
@@ -135,12 +135,12 @@ def _accuracies(
 
 
 def _rewards(
-    peer: PeerRecords, spent: Mapping[int, _Spent], of: Callable[[_Spent], float]
+    peer: PeerRecords, spent: Mapping[int, _CostAt], of: Callable[[_CostAt], float]
 ) -> list[tuple[float, float]]:
     return [(of(spent[step]), mean) for step, mean in peer.reward_means]
 
 
-def spent_table(arm: ArmOfRun) -> Spent | None:
+def spent_table(arm: ArmOfRun) -> Cost | None:
     """What each peer has spent so far; None before the first round. Where rows are left out, totals are about right."""
     rows = []
     for name, peer in arm.peers.items():
@@ -173,7 +173,7 @@ def spent_table(arm: ArmOfRun) -> Spent | None:
     head = ["Peer", "Rounds", "Own tokens", "MB sent", "MB received"]
     head += ["s sampling", "s exchange", "s training", "s waiting", "Tokens/s"]
     caption = "What each peer has spent; seconds of a round are means of the last ones"
-    return Spent(Table(caption, head, [RowGroup(None, rows)]), any(p.metrics.thinned for p in arm.peers.values()))
+    return Cost(Table(caption, head, [RowGroup(None, rows)]), any(p.metrics.thinned for p in arm.peers.values()))
 
 
 def _bytes(peer: PeerRecords) -> tuple[float, float]:

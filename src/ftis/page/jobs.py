@@ -17,7 +17,7 @@ RECENT = 60.0
 
 
 @dataclass(frozen=True)
-class Job:
+class GridCell:
     """One arm under one seed: ``state`` is waiting, working, silent or done; ``text`` says how far it is.
 
     Attributes:
@@ -37,7 +37,7 @@ class Job:
 @dataclass(frozen=True)
 class ArmJobs:
     arm: str
-    jobs: Sequence[Job]
+    jobs: Sequence[GridCell]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def jobs(directory: Directory, now: float) -> Jobs:
     return Jobs(sentence, directory.seeds, rows)
 
 
-def _job(seed: int, arm: str, peers: Sequence[Progress], now: float) -> Job:
+def _job(seed: int, arm: str, peers: Sequence[Progress], now: float) -> GridCell:
     step, rounds = sum(p.step for p in peers), sum(p.rounds for p in peers)
     accuracies = [p.accuracy for p in peers if p.accuracy is not None]
     accuracy = f"{fmean(accuracies):.3f}" if len(accuracies) == len(peers) else ""
@@ -96,7 +96,7 @@ def _job(seed: int, arm: str, peers: Sequence[Progress], now: float) -> Job:
         rewards = [p.reward for p in peers if p.reward is not None]
         words = f"{step} of {rounds} rounds" + (f", reward {share(fmean(rewards))}" if rewards else "")
         words += "" if state == "working" else ", nothing new lately"
-    return Job(state, text, words, seed, arm, step / rounds)
+    return GridCell(state, text, words, seed, arm, step / rounds)
 
 
 def _at_work(peer: Progress, now: float) -> bool:

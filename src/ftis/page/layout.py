@@ -29,7 +29,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Place:
+class PageLink:
     """A page beside this one, as another arm's; ``current`` is this one."""
 
     title: str
@@ -49,7 +49,7 @@ class Watching:
     script: str
     events: str
     about: str
-    places: Sequence[Place] = ()
+    places: Sequence[PageLink] = ()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A polyline in units of the drawing."""
 
     points: Sequence[Point]
@@ -87,7 +87,7 @@ class Words:
     strong: bool = False
 
 
-Mark = Line | Area | Dot | Words
+Mark = Polyline | Area | Dot | Words
 
 
 @dataclass(frozen=True)
@@ -172,14 +172,14 @@ class Plot:
         for tick in y_ticks:
             at = self.place(self._x[0], tick.at)[1]
             if not upright:
-                self._marks.append(Line(((first, at), (last, at)), "rule", 0.7))
+                self._marks.append(Polyline(((first, at), (last, at)), "rule", 0.7))
             lines = tick.text.split("\n")
             for i, text in enumerate(lines):
                 self._marks.append(Words(first - 6, at + 11 * (i - (len(lines) - 1) / 2), text, anchor="end"))
         for tick in x_ticks:
             at = self.place(tick.at, self._y[0])[0]
             if upright:
-                self._marks.append(Line(((at, top), (at, bottom)), "rule", 0.7))
+                self._marks.append(Polyline(((at, top), (at, bottom)), "rule", 0.7))
             self._marks.append(Words(at, bottom + 9, tick.text, anchor="middle"))
         self._marks.append(Words(last, height - 7, x_label, anchor="end"))
 
@@ -207,7 +207,7 @@ class Plot:
         points = thinned(points)
         placed = [self.place(x, y) for x, y in points]
         if placed and (len(placed) > 1 or not marker):
-            self._marks.append(Line(placed, ink, width, dashes, opacity))
+            self._marks.append(Polyline(placed, ink, width, dashes, opacity))
         if marker and len(placed) < MOST_POINTS / 3:
             self._marks += [_marker(marker, at, 2.3, ink) for at in placed]
         if name and points:
@@ -220,7 +220,7 @@ class Plot:
         if len(points) > 1:
             self._marks.append(Area(edge, ink, opacity))
         elif points:
-            self._marks.append(Line(edge, ink, 3, opacity=opacity))
+            self._marks.append(Polyline(edge, ink, 3, opacity=opacity))
 
     def box(self, x: tuple[float, float], y: tuple[float, float], ink: str) -> None:
         """A rectangle."""
@@ -231,14 +231,14 @@ class Plot:
     def level(self, y: float, name: str, ink: str = "bad") -> None:
         """A line across, with its name."""
         (first, _, last, _), at = self._frame, self.place(self._x[0], y)[1]
-        self._marks.append(Line(((first, at), (last, at)), ink, 1, (2, 2)))
+        self._marks.append(Polyline(((first, at), (last, at)), ink, 1, (2, 2)))
         if name:
             self.name(y, name, ink)
 
     def upright(self, x: float) -> None:
         """A line from the bottom to the top."""
         (_, top, _, bottom), at = self._frame, self.place(x, self._y[0])[0]
-        self._marks.append(Line(((at, top), (at, bottom)), "ink", 1))
+        self._marks.append(Polyline(((at, top), (at, bottom)), "ink", 1))
 
     def mark(self, x: float, y: float, marker: str, ink: str, size: float = 2.3, opacity: float = 1.0) -> None:
         """A marker by itself."""

@@ -81,7 +81,7 @@ def write_page(directory: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Standing:
+class StandingSection:
     """What the page that is watched showed of each arm at last."""
 
     arms: Sequence[Snapshot]
@@ -106,7 +106,7 @@ def _standing(directory: Path) -> list[Section]:
     arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
     for arm in arms:
         arm.refresh()
-    return [Section("standing", "Did it work?", Standing([_snapshot(arm) for arm in arms if arm.started]))]
+    return [Section("standing", "Did it work?", StandingSection([_snapshot(arm) for arm in arms if arm.started]))]
 
 
 def _snapshot(arm: ArmOfRun) -> Snapshot:

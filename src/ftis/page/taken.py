@@ -45,7 +45,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Heard:
+class MatrixRow:
     """A row of the matrix: who learns from whom, and a mark per round, None where nothing is known."""
 
     learner: str
@@ -57,7 +57,7 @@ class Heard:
 class Taken:
     first: int
     last: int
-    rows: Sequence[Heard]
+    rows: Sequence[MatrixRow]
     legend: Sequence[tuple[str, str, str]]
     together: bool
 
@@ -83,7 +83,7 @@ def taken(arm: ArmOfRun) -> Taken | None:
     for learner, source in [(name, "the others") for name in arm.peers] if together else pairs:
         others = arm.others_of(learner) if together else [source]
         of_rounds = [by_step[learner].get(step) for step in range(first, last + 1)]
-        rows.append(Heard(learner, source, [None if r is None else mark(r, others) for r in of_rounds]))
+        rows.append(MatrixRow(learner, source, [None if r is None else mark(r, others) for r in of_rounds]))
     legend = [(state, sign, meaning) for state, (sign, meaning) in STATES.items()]
     return Taken(first, last, rows, legend, together)
 
