@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,15 @@ from scene import (
 )
 
 from ftis.config import ObjectiveConfig
-from ftis.lab.reading import PeerRun, read_study, tokenizer_file
+from ftis.lab.reading import PeerRun, RoundRow, read_study, tokenizer_file
+from ftis.page.arm_rounds import ArmRounds
 from ftis.page.corrections import correction_of
-from ftis.page.exchanges import exchanges
+from ftis.page.exchanges import exchanges, honesty, weighed
 from ftis.page.report import write_page
 from ftis.page.samples import Tokens, choose_samples
+from ftis.page.taken import taken
 from ftis.study.budgets import mean_spent
+from ftis.study.following import ArmOfRun, Directory
 from ftis.study.results import compare, headlines
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -188,21 +193,72 @@ def test_hostile_text_is_shown_and_never_interpreted(tmp_path: Path, no_drawing:
     assert "<script" not in text
 
 
-def test_who_was_found_to_lie_is_on_the_page_with_the_passages(tmp_path: Path, no_drawing: list[str]) -> None:
-    Scene(tmp_path, seeds=(0,)).write()
-    for learner, source in (("small", "large"), ("large", "small")):
-        path = tmp_path / "scene-seed0" / "F-TIS" / learner / "metrics.jsonl"
+def add_evidence(directory: Path, found: Sequence[tuple[int, str, str]]) -> None:
+    """Add what the honesty test says of every source to the records; ``found``: seed, learner and source."""
+    for path in directory.glob("scene-seed*/F-TIS/*/metrics.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for step, row in enumerate(rows):
-            about: dict[str, Any] = {"evidence": 3.5 * (step == 0), "threshold": 20.25, "tokens": 900}
-            if learner == "small":
-                about |= {"evidence": 7069.04, "found_in_round": 1, "found_after_tokens": 1250}
-                about["passages"] = [";9*9=9", "<b>x</b>"]
-            row |= {f"peer/{source}/honesty/{key}": value for key, value in about.items()}
+        seed, learner = int(path.parts[-4].removeprefix("scene-seed")), path.parent.name
+        for source in {"small", "large"} - {learner}:
+            for step, row in enumerate(rows):
+                about: dict[str, Any] = {"evidence": 3.5 * (step == 0), "threshold": 20.25, "tokens": 900}
+                if (seed, learner, source) in found:
+                    about |= {"evidence": 7069.04, "found_in_round": 1, "found_after_tokens": 1250}
+                    about["passages"] = [";9*9=9", "<b>x</b>"]
+                row |= {f"peer/{source}/honesty/{key}": value for key, value in about.items()}
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_who_was_found_to_lie_is_on_the_page_with_the_passages(tmp_path: Path, no_drawing: list[str]) -> None:
+    add_evidence(Scene(tmp_path, seeds=(0,)).write(), [(0, "small", "large")])
     text = re.sub(r"\s+", " ", check(write_page(tmp_path).read_text(encoding="utf-8")).text)
-    assert "smalllarge, seed 07069.0 of 20.2round 1, after 1,250 tokens';9*9=9', '<b>x</b>'" in text
-    assert "one other pairat most 3.5" in text
+    assert "large7069.020.2small900small in round 1, after 1,250 tokens';9*9=9', '<b>x</b>'" in text
+    assert "small3.520.2large900nobody" in text  # the highest of all rounds, not the last
+
+
+def test_the_report_and_the_watched_page_show_the_same_evidence_and_figures(tmp_path: Path) -> None:
+    found = [(0, "small", "large"), (1, "small", "large")]
+    add_evidence(Scene(tmp_path, seeds=(0, 1), ood=False).write(), found)
+    directory = Directory(tmp_path)
+    (of_run,) = (arm for arm in directory.arms if arm.name == "F-TIS")
+    followed = ArmOfRun(directory.run_of(1), of_run, of_run.peers)
+    followed.refresh()
+    watched = ArmRounds.followed(followed)
+    study = read_study(tmp_path)
+    of_seed = ArmRounds.studied(replace(study, seeds=(1,)), of_run)
+    table = honesty(ArmRounds.studied(study, of_run))
+    assert honesty(watched) == honesty(of_seed) == honesty(ArmRounds.followed(followed, lately=True))
+    assert weighed(watched) == weighed(of_seed)
+    assert taken(watched) == taken(of_seed)
+    assert table is not None
+    when = [f"small in round 1 of seed {seed}, after 1,250 tokens" for seed in (0, 1)]
+    assert [row[5].text for row in table.groups[0].rows] == ["; ".join(when), "nobody"]
+
+
+def test_many_pairs_share_figures_learner_by_learner(tmp_path: Path) -> None:
+    def heard(peers: int, here: int) -> list[tuple[str, str, int]]:
+        names = [f"p{i}" for i in range(peers)]
+        sources = {name: [other for other in names if other != name] for name in names[:here]}
+        row = RoundRow.of({"step": 1, **{f"peer/{name}/kept": 4 for name in names}})
+        rounds = ArmRounds("F-TIS", sources, {0: {name: [row] for name in names[:here]}})
+        return [(of.learner, of.source, len(of.values("kept")[1])) for of in rounds.grouped()]
+
+    assert heard(4, 4)[:5] == [(f"p{i}", "p0" if i else "p1", 1) for i in range(4)] + [("p0", "p2", 1)]
+    assert heard(5, 5) == [(f"p{i}", "others", 4) for i in range(5)]
+    assert heard(13, 13) == [("peers", "others", 13 * 12)]
+    assert heard(64, 1) == [("p0", "others", 63)]
+
+
+def test_marks_are_in_the_report_of_a_run_where_something_did_not_come(tmp_path: Path, no_drawing: list[str]) -> None:
+    scene = Scene(tmp_path, ood=False)
+    run = scene.write_run(tmp_path / "run", scene.recipe(), 0)
+    assert 'class="matrix"' not in write_page(run).read_text(encoding="utf-8")  # the figures say as much
+    path = run / "F-TIS" / "small" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1]["peer/large/late"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_page(run).read_text(encoding="utf-8")
+    assert text.count('class="matrix"') == 1
+    assert '<span class="mark late" role="img" aria-label="round 2: 3 learned from' in text
 
 
 def test_with_no_finished_seed_nothing_is_compared_but_the_page_shows_what_there_is(tmp_path: Path) -> None:

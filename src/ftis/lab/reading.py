@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -51,16 +52,19 @@ class RoundRow:
     Attributes:
         step: rounds that were finished then.
         measures: the whole line.
-        by_peer: what the line says about each peer, by name and measure.
     """
 
     step: int
     measures: Mapping[str, Any]
-    by_peer: Mapping[str, Mapping[str, Any]]
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
-        return RoundRow(line["step"], line, by_peer(line))
+        return RoundRow(line["step"], line)
+
+    @cached_property  # a line of a large swarm has thousands of keys
+    def by_peer(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the line says about each peer, by name and measure."""
+        return by_peer(self.measures)
 
 
 @dataclass(frozen=True)

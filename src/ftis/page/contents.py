@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ftis.lab.formatting import counted
-from ftis.page import glance, swarms, taken
+from ftis.page import glance, swarms
+from ftis.page.arm_rounds import ArmRounds
+from ftis.page.exchanges import honesty, weighed
 from ftis.page.jobs import Jobs, jobs
 from ftis.page.latest import latest
 from ftis.page.layout import Page, PageLink, Section, Watching
 from ftis.page.live import Content, Made
+from ftis.page.taken import taken
 from ftis.study.following import ArmOfRun, Directory
 from ftis.swarm.onlooker import Onlooker
 
@@ -47,14 +50,19 @@ def _watching(link: Link, about: str, places: Sequence[PageLink] = (), **query: 
 
 
 def sections_of(arm: ArmOfRun, seen: glance.Glance) -> dict[str, tuple[str, Callable[[], object]]]:
-    """What a page shows of an arm, while it is trained and at the end: titles, and what makes the views."""
+    """What a page shows of an arm: titles, and what makes the views."""
+
+    def lately() -> ArmRounds:
+        return ArmRounds.followed(arm, lately=True)
+
     return {
         "glance": ("Is it working?", lambda: seen),
         "rounds": ("Curves", lambda: glance.rounds(arm)),
-        "taken": ("Who learned from whom", lambda: taken.taken(arm)),
-        "weighed": ("Weights and divergence", lambda: taken.weighed(arm)),
-        "honesty": ("Honesty", lambda: taken.honesty(arm)),
+        "taken": ("Who learned from whom", lambda: taken(lately())),
+        "weighed": ("Weights and divergence", lambda: weighed(ArmRounds.followed(arm))),
+        "honesty": ("Honesty", lambda: honesty(lately())),
         "spent": ("Cost", lambda: glance.spent_table(arm)),
+        "latest": ("Last completions", lambda: latest(arm)),
         "events": ("Events", lambda: glance.events(arm)),
     }
 
@@ -77,9 +85,7 @@ class OfArm:
         if changed or tell_time or self._seen is None:
             self._seen = glance.glance(arm, time.time())
         seen = self._seen
-        sections = {**sections_of(arm, seen), "latest": ("Last completions", lambda: latest(arm))}
-        sections["events"] = sections.pop("events")
-        return Made(arm, changed, lambda: self._page(arm, seen), sections)
+        return Made(arm, changed, lambda: self._page(arm, seen), sections_of(arm, seen))
 
     def _followed(self) -> ArmOfRun:
         """The arm that the address names, or that recorded something last; followed on while it stays the same."""

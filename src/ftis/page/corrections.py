@@ -9,6 +9,7 @@ from ftis.config import Recipe, RecipeError
 
 if TYPE_CHECKING:
     from ftis.objectives import Objective
+    from ftis.study.following import ArmOfRun
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,18 @@ def correction_of(recipe: Recipe) -> Correction:
     except RecipeError:
         given = recipe.objective.model_dump(exclude={"name"}, exclude_none=True)
         return Correction(recipe.objective.name, Objective(**given), known=False)
+
+
+def cap_seen(arm: ArmOfRun) -> float | None:
+    """C without loading the objective: the recipe's, or a weight that its ratio was above. None if none ever was."""
+    said = arm.recipe.objective.importance_sampling_clip_max
+    if said is not None:
+        return float(said)
+    for peer in arm.peers.values():
+        for row in reversed(peer.recent):
+            for measures in row.by_peer.values():
+                ratio = measures.get("sampling/importance_sampling_ratio/max")
+                weight = measures.get("sampling/importance_sampling_weight/max")
+                if ratio is not None and weight is not None and ratio > weight:
+                    return float(weight)
+    return None

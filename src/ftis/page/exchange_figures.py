@@ -6,12 +6,9 @@ Means are over seeds; what is shaded around a line is the range of seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
-from ftis.lab.reading import RoundRow
-from ftis.page.drawing import short
+from ftis.page.arm_rounds import PairMeasures
 from ftis.page.plots import (
     ROUND,
     Panel,
@@ -44,53 +41,16 @@ EFFECTIVE = "sampling/effective_sample_size"
 RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_sampling_weight/"
 
 
-@dataclass(frozen=True)
-class PairMeasures:
-    """What one learner measured of one source's rollouts.
-
-    Attributes:
-        at_step: by finished rounds, the source's measures of that round, a mapping per seed.
-    """
-
-    arm: str
-    learner: str
-    source: str
-    at_step: Mapping[int, Sequence[Mapping[str, Any]]]
-
-    @staticmethod
-    def of(arm: str, learner: str, source: str, runs: Iterable[Iterable[RoundRow]]) -> PairMeasures:
-        """From the learner's rounds under each seed."""
-        at_step: dict[int, list[Mapping[str, Any]]] = {}
-        for rounds in runs:
-            for row in rounds:
-                at_step.setdefault(row.step, []).append(row.by_peer.get(source, {}))
-        return PairMeasures(arm, learner, source, dict(sorted(at_step.items())))
-
-    @property
-    def title(self) -> str:
-        return f"{short(self.learner)} ← {short(self.source)}"
-
-    def name(self, kind: str) -> str:
-        return f"{kind}-{self.arm}-{self.learner}-from-{self.source}"
-
-    def values(self, measure: str) -> dict[int, list[float]]:
-        """A measure's values by step, one per seed that has it; steps without any are left out."""
-        found = {step: [m[measure] for m in by_seed if measure in m] for step, by_seed in self.at_step.items()}
-        return {step: values for step, values in found.items() if values}
-
-
 def participation(heard: PairMeasures, expected: int) -> Panel:
     """What became of the source's rollouts, round by round; ``expected`` is how many it offers in a round."""
-    counts: dict[str, list[float]] = {name: [] for name in PARTICIPATION}
-    for by_seed in heard.at_step.values():
-        counts["kept"].append(fmean(measures.get("kept", 0) for measures in by_seed))
-        counts["zero"].append(fmean(measures.get("zero_advantage", 0) for measures in by_seed))
-        counts["dropped"].append(fmean(measures.get("dropped", 0) for measures in by_seed))
-        counts["refused"].append(fmean(max(0, expected - measures.get("admitted", 0)) for measures in by_seed))
+    counted = {"kept": "kept", "zero": "zero_advantage", "dropped": "dropped"}
+    counts = {name: [fmean(of) for of in heard.values(measure, 0).values()] for name, measure in counted.items()}
+    came = heard.values("admitted", 0)
+    counts["refused"] = [fmean(max(0, expected - admitted) for admitted in of) for of in came.values()]
     total = sum(sum(of) for of in counts.values()) or 1
     parts = ", ".join(f"{PARTICIPATION[name][0]} {sum(of) / total:.0%}" for name, of in counts.items())
     alt = f"{heard.arm}, {heard.learner}: rollouts of {heard.source} per round; over all rounds {parts}"
-    name, subtitle, rounds = heard.name("participation"), "rollouts per round", list(heard.at_step)
+    name, subtitle, rounds = heard.name("participation"), "rollouts per round", list(came)
     if not rounds:
         return Panel(name, empty(heard.title, alt, "no round was recorded", subtitle))
     most = max([expected, *(sum(of) for of in zip(*counts.values(), strict=True))])
@@ -160,16 +120,17 @@ def shares(heard: PairMeasures) -> Panel:
     return Panel(name, plot.chart(heard.title, alt, subtitle))
 
 
-def divergence(heard: PairMeasures, reduction: str, threshold: tuple[str, float] | None) -> Panel:
+def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Panel:
     """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
 
     Args:
+        reduction: over a completion's tokens; None where it is not known.
         threshold: the estimator that the filter applies it to, and g; None without a filter.
     """
     lines = {"k1": ("kl/k1", "dropped"), "k3": ("kl/k3", "kept")}
-    unit = "nats per completion" if reduction == "sum" else "nats per token"
+    unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
-    alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else "; no threshold in this arm"
+    alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""
     name, subtitle = heard.name("kl"), f"KL, {unit}"
     rounds = _rounds(heard, lines)
     if not rounds:

@@ -1,29 +1,30 @@
-"""The page's section on what the peers of each collaborative arm took from each other."""
+"""What the peers of an arm took from each other, as sections of the report and of the page that is watched.
+
+Both show the same figures and the same table of evidence. The report adds means over rounds and seeds.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from ftis.config import ArmConfig
-from ftis.lab.formatting import counted
+from ftis.lab.arms import arm_of
 from ftis.lab.reading import Study
-from ftis.lab.recipes import with_arm
+from ftis.metric_keys import peer_key
 from ftis.page import exchange_figures
+from ftis.page.arm_rounds import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.page.corrections import Correction, correction_of
-from ftis.page.exchange_figures import EFFECTIVE, WEIGHT, PairMeasures
+from ftis.page.exchange_figures import EFFECTIVE, WEIGHT
+from ftis.page.taken import Taken, taken
 from ftis.page.views import Cell, PanelRow, RowGroup, Table
 from ftis.study.budgets import plan
 
-MOST_PAIRS = 12
-"""So many pairs of peers get figures of their own, as in a swarm of four; more are shown together in one figure."""
-
 LONGEST_REASON = 300
-"""Letters of a first rejection that are shown."""
+"""Letters of a first rejection, or of telling passages, that are shown."""
 
 LEARNED = {
     "admitted": ("Came", 1),
@@ -40,17 +41,33 @@ GAP = "sampling/checked_logp_difference/max"
 
 
 @dataclass(frozen=True)
+class Weighed:
+    """Figures of importance weights and divergence.
+
+    Attributes:
+        use: what the objective does with the weights, in words; "" where that is not known.
+        weights: before and after truncation; None where it is not known.
+        filter: what the filter does, in words; "" where that is not known.
+    """
+
+    use: str
+    weights: PanelRow | None
+    shares: PanelRow
+    filter: str
+    divergence: PanelRow
+
+
+@dataclass(frozen=True)
 class ArmExchange:
     """One arm's figures and what stands between them.
 
     Attributes:
-        together: how many pairs of peers a figure shows together, in words; "" if each pair has figures of its own.
+        together: what a figure shows together, in words; "" if each pair has figures of its own.
         expected: rollouts that a peer offers in a round.
+        taken: mark by mark, of one seed in which something did not come as it should; None else.
         learned: what became of each source's rollouts, its own among them, in numbers.
         refusals: what was refused and why; None if nothing was.
-        evidence: the honesty test's highest evidence on each source; None where there was no test.
-        use: what the objective does with the importance weights, in words.
-        filter: what its filter does, in words.
+        honesty: the evidence on each source; None where there was no test.
         sampler_gap: by how many nats sampler and learner disagree on the own tokens that were checked, at most; "" if
             it was not measured.
     """
@@ -59,14 +76,11 @@ class ArmExchange:
     together: str
     expected: int
     participation: PanelRow
+    taken: Taken | None
     learned: Table
     refusals: Table | None
-    evidence: Table | None
-    use: str
-    weights: PanelRow
-    shares: PanelRow
-    filter: str
-    divergence: PanelRow
+    honesty: Table | None
+    weighed: Weighed | None
     sampler_gap: str
 
 
@@ -76,58 +90,44 @@ def exchanges(study: Study) -> list[ArmExchange] | None:
     return [_arm_exchange(study, arm) for arm in together] or None
 
 
-def _arm_exchange(study: Study, arm: ArmConfig) -> ArmExchange:
-    correction = correction_of(with_arm(study.recipe, arm))
-    expected = plan(study.recipe, arm).generated
-    columns = len(study.recipe.peers) - bool(study.elsewhere)
-    pairs = _pairs(study, arm)
-    heard = [
-        PairMeasures.of(arm.name, peer, source, (study.peer(seed, arm.name, peer).rounds for seed in study.seeds_shown))
-        for peer, source in pairs
-    ]
-    many = len(pairs) > MOST_PAIRS
-    heard = [_together(heard)] if many else heard
+def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
+    arm = arm_of(study.recipe, config)
+    rounds, expected = ArmRounds.studied(study, arm), plan(study.recipe, config).generated
+    heard = rounds.grouped()
+    marks = taken(rounds) if len(rounds.runs) == 1 else None
+    figures = [exchange_figures.participation(of, expected) for of in heard]
     return ArmExchange(
         name=arm.name,
-        together=f"{len(pairs)} pairs of a learner and a source" if many else "",
+        together="" if len(heard) == len(rounds.pairs) else _together(rounds),
         expected=expected,
-        participation=PanelRow.of([exchange_figures.participation(h, expected) for h in heard], columns),
-        learned=_learned(study, arm, pairs),
-        refusals=_refusals(study, arm),
-        evidence=_evidence(study, arm),
-        use=_use_in_words(correction),
-        weights=PanelRow.of([panel for h in heard for panel in exchange_figures.weights(h, correction.cap)], 2),
-        shares=PanelRow.of([exchange_figures.shares(h) for h in heard], columns),
-        filter=_filter_in_words(correction),
-        divergence=PanelRow.of(
-            [exchange_figures.divergence(h, correction.objective.kl_reduction, correction.threshold) for h in heard],
-            columns,
-        ),
-        sampler_gap=_sampler_gap(study, arm),
+        participation=PanelRow.of(figures, len(rounds.sources)),
+        taken=marks if marks and marks.is_news else None,
+        learned=_learned(rounds),
+        refusals=_refusals(rounds),
+        honesty=honesty(rounds),
+        weighed=weighed(rounds, correction_of(arm.recipe)),
+        sampler_gap=_sampler_gap(rounds),
     )
 
 
-def _pairs(study: Study, arm: ArmConfig) -> list[tuple[str, str]]:
-    """Learner and source of one swarm, such that a line of panels has each learner once, in the peers' order."""
-    names = tuple(peer.name for peer in study.recipe.peers)
-    swarms = with_arm(study.recipe, arm).training.swarms or (names,)
-    swarm_of = {name: swarm for swarm in swarms for name in swarm}
-
-    def distance(pair: tuple[str, str]) -> int:
-        learner, source = (swarm_of[pair[0]].index(name) for name in pair)
-        return (source - learner) % len(swarm_of[pair[0]])
-
-    pairs = [(peer, source) for peer in study.peer_names for source in swarm_of[peer] if source != peer]
-    return sorted(pairs, key=distance)
+def _together(rounds: ArmRounds) -> str:
+    return "each learner with all its sources" if len(rounds.sources) <= MOST_FIGURES else f"{len(rounds.pairs)} pairs"
 
 
-def _together(pairs: Sequence[PairMeasures]) -> PairMeasures:
-    """What all learners measured of all sources, as if each pair were a seed of one."""
-    at_step: dict[int, list[Mapping[str, Any]]] = {}
-    for pair in pairs:
-        for step, measures in pair.at_step.items():
-            at_step.setdefault(step, []).extend(measures)
-    return PairMeasures(pairs[0].arm, "peers", "others", dict(sorted(at_step.items())))
+def weighed(rounds: ArmRounds, correction: Correction | None = None) -> Weighed | None:
+    """None where nothing was recorded. Only torch knows the correction; the page that is watched does without."""
+    if not rounds.pairs or not rounds.recorded:
+        return None
+    heard, columns = rounds.grouped(), len(rounds.sources)
+    use = filter = ""
+    weights, reduction, threshold = None, None, None
+    if correction is not None:
+        use, filter = _use_in_words(correction), _filter_in_words(correction)
+        weights = PanelRow.of([panel for of in heard for panel in exchange_figures.weights(of, correction.cap)], 2)
+        reduction, threshold = correction.objective.kl_reduction, correction.threshold
+    shares = [exchange_figures.shares(of) for of in heard]
+    divergence = [exchange_figures.divergence(of, reduction, threshold) for of in heard]
+    return Weighed(use, weights, PanelRow.of(shares, columns), filter, PanelRow.of(divergence, columns))
 
 
 def _use_in_words(correction: Correction) -> str:
@@ -150,38 +150,36 @@ def _filter_in_words(correction: Correction) -> str:
     return f"{correction.name} has no filter"
 
 
-def _learned(study: Study, arm: ArmConfig, pairs: Sequence[tuple[str, str]]) -> Table:
+def _learned(rounds: ArmRounds) -> Table:
     """What became of each learner's own rollouts and of every other's, on the mean over rounds and seeds."""
     rows = []
-    for peer in study.peer_names:
-        rounds = [row.by_peer for seed in study.seeds_shown for row in study.peer(seed, arm.name, peer).rounds]
-        sources = [peer, *(source for learner, source in pairs if learner == peer)]
-        measured = {source: [row[source] for row in rounds if source in row] for source in sources}
-        told = {f"{peer} itself": measured.pop(peer)}
-        told |= measured if len(pairs) <= MOST_PAIRS else {"another": list(itertools.chain(*measured.values()))}
-        rows += [[Cell(peer), Cell(source), *_mean_cells(measures)] for source, measures in told.items()]
+    for learner, sources in rounds.sources.items():
+        told = [rounds.measures(learner, [learner], f"{learner} itself")]
+        few = len(rounds.pairs) <= MOST_FIGURES
+        told += (
+            [rounds.measures(learner, [s]) for s in sources] if few else [rounds.measures(learner, sources, "another")]
+        )
+        rows += [[Cell(learner), Cell(of.source), *_mean_cells(of)] for of in told]
     head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
-    caption = f"{arm.name}: rollouts a round, and their weights; means over rounds and seeds"
+    caption = f"{rounds.arm}: rollouts a round, and their weights; means over rounds and seeds"
     return Table(caption, head, [RowGroup(None, rows)])
 
 
-def _mean_cells(measures: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    cells = []
+def _mean_cells(heard: PairMeasures) -> Iterable[Cell]:
     for measure, (_, digits) in LEARNED.items():
-        values = [float(of_round[measure]) for of_round in measures if measure in of_round]
-        cells.append(Cell(f"{fmean(values):.{digits}f}" if values else "–"))
-    return cells
+        values = [float(value) for of_round in heard.values(measure).values() for value in of_round]
+        yield Cell(f"{fmean(values):.{digits}f}" if values else "–")
 
 
-def _refusals(study: Study, arm: ArmConfig) -> Table | None:
+def _refusals(rounds: ArmRounds) -> Table | None:
     """What each learner refused of each source and why, over all rounds and seeds."""
     rows = []
-    for peer in study.peer_names:
-        for source in (other.name for other in study.recipe.peers if other.name != peer):
+    for learner, sources in rounds.sources.items():
+        for source in sources:
             reasons: Counter[str] = Counter()
             first, absent = "", 0
-            for seed in study.seeds_shown:
-                for row in study.peer(seed, arm.name, peer).rounds:
+            for run in rounds.runs.values():
+                for row in run[learner]:
                     measures = row.by_peer.get(source, {})
                     absent += not (measures.get("delivered", True) or measures.get("late"))
                     first = first or str(measures.get("first_rejection", ""))
@@ -193,42 +191,52 @@ def _refusals(study: Study, arm: ArmConfig) -> Table | None:
                 reasons["nothing came"] = absent
             why = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
             if why:
-                rows.append([Cell(peer), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
+                rows.append([Cell(learner), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
     if not rows:
         return None
     head = ["Learner", "Source", "Reasons, times", "The first, in words"]
-    return Table(f"{arm.name}: refused or missing", head, [RowGroup(None, rows)])
+    return Table(f"{rounds.arm}: refused or missing", head, [RowGroup(None, rows)])
 
 
-def _evidence(study: Study, arm: ArmConfig) -> Table | None:
-    """The honesty test's evidence: a line for each pair of which one was accused, and one for the others."""
-    rows, highest, tested = [], 0.0, 0
-    for seed, peer in itertools.product(study.seeds_shown, study.peer_names):
-        rounds = study.peer(seed, arm.name, peer).rounds
-        for source, last in (rounds[-1].by_peer if rounds else {}).items():
+def honesty(rounds: ArmRounds) -> Table | None:
+    """The honesty test's evidence on each source: the highest that any learner had in any round, and who found it."""
+    tested: dict[str, list[tuple[float, str, Mapping[str, Any]]]] = {}
+    found: dict[str, list[str]] = {}
+    for seed, run in rounds.runs.items():
+        of_seed = f" of seed {seed}" if len(rounds.runs) > 1 else ""
+        for learner, source in sorted(rounds.pairs):
+            last = run[learner][-1].by_peer.get(source, {}) if run[learner] else {}
             if "honesty/evidence" not in last:
                 continue
-            nats = max(row.by_peer.get(source, {}).get("honesty/evidence", 0.0) for row in rounds)
-            needed = f"{nats:.1f} of {last['honesty/threshold']:.1f}"
+            key = peer_key(source, "honesty/evidence")
+            nats = max(row.measures.get(key, 0.0) for row in run[learner])
+            tested.setdefault(source, []).append((nats, learner, last))
             if "honesty/found_in_round" in last:
-                passages = ", ".join(map(repr, last["honesty/passages"]))[:LONGEST_REASON]
-                found = f"round {last['honesty/found_in_round']}, after {last['honesty/found_after_tokens']:,} tokens"
-                rows.append([Cell(peer), Cell(f"{source}, seed {seed}"), Cell(needed), Cell(found), Cell(passages)])
-            else:
-                tested, highest = tested + 1, max(highest, nats)
-    if tested:
-        pairs = counted(tested, "other pair" if rows else "pair")
-        rows.append([Cell(pairs), Cell(""), Cell(f"at most {highest:.1f}"), Cell(""), Cell("")])
-    head = ["Learner", "Source", "Evidence of false log-probabilities, nats", "Found in", "Telling passages"]
-    return Table(f"{arm.name}: honesty", head, [RowGroup(None, rows)]) if rows else None
+                when = f"round {last['honesty/found_in_round']}{of_seed}"
+                after = f"after {last['honesty/found_after_tokens']:,} tokens"
+                found.setdefault(source, []).append(f"{learner} in {when}, {after}")
+    rows = []
+    for source, tests in tested.items():
+        nats, learner, last = max(tests, key=lambda test: test[0])
+        cells = [
+            Cell(f"{nats:.1f}", strong=source in found),
+            Cell(f"{last['honesty/threshold']:.1f}"),
+            Cell(learner),
+            Cell(f"{max(of_last['honesty/tokens'] for _, _, of_last in tests):,}"),
+            Cell("; ".join(found.get(source, ["nobody"]))),
+            Cell(", ".join(map(repr, last.get("honesty/passages", ())))[:LONGEST_REASON]),
+        ]
+        rows.append((nats, [Cell(source), *cells]))
+    if not rows:
+        return None
+    head = ["Source", "Evidence, nats", "Needed", "Highest at", "Tokens tested", "Found by", "Telling passages"]
+    caption = (
+        f"{rounds.arm}: evidence that a source does not draw its tokens from the log-probabilities that it reports"
+    )
+    return Table(caption, head, [RowGroup(None, [row for _, row in sorted(rows, key=lambda of: -of[0])])])
 
 
-def _sampler_gap(study: Study, arm: ArmConfig) -> str:
-    gaps = [
-        row.measures[GAP]
-        for seed in study.seeds_shown
-        for peer in study.peer_names
-        for row in study.peer(seed, arm.name, peer).rounds
-        if GAP in row.measures
-    ]
+def _sampler_gap(rounds: ArmRounds) -> str:
+    every = (row.measures for run in rounds.runs.values() for of_peer in run.values() for row in of_peer)
+    gaps = [measures[GAP] for measures in every if GAP in measures]
     return f"{max(gaps):.1e}" if gaps else ""

@@ -12,8 +12,8 @@ import ftis
 from ftis.engines.hub import tokenizer_here
 from ftis.lab.formatting import true_minus
 from ftis.lab.reading import tokenizer_file
+from ftis.page.corrections import cap_seen
 from ftis.page.samples import FATES, SampleView, Tokens, TokenView, in_part, legend, pick, sample_view
-from ftis.page.taken import cap_of
 from ftis.study.following import ArmOfRun, PeerRecords
 
 MOST_LEARNERS = 8
@@ -114,7 +114,7 @@ def latest(arm: ArmOfRun) -> Latest | None:
 
     None where no rollouts were recorded.
     """
-    cap = cap_of(arm)
+    cap = cap_seen(arm)
     shown = list(arm.peers.values())[:MOST_LEARNERS]
     model = {peer.name: peer.model for peer in arm.recipe.peers}
     learners = [of for peer in shown if (of := _learner(peer, model[peer.name], cap or NEVER_CUT)) is not None]

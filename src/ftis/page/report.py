@@ -36,6 +36,9 @@ from ftis.page.views import parts_of
 from ftis.study.following import ArmOfRun, Directory
 from ftis.study.results import compare_study, headlines
 
+OF_THE_END = ("glance", "rounds", "spent", "events")
+"""Sections of the page that is watched which a run's report shows too. It has its own on exchanges and completions."""
+
 
 @dataclass(frozen=True)
 class WhatWasRun:
@@ -111,8 +114,9 @@ def _standing(directory: Path) -> list[Section]:
 
 def _snapshot(arm: ArmOfRun) -> Snapshot:
     seen = glance.glance(arm)
-    made = {anchor: (title, make()) for anchor, (title, make) in sections_of(arm, seen).items()}
-    sections = [Section(anchor, title, view) for anchor, (title, view) in made.items() if view is not None]
+    shown = sections_of(arm, seen)
+    made = [Section(anchor, shown[anchor][0], shown[anchor][1]()) for anchor in OF_THE_END]
+    sections = [section for section in made if section.view is not None]
     return Snapshot(arm.arm.name, seen.headline, sections[0], sections[1:])
 
 

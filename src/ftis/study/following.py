@@ -209,6 +209,11 @@ class PeerRecords:
         return self.metrics.rows
 
     @property
+    def rounds(self) -> Sequence[RoundRow]:
+        """All rounds that are kept; only those of :attr:`recent` remember what they say of each peer."""
+        return [*map(RoundRow.of, self.rows[:-RECENT]), *self.recent]
+
+    @property
     def recent(self) -> Sequence[RoundRow]:
         """The last rounds, sorted by peer once each: a row of a large swarm has thousands of keys."""
         known = {id(row.measures): row for row in self._recent}
@@ -284,18 +289,9 @@ class ArmOfRun:
     def swarm_of(self, peer: str) -> tuple[str, ...]:
         return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
 
-    def others_of(self, peer: str) -> list[str]:
-        """Whom a peer learns from."""
-        return [other for other in self.swarm_of(peer) if other != peer]
-
     def colour_of(self, peer: str) -> int:
         """The number of a peer's colour, the same in every chart."""
         return self.arm.peers.index(peer)
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """Learners whose records are here, and whom they learn from."""
-        return [(name, other) for name in self.peers for other in self.others_of(name)]
 
     def standings(self, now: float | None = None) -> list[Standing]:
         """How each peer stands.
