@@ -49,8 +49,8 @@ WINGS = {
     "preflight runs outlook experiments join replay probe cuts reading rollback",
     "study": "stats summary budgets results rates tail standing following tables progress",
     "page": "corrections drawing plots layout figure_files figures arm_rounds exchange_figures views markdown scaling "
-    "verdicts number_tables taken exchanges samples sentences glance latest jobs so_far swarms live contents watch "
-    "report",
+    "verdicts number_tables taken exchanges samples completions sentences glance jobs so_far swarms live contents "
+    "watch report",
     "trl": "options ranks problems models tensors member host trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""

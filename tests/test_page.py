@@ -33,12 +33,13 @@ from scene import (
 )
 
 from ftis.config import ObjectiveConfig
-from ftis.lab.reading import PeerRun, RoundRow, read_study, tokenizer_file
+from ftis.lab.reading import PeerRun, RoundRow, read_study, recorded_rounds, tokenizer_file
 from ftis.page.arm_rounds import ArmRounds
+from ftis.page.completions import completions
 from ftis.page.corrections import correction_of
 from ftis.page.exchanges import exchanges, honesty, weighed
 from ftis.page.report import write_page
-from ftis.page.samples import Tokens, choose_samples
+from ftis.page.samples import Tokens, choose
 from ftis.page.taken import taken
 from ftis.study.budgets import mean_spent
 from ftis.study.following import ArmOfRun, Directory
@@ -428,24 +429,55 @@ def test_what_did_not_come_counts_as_no_rollouts_and_has_no_weight(tmp_path: Pat
     assert [cell.text for cell in from_large[1:]] == ["large", *counts, "0.40", "1.100", "0.80"]
 
 
-def test_samples_are_the_best_the_worst_a_filtered_and_a_truncated_one(study: Path) -> None:
-    directory = study / "scene-seed0" / "F-TIS" / "small"
-    samples = {sample.kind: sample.row for sample in choose_samples(PeerRun.read(directory), cap=2.0)}
-    assert list(samples) == ["best", "worst", "filtered", "truncated"]
-    assert {row["source"] for row in samples.values()} == {"large"}
+def rounds_of(directory: Path, source: str = "") -> list[list[dict[str, Any]]]:
+    """Recorded rounds, the newest first, of one source or of all."""
+    peer = PeerRun.read(directory)
+    rounds = [peer.rollouts(round) for round in recorded_rounds(directory)[::-1]]
+    return [[row for row in rows if row["source"] in (source or row["source"])] for rows in rounds]
+
+
+def test_samples_are_the_best_the_worst_a_dropped_and_a_truncated_one(study: Path) -> None:
+    samples = choose(rounds_of(study / "scene-seed0" / "F-TIS" / "small", "large"), cap=2.0)
+    assert list(samples) == ["best", "worst", "dropped", "truncated"]
     assert {kind: row["round"] for kind, row in samples.items()} == {
         "best": 3,
         "worst": 3,
-        "filtered": 2,  # the last round's only dropped one is shown as the worst
+        "dropped": 2,  # the last round's only dropped one is shown as the worst
         "truncated": 3,
     }
     assert samples["best"]["advantage"] == pytest.approx(0.7)
     assert samples["worst"]["advantage"] == -1
-    assert samples["filtered"]["kept"] is False
+    assert samples["dropped"]["kept"] is False
     assert samples["truncated"]["advantage"] == 0.5
-    alone = choose_samples(PeerRun.read(study / "scene-seed0" / "alone" / "small"), cap=2.0)
-    assert {sample.row["source"] for sample in alone} == {"small"}
-    assert choose_samples(PeerRun.read(study / "nowhere"), cap=2.0) == []
+    assert choose([], cap=2.0) == {}
+
+
+def test_completions_without_signal_are_shown_where_there_are_no_others(study: Path) -> None:
+    rounds = rounds_of(study / "scene-seed0" / "alone" / "small")
+    silent = [[row for row in rows if row["old_logp"] is None] for rows in rounds]
+    without = choose(silent, cap=2.0)
+    assert {kind: (row["round"], row["kept"]) for kind, row in without.items()} == {"best": (3, None)}
+    assert choose([silent[0], *rounds[1:]], cap=2.0)["best"]["round"] == 2
+
+
+def test_own_completions_stand_beside_the_others_in_the_report(study: Path) -> None:
+    shown = completions(read_study(study))
+    assert shown is not None
+    alone, together = shown.arms
+    assert [(of.name, len(of.own), len(of.others)) for of in alone.learners] == [("small", 4, 0), ("large", 4, 0)]
+    assert [(of.name, len(of.own), len(of.others)) for of in together.learners] == [("small", 3, 4), ("large", 3, 4)]
+    assert all("by small" in view.facts for view in together.learners[0].own)
+    assert all("by large" in view.facts for view in together.learners[0].others)
+
+
+def test_of_many_peers_some_completions_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, peers=tuple("abcdefghi"), arms=({"name": "F-TIS"},), ood=False)
+    settings = {"training": {"rounds": 1, "prompts_per_round": 18, "eval_every": 1}}
+    scene = replace(scene, settings=settings)
+    shown = completions(read_study(scene.write_run(tmp_path / "run", scene.recipe(), 0)))
+    assert shown is not None
+    assert [of.name for of in shown.arms[0].learners] == list("abcdefgh")
+    assert shown.arms[0].left_out == 1
 
 
 def test_tokens_are_coloured_by_their_weight(written: Path) -> None:

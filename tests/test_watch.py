@@ -20,8 +20,8 @@ from ftis.lab.reading import ReportError
 from ftis.lab.starters import path_of
 from ftis.loop.files import append_jsonl, read_jsonl
 from ftis.page import contents, live, samples, watch
+from ftis.page.completions import latest, tokenizers_of
 from ftis.page.glance import glance
-from ftis.page.latest import latest, tokenizers_of
 from ftis.study.following import ArmOfRun, Directory
 
 pytest.importorskip("starlette", reason="ftis[watch] is not installed")
@@ -275,7 +275,7 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
     cut(file, 2)
     view = view_of(run)
     first, second = changes_of(view, after=lambda: file.write_text(whole))
-    assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "latest", "events"]
+    assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "completions", "events"]
     assert set(first["sections"]) == set(first["order"])
     assert "round 2 of 4" in first["sections"]["glance"]
     assert {"glance", "taken"} <= set(second["sections"])
@@ -377,7 +377,7 @@ def test_a_tokenizer_is_read_once_and_again_when_its_file_is_another(
     def first_tokens() -> list[str]:
         drawn = latest(arm)
         assert drawn is not None
-        return [learner.own[0].tokens[0].text for learner in drawn.learners]
+        return [learner.own[0].tokens[0].text for learner in drawn.arms[0].learners]
 
     assert first_tokens() == first_tokens() == ["<think>", "<think>"]
     assert read == files

@@ -10,9 +10,9 @@ from typing import Any
 from ftis.lab.formatting import counted
 from ftis.page import glance, swarms
 from ftis.page.arm_rounds import ArmRounds
+from ftis.page.completions import latest
 from ftis.page.exchanges import honesty, weighed
 from ftis.page.jobs import Jobs, jobs
-from ftis.page.latest import latest
 from ftis.page.layout import Page, PageLink, Section, Watching
 from ftis.page.live import Content, Made
 from ftis.page.taken import taken
@@ -62,7 +62,7 @@ def sections_of(arm: ArmOfRun, seen: glance.Glance) -> dict[str, tuple[str, Call
         "weighed": ("Weights and divergence", lambda: weighed(ArmRounds.followed(arm))),
         "honesty": ("Honesty", lambda: honesty(lately())),
         "spent": ("Cost", lambda: glance.spent_table(arm)),
-        "latest": ("Last completions", lambda: latest(arm)),
+        "completions": ("Last completions", lambda: latest(arm)),
         "events": ("Events", lambda: glance.events(arm)),
     }
 

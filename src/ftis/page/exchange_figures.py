@@ -116,8 +116,8 @@ def shares(heard: PairMeasures) -> Panel:
         return Panel(name, empty(heard.title, alt, NOTHING, subtitle))
     ticks = [Tick(part / 4, f"{part / 4:.0%}") for part in range(5)]
     plot = Plot((rounds[0], rounds[-1]), (-0.02, 1.02), ROUND, y_ticks=ticks)
-    _lines_over_seeds(plot, heard, lines, "{label} {last:.0%}")
-    return Panel(name, plot.chart(heard.title, alt, subtitle))
+    ends = _lines_over_seeds(plot, heard, lines, "{label} {last:.0%}")
+    return Panel(name, plot.chart(heard.title, f"{alt}; at the end {ends}", subtitle))
 
 
 def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Panel:
@@ -149,21 +149,24 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
         ticks = [Tick(0.0, "0"), *above, *(tick for tick in below if tick.at >= low)]
     room = 0.08 * (high - low)
     plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND, y_scale=scale, y_ticks=ticks)
-    _lines_over_seeds(plot, heard, lines, "{label} {last:.2f}")
+    ends = _lines_over_seeds(plot, heard, lines, "{label} {last:.2f}")
     if threshold:
         plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
-    return Panel(name, plot.chart(heard.title, alt, subtitle))
+    return Panel(name, plot.chart(heard.title, f"{alt}; at the end {ends}", subtitle))
 
 
 def _rounds(heard: PairMeasures, lines: Mapping[str, tuple[str, str]]) -> list[int]:
     return sorted({step for key, _ in lines.values() for step in heard.values(key)})
 
 
-def _lines_over_seeds(plot: Plot, heard: PairMeasures, lines: Mapping[str, tuple[str, str]], label: str) -> None:
-    """Draw each measure's mean over seeds and the range of seeds around it."""
+def _lines_over_seeds(plot: Plot, heard: PairMeasures, lines: Mapping[str, tuple[str, str]], label: str) -> str:
+    """Draw each measure's mean over seeds and the range of seeds around it; returns what they are at the end."""
+    ends = []
     for name, (key, ink) in lines.items():
         at_round = heard.values(key)
         if at_round:
             plot.band([(step, min(values), max(values)) for step, values in at_round.items()], ink, 0.15)
             means = [(float(step), fmean(values)) for step, values in at_round.items()]
-            plot.line(means, ink, label.format(label=name, last=means[-1][1]), width=1.8)
+            ends.append(label.format(label=name, last=means[-1][1]))
+            plot.line(means, ink, ends[-1], width=1.8)
+    return ", ".join(ends)

@@ -23,6 +23,7 @@ from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
 from ftis.loop.files import write_whole
 from ftis.page import figures, glance, number_tables, scaling, verdicts
+from ftis.page.completions import completions
 from ftis.page.contents import sections_of
 from ftis.page.exchanges import exchanges
 from ftis.page.figure_files import write_figures
@@ -30,7 +31,6 @@ from ftis.page.jobs import jobs
 from ftis.page.layout import Page, Section, render
 from ftis.page.markdown import tables_of
 from ftis.page.plots import Panel
-from ftis.page.samples import completions
 from ftis.page.so_far import comparison
 from ftis.page.views import parts_of
 from ftis.study.following import ArmOfRun, Directory
