@@ -259,6 +259,8 @@ def test_marks_are_in_the_report_of_a_run_where_something_did_not_come(tmp_path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = write_page(run).read_text(encoding="utf-8")
     assert text.count('class="matrix"') == 1
+    assert "F-TIS: refused, late or missing" in text
+    assert "<td>late: 1</td>" in text
     assert '<span class="mark late" role="img" aria-label="round 2: 3 learned from' in text
 
 
@@ -292,6 +294,7 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
     text = write_page(run).read_text()
     assert "one seed cannot tell" in text
     assert "Out of distribution" not in text
+    assert "What each peer has spent" not in text  # it is under budgets and cost
     check(text)
 
 

@@ -22,6 +22,7 @@ from ftis.page.exchange_figures import EFFECTIVE, WEIGHT
 from ftis.page.taken import Taken, taken
 from ftis.page.views import Cell, PanelRow, RowGroup, Table
 from ftis.study.budgets import plan
+from ftis.study.standing import source_of
 
 LONGEST_REASON = 300
 """Letters of a first rejection, or of telling passages, that are shown."""
@@ -172,30 +173,21 @@ def _mean_cells(heard: PairMeasures) -> Iterable[Cell]:
 
 
 def _refusals(rounds: ArmRounds) -> Table | None:
-    """What each learner refused of each source and why, over all rounds and seeds."""
+    """What each learner refused of each source and why, and what came late or not at all, over all rounds and seeds."""
     rows = []
-    for learner, sources in rounds.sources.items():
-        for source in sources:
-            reasons: Counter[str] = Counter()
-            first, absent = "", 0
-            for run in rounds.runs.values():
-                for row in run[learner]:
-                    measures = row.by_peer.get(source, {})
-                    absent += not (measures.get("delivered", True) or measures.get("late"))
-                    first = first or str(measures.get("first_rejection", ""))
-                    for measure, count in measures.items():
-                        kind, _, reason = measure.partition("/")
-                        if kind == "rejected" and reason:
-                            reasons[reason] += int(count)
-            if absent:
-                reasons["nothing came"] = absent
-            why = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-            if why:
-                rows.append([Cell(learner), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
+    for learner, source in sorted(rounds.pairs):
+        told = [source_of(source, run[learner]) for run in rounds.runs.values() if run[learner]]
+        times: Counter[str] = Counter()
+        for of_seed in told:
+            times.update({**of_seed.rejected, "nothing came": of_seed.missing, "late": of_seed.late})
+        why = ", ".join(f"{reason}: {n}" for reason, n in sorted(times.items()) if n)
+        if why:
+            first = next((of_seed.first_rejection for of_seed in told if of_seed.first_rejection), "")
+            rows.append([Cell(learner), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
     if not rows:
         return None
-    head = ["Learner", "Source", "Reasons, times", "The first, in words"]
-    return Table(f"{rounds.arm}: refused or missing", head, [RowGroup(None, rows)])
+    head = ["Learner", "Source", "Reasons, times", "The last, in words"]
+    return Table(f"{rounds.arm}: refused, late or missing", head, [RowGroup(None, rows)])
 
 
 def honesty(rounds: ArmRounds) -> Table | None:

@@ -36,8 +36,11 @@ from ftis.page.views import parts_of
 from ftis.study.following import ArmOfRun, Directory
 from ftis.study.results import compare_study, headlines
 
-OF_THE_END = ("glance", "rounds", "spent", "events")
-"""Sections of the page that is watched which a run's report shows too. It has its own on exchanges and completions."""
+OF_THE_END = ("glance", "rounds", "events")
+"""Sections of the page that is watched which a run's report shows too. It has its own on exchanges and completions.
+
+What a run has spent is in its own section on cost, once the run is complete.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def write_page(directory: Path) -> Path:
         Section("probe", "Bias of the update", number_tables.probes(read_probes(study))),
         Section("run", "What was run", _what_was_run(study)),
     ]
-    sections = [*_standing(directory), *compared]
+    sections = [*_standing(directory, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")), *compared]
     write_figures(directory / "figures", list(parts_of(sections, Panel)))
     if Directory(directory).is_experiment:
         figures.plot_experiment(directory, results)
@@ -100,7 +103,7 @@ class Snapshot:
     sections: Sequence[Section]
 
 
-def _standing(directory: Path) -> list[Section]:
+def _standing(directory: Path, anchors: Sequence[str]) -> list[Section]:
     """What the page that is watched would show, as it is now: of an experiment the grid, of a run its arms."""
     watched = Directory(directory)
     if watched.is_experiment:
@@ -109,13 +112,15 @@ def _standing(directory: Path) -> list[Section]:
     arms = [ArmOfRun(watched.run_of(seed), arm, watched.peers_of(seed, arm)) for arm in watched.arms]
     for arm in arms:
         arm.refresh()
-    return [Section("standing", "Did it work?", StandingSection([_snapshot(arm) for arm in arms if arm.started]))]
+    return [
+        Section("standing", "Did it work?", StandingSection([_snapshot(arm, anchors) for arm in arms if arm.started]))
+    ]
 
 
-def _snapshot(arm: ArmOfRun) -> Snapshot:
+def _snapshot(arm: ArmOfRun, anchors: Sequence[str]) -> Snapshot:
     seen = glance.glance(arm)
     shown = sections_of(arm, seen)
-    made = [Section(anchor, shown[anchor][0], shown[anchor][1]()) for anchor in OF_THE_END]
+    made = [Section(anchor, shown[anchor][0], shown[anchor][1]()) for anchor in anchors]
     sections = [section for section in made if section.view is not None]
     return Snapshot(arm.arm.name, seen.headline, sections[0], sections[1:])
 

@@ -30,7 +30,7 @@ REASONED = ("rejected/", "dropped/")
 
 @dataclass(frozen=True)
 class Source:
-    """What became of another peer's rollouts in the learner's last rounds.
+    """What became of another peer's rollouts in some of the learner's rounds.
 
     Attributes:
         name: of the peer that sampled them.
@@ -153,7 +153,9 @@ def standing(
         change_over=over,
         best=max((mean for _, mean in means), default=None),
         together=len(swarm) > 1,
-        sources=[_source(other, recent, step, steps or {}) for other in swarm if other != name],
+        sources=[
+            source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in swarm if other != name
+        ],
         unrewarded=_last_without(rows, lambda row: row.get("reward") != 0),
         without_foreign=_last_without(rows, lambda row: not row.get("without_foreign")),
         seconds_left=None if usual is None or finished else usual * (rounds - step),
@@ -213,8 +215,9 @@ def _last_without(rows: Sequence[Mapping[str, Any]], seen: Any) -> int:
     return int(rows[-1]["step"]) - before
 
 
-def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str, int]) -> Source:
-    measured = [row.by_peer.get(name, {}) for row in recent]
+def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
+    """What became of a peer's rollouts in some of a learner's rounds, of which there is one at least."""
+    measured = [row.by_peer.get(name, {}) for row in rounds]
     rejected: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for of_round in measured:
@@ -238,7 +241,7 @@ def _source(name: str, recent: Sequence[RoundRow], step: int, steps: Mapping[str
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
         missing=sum(not (of_round.get("delivered") or of_round.get("late")) for of_round in measured),
         late=total("late"),
-        behind=max(0, step - steps[name]) if name in steps else 0,
+        behind=behind,
         quarantined_since=int(found) if found and last.get("honesty/quarantined") else None,
         accused_only=bool(found) and not last.get("honesty/quarantined"),
     )
