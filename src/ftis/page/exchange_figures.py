@@ -107,16 +107,19 @@ def weights(heard: PairMeasures, cap: float) -> list[Panel]:
 
 def shares(heard: PairMeasures) -> Panel:
     """The truncated share of tokens and the effective sample size over rounds."""
-    lines = {"truncated": ("sampling/truncated_fraction", "weights"), "effective": (EFFECTIVE, "kept")}
+    drawn = {
+        "truncated": ("weights", heard.values("sampling/truncated_fraction")),
+        "effective": ("kept", heard.values(EFFECTIVE)),
+    }
     alt = f"{heard.arm}, {heard.learner}: share of {heard.source}'s tokens whose weight is truncated, "
     alt += "and effective sample size, over rounds"
     name, subtitle = heard.name("shares"), "share of tokens"
-    rounds = _rounds(heard, lines)
+    rounds = _rounds(drawn)
     if not rounds:
         return Panel(name, empty(heard.title, alt, NOTHING, subtitle))
     ticks = [Tick(part / 4, f"{part / 4:.0%}") for part in range(5)]
     plot = Plot((rounds[0], rounds[-1]), (-0.02, 1.02), ROUND, y_ticks=ticks)
-    ends = _lines_over_seeds(plot, heard, lines, "{label} {last:.0%}")
+    ends = _lines_over_seeds(plot, drawn, "{label} {last:.0%}")
     return Panel(name, plot.chart(heard.title, f"{alt}; at the end {ends}", subtitle))
 
 
@@ -127,21 +130,20 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
         reduction: over a completion's tokens; None where it is not known.
         threshold: the estimator that the filter applies it to, and g; None without a filter.
     """
-    lines = {"k1": ("kl/k1", "dropped"), "k3": ("kl/k3", "kept")}
+    drawn = {"k1": ("dropped", heard.values("kl/k1")), "k3": ("kept", heard.values("kl/k3"))}
     unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
     alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""
     name, subtitle = heard.name("kl"), f"KL, {unit}"
-    rounds = _rounds(heard, lines)
+    rounds = _rounds(drawn)
     if not rounds:
         return Panel(name, empty(heard.title, alt, NOTHING, subtitle))
-    drawn = [value for key, _ in lines.values() for values in heard.values(key).values() for value in values]
-    heights = sorted(map(abs, drawn))
-    middle = max(heights[len(heights) // 2], 1e-9)
-    low, high = min(drawn), max([*drawn, *([threshold[1]] if threshold else [])])
+    heights = [value for _, at_round in drawn.values() for values in at_round.values() for value in values]
+    middle = max(sorted(map(abs, heights))[len(heights) // 2], 1e-9)
+    low, high = min(heights), max([*heights, *([threshold[1]] if threshold else [])])
     scale: Scale = linear
     ticks: list[Tick] | None = None
-    if max(heights[-1], high) > 30 * middle:
+    if max(-low, high) > 30 * middle:
         inner = max(middle, 1e-3)
         scale = both_sides_logarithmic(inner)
         above = [tick for tick in powers_of_ten(inner, max(high, 10 * inner)) if tick.at <= high]
@@ -149,21 +151,24 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
         ticks = [Tick(0.0, "0"), *above, *(tick for tick in below if tick.at >= low)]
     room = 0.08 * (high - low)
     plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND, y_scale=scale, y_ticks=ticks)
-    ends = _lines_over_seeds(plot, heard, lines, "{label} {last:.2f}")
+    ends = _lines_over_seeds(plot, drawn, "{label} {last:.2f}")
     if threshold:
         plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
     return Panel(name, plot.chart(heard.title, f"{alt}; at the end {ends}", subtitle))
 
 
-def _rounds(heard: PairMeasures, lines: Mapping[str, tuple[str, str]]) -> list[int]:
-    return sorted({step for key, _ in lines.values() for step in heard.values(key)})
+Drawn = Mapping[str, tuple[str, Mapping[int, Sequence[float]]]]
+"""Lines by name: their ink, and values by finished rounds."""
 
 
-def _lines_over_seeds(plot: Plot, heard: PairMeasures, lines: Mapping[str, tuple[str, str]], label: str) -> str:
-    """Draw each measure's mean over seeds and the range of seeds around it; returns what they are at the end."""
+def _rounds(drawn: Drawn) -> list[int]:
+    return sorted({step for _, at_round in drawn.values() for step in at_round})
+
+
+def _lines_over_seeds(plot: Plot, drawn: Drawn, label: str) -> str:
+    """Draw each line's mean over seeds and the range of seeds around it; returns what they are at the end."""
     ends = []
-    for name, (key, ink) in lines.items():
-        at_round = heard.values(key)
+    for name, (ink, at_round) in drawn.items():
         if at_round:
             plot.band([(step, min(values), max(values)) for step, values in at_round.items()], ink, 0.15)
             means = [(float(step), fmean(values)) for step, values in at_round.items()]
