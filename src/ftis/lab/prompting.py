@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import PromptConfig, Recipe, RewardConfig
+from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.lab.formatting import counted
-from ftis.engines.hub import tokenizer_here
 from ftis.policy import own_ends
 from ftis.prompts import Task
 from ftis.rollouts import Prompt
