@@ -38,7 +38,7 @@ from ftis.engines.microbatches import FIXED_COST, cheapest, fit
 from ftis.lab.machine import resident_bytes
 from ftis.lab.starters import make
 from ftis.learning import CHECKED_ROLLOUTS
-from ftis.policy import PaddedRows, Policy, Split
+from ftis.policy import PaddedRows, Policy, TokenSplit
 from ftis.rollouts import Ints, Rows
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -153,7 +153,7 @@ def real(directory: str, repeats: int) -> dict[str, object]:
         overhead = FIXED_COST["cpu"] / policy.n_parameters / policy.forward.padding_cost
         return cheapest(length_N, np.arange(len(length_N)), nothing_again, budget, overhead)
 
-    def update(split: Split) -> float:
+    def update(split: TokenSplit) -> float:
         policy.split = split
         began = time.process_time()
         policy.logps(prompts, completions, 1.0)

@@ -17,7 +17,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
-from ftis.loop.evaluate import EVAL_BATCH, Answered, Evaluation, Sampled, evaluate, sample
+from ftis.loop.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, evaluate, sample
 from ftis.loop.files import read_jsonl
 from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout
@@ -139,7 +139,7 @@ def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(rewards: tuple[float
     """Both lines of ftis eval count the same problems."""
     answered = tuple(Answered(i, "q", "a", "c", 1, reward) for i, reward in enumerate(rewards))
     assert str(Evaluation(answered)) == said
-    once = Sampled((("c",),) * 3, tuple((reward,) for reward in rewards))
+    once = EvalSamples((("c",),) * 3, tuple((reward,) for reward in rewards))
     assert once.pass_at(1) == pytest.approx(Evaluation(answered).solved / 3)
 
 
@@ -174,7 +174,7 @@ def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: s
 
 def test_pass_at_k_by_hand() -> None:
     """Problem 1: 2 of 4 right, so two draws miss with chance C(2,2)/C(4,2) = 1/6. Problem 2: none right."""
-    drawn = Sampled((("a",) * 4,) * 2, ((1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.0, 0.5)))
+    drawn = EvalSamples((("a",) * 4,) * 2, ((1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.0, 0.5)))
     assert drawn.pass_at(1) == pytest.approx((0.5 + 0) / 2)
     assert drawn.pass_at(2) == pytest.approx((5 / 6 + 0) / 2)
     assert drawn.pass_at(4) == pytest.approx(0.5)

@@ -10,6 +10,7 @@ import pytest
 from ftis.lab.event_lines import to_json
 from ftis.loop.events import (
     ArmBegun,
+    AskedToStop,
     Evaluated,
     Event,
     Failed,
@@ -24,7 +25,6 @@ from ftis.loop.events import (
     Planned,
     RoundEnded,
     Sounded,
-    Stopping,
     TimeLeft,
     WarmUp,
     placed,
@@ -65,7 +65,7 @@ LINES: dict[str, tuple[Event, str]] = {
         NetworkEvent("left", "c is gone", 7),
         '{"kind": "network", "what": "left", "text": "c is gone", "round": 7}',
     ),
-    "stopping": (Stopping(), '{"kind": "stopping"}'),
+    "stopping": (AskedToStop(), '{"kind": "stopping"}'),
     "failed": (Failed("no space left"), '{"kind": "failed", "message": "no space left"}'),
 }
 

@@ -13,7 +13,7 @@ from ftis.admission import Admission, Reason, Rejection
 from ftis.exchange import Collected
 from ftis.learning import Update
 from ftis.loop.records import ROLLOUTS
-from ftis.measures import Heard, order_preserved, own_metrics, participation, round_record
+from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, Diagnostics, policy_loss
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
@@ -119,7 +119,12 @@ def test_participation_by_hand() -> None:
     )
     admission = Admission("bob", (), (rejection,), (Group("bob", 7, 5, ()),))
     found = participation(
-        judged, CHOSEN, update_of(judged), Heard(collected, 77, [admission]), recipe_of("ada", "bob", "eve"), "ada"
+        judged,
+        CHOSEN,
+        update_of(judged),
+        RoundExchange(collected, 77, [admission]),
+        recipe_of("ada", "bob", "eve"),
+        "ada",
     )
     assert (found["foreign_used"], found["without_foreign"]) == (1, False)
     peers = by_peer(found)
@@ -143,7 +148,7 @@ def test_participation_by_hand() -> None:
 def test_a_round_without_foreign_work_says_so(shares: tuple[float, ...], used: int, without: bool) -> None:
     judged = judged_batch()
     chosen = Chosen(torch.tensor(shares, dtype=torch.float32), tuple(None if s else "kl" for s in shares))
-    heard = Heard(Collected({"bob": b""}), 0, ())
+    heard = RoundExchange(Collected({"bob": b""}), 0, ())
     found = participation(judged, chosen, update_of(judged), heard, recipe_of("ada", "bob"), "ada")
     assert (found["foreign_used"], found["without_foreign"]) == (used, without)
 
@@ -152,7 +157,7 @@ def test_a_round_in_which_nobody_had_anything_to_teach_is_not_one_without_foreig
     judged = judged_batch()
     nothing = Judged(judged.batch, torch.zeros(6), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32))
     update = Update((), (), np.zeros(0, np.int64), None)
-    heard = Heard(Collected({"bob": b""}), 0, ())
+    heard = RoundExchange(Collected({"bob": b""}), 0, ())
     found = participation(nothing, Chosen(torch.zeros(0), ()), update, heard, recipe_of("ada", "bob"), "ada")
     assert (found["foreign_used"], found["without_foreign"]) == (0, False)
 
@@ -164,7 +169,7 @@ def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
         judged,
         CHOSEN,
         update_of(judged),
-        Heard(Collected({}), 0, ()),
+        RoundExchange(Collected({}), 0, ()),
         recipe=recipe_of("ada", "bob"),
         own="ada",
         end_ids={END},
@@ -187,7 +192,7 @@ def test_a_peer_alone_has_no_participation() -> None:
         judged,
         CHOSEN,
         update_of(judged),
-        Heard(Collected({}), 0, ()),
+        RoundExchange(Collected({}), 0, ()),
         recipe=recipe_of("ada"),
         own="ada",
         end_ids=(),

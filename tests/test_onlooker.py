@@ -23,7 +23,7 @@ from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
 from ftis.swarm.lookout import Lookout
-from ftis.swarm.onlooker import Onlooker, Run, Seen
+from ftis.swarm.onlooker import Onlooker, PeerView, NetworkRun
 
 AT = 1_000_000.0
 RECIPE = light_recipe(NAMES, 6, 2, 4, 8, {})
@@ -70,10 +70,10 @@ class Heard:
         status = {"run": run_id(self.meant(seed)), "state": "training", "rounds": 6, **said}
         self.of.status(f"ftis/status/light/{name}", json.dumps(status).encode(), at)
 
-    def run(self, seed: int = 0) -> Run:
+    def run(self, seed: int = 0) -> NetworkRun:
         return next(run for run in self.of.runs() if run.id == run_id(self.meant(seed)))
 
-    def peer(self, name: str, seed: int = 0) -> Seen:
+    def peer(self, name: str, seed: int = 0) -> PeerView:
         return next(peer for peer in self.run(seed).peers if peer.peer == name)
 
     def remarks(self, name: str, at: float = AT) -> list[str]:
@@ -240,7 +240,7 @@ def test_rounds_that_are_no_count_finish_nothing(tmp_path: Path, rounds: Any) ->
     assert swarms.where(peer).startswith("signed its offer of round 1;")
 
 
-def _signed_by_one(made: Heard) -> Seen:
+def _signed_by_one(made: Heard) -> PeerView:
     made.come("a")
     made.sign("a", 0)
     made.say("a")
@@ -369,7 +369,7 @@ def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> Non
         with Lookout(settings, onlooker):
             one_round(peers, a, b)
 
-            def known() -> list[Seen]:
+            def known() -> list[PeerView]:
                 return [p for run in onlooker.runs() for p in run.peers if p.signed and p.said and p.facts]
 
             give_up = time.monotonic() + PATIENCE
@@ -389,7 +389,7 @@ def test_a_look_at_nothing_new_costs_no_sentences(heard_of: Heard, monkeypatch: 
     told: list[float] = []
     tell = swarms.swarm_glance
 
-    def counted(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Any:
+    def counted(runs: Sequence[NetworkRun], onlooker: Onlooker, now: float) -> Any:
         told.append(now)
         return tell(runs, onlooker, now)
 

@@ -22,7 +22,7 @@ from ftis.lab.local import AloneExchange
 from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn
 from ftis.loop.events import ArmBegun, RoundEnded, placed
-from ftis.peer import Peer, Sampled, train_round
+from ftis.peer import OwnGroups, Peer, train_round
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
@@ -282,7 +282,7 @@ def test_groups_without_signal_give_way(useful: list[int], kept: list[int], samp
     assert tokens(peer.sample(0)) == tokens(found)
 
 
-def tokens(sampled: Sampled) -> list[list[int]]:
+def tokens(sampled: OwnGroups) -> list[list[int]]:
     return [r.completion_ids.tolist() for s in (*sampled.kept, *sampled.replaced) for r in s.group.rollouts]
 
 

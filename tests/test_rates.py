@@ -20,7 +20,7 @@ from ftis.lab.reading import read_study
 from ftis.lab.recipes import load, parse
 from ftis.page.scaling import scaling
 from ftis.prompts import Task, TaskError
-from ftis.study.rates import Tried, advice, multiples, read_trials, table, trial_name, trials
+from ftis.study.rates import TriedRate, advice, multiples, read_trials, table, trial_name, trials
 from ftis.study.results import compare
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
@@ -230,8 +230,8 @@ def test_a_named_peer_has_a_row_of_its_own(tmp_path: Path) -> None:
     assert not any("multiplied together" in line for line in advice([found]))
 
 
-def tried(*accuracies: float) -> Tried:
-    return Tried("part", 1e-3, ("small",), 0.1, {t: [a] for t, a in zip((0.5, 1.0, 2.0), accuracies, strict=False)})
+def tried(*accuracies: float) -> TriedRate:
+    return TriedRate("part", 1e-3, ("small",), 0.1, {t: [a] for t, a in zip((0.5, 1.0, 2.0), accuracies, strict=False)})
 
 
 def test_a_best_one_at_the_end_of_what_was_tried_is_no_answer() -> None:

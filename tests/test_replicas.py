@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from ftis.config import ObjectiveConfig, PeerConfig
 from ftis.engines import replicas
 from ftis.engines.handover import SamplerError
-from ftis.engines.replicas import Crew, Leader, LeadingShard, Plan, lead, open_shared
+from ftis.engines.replicas import Crew, Leader, LeadingShard, ReplicaSpec, lead, open_shared
 from ftis.engines.samplers import open_sampler
 from ftis.engines.shards import Shard
 from ftis.lab.replay import recordings
@@ -51,7 +51,7 @@ def config(model: Path, **changes: Any) -> PeerConfig:
 
 
 def opened(of: PeerConfig) -> Leader:
-    return lead(Plan(partial(open_policy, model_path=None, checkpoint=None), of, "auto", {}, threads=1))
+    return lead(ReplicaSpec(partial(open_policy, model_path=None, checkpoint=None), of, "auto", {}, threads=1))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["whole", "in parts"])
@@ -98,7 +98,7 @@ def test_what_a_process_tells_of_a_step_holds_no_file_open() -> None:
     names = list(Diagnostics.__dataclass_fields__)
     found = Diagnostics(**{name: torch.arange(2.0) + i for i, name in enumerate(names)})
     loss: Any = SimpleNamespace(value=0.5, seen=[(np.array([3, 7]), found)], old_logp_N={3: np.ones(1), 7: np.zeros(2)})
-    told = replicas.Seen.of(loss)
+    told = replicas.LossReport.of(loss)
     assert not any(isinstance(values, torch.Tensor) for _, of in told.seen for values in of.values())
     other: Any = SimpleNamespace(value=1.0, seen=[], old_logp_N=dict.fromkeys((3, 7)))
     replicas.take(other, told)

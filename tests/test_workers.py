@@ -169,12 +169,12 @@ def test_ctrl_c_asks_and_a_second_one_kills(tmp_path: Path) -> None:
     with program("wait_for_stop", tmp_path) as process:
         assert line(process)[0] == "PeerStarted"
         os.killpg(process.pid, signal.SIGINT)
-        assert [line(process)[0] for _ in range(3)] == ["Stopping", "PeerStopped", "asked"]
+        assert [line(process)[0] for _ in range(3)] == ["AskedToStop", "PeerStopped", "asked"]
         assert process.wait() == 0
     with program("never_stop", tmp_path) as process:
         _, child = line(process)
         os.killpg(process.pid, signal.SIGINT)
-        assert [line(process)[0] for _ in range(2)] == ["Stopping", "PeerStopped"]
+        assert [line(process)[0] for _ in range(2)] == ["AskedToStop", "PeerStopped"]
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait() != 0
         assert_gone(int(child))

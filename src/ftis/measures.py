@@ -27,7 +27,7 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoundExchange:
     """What a round's exchange brought, and what admission made of it.
 
     Attributes:
@@ -57,7 +57,7 @@ def round_record(
     judged: Judged,
     chosen: Chosen,
     update: Update,
-    heard: Heard,
+    heard: RoundExchange,
     *,
     recipe: Recipe,
     own: str,
@@ -144,7 +144,7 @@ def participation(
     judged: Judged,
     chosen: Chosen,
     update: Update,
-    heard: Heard,
+    heard: RoundExchange,
     recipe: Recipe,
     own: str,
     about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),

@@ -18,7 +18,7 @@ from ftis.codec import Header, Message, encode
 from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
 from ftis.learning import judge, learn
-from ftis.measures import Heard, RoundRecord, round_record
+from ftis.measures import RoundExchange, RoundRecord, round_record
 from ftis.objectives import Objective, Rewards, advantages
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task
@@ -51,11 +51,11 @@ def train_round(peer: Peer, round: int) -> RoundRecord:
     batch = collate([*sampled.kept, *admitted], peer.prompt_ids, peer.name)
     clock.lap("admit")
 
-    return learn_from(peer, round, batch, Heard(collected, sent_bytes, admissions), clock, sampled.replaced)
+    return learn_from(peer, round, batch, RoundExchange(collected, sent_bytes, admissions), clock, sampled.replaced)
 
 
 def learn_from(
-    peer: Peer, round: int, batch: Batch, heard: Heard, clock: Stopwatch, replaced: Sequence[ScoredGroup] = ()
+    peer: Peer, round: int, batch: Batch, heard: RoundExchange, clock: Stopwatch, replaced: Sequence[ScoredGroup] = ()
 ) -> RoundRecord:
     """The second half of a round, from its batch on. A replayed round begins here.
 
@@ -89,7 +89,7 @@ def learn_from(
     )
 
 
-class Sampled(NamedTuple):
+class OwnGroups(NamedTuple):
     """A peer's own groups of a round, and those without signal whose place others took."""
 
     kept: Sequence[ScoredGroup]
@@ -141,7 +141,7 @@ class Peer:
     def learning_rate(self, round: int) -> float:
         return learning_rate(self.config, round, self.recipe.training.rounds)
 
-    def sample(self, round: int) -> Sampled:
+    def sample(self, round: int) -> OwnGroups:
         """This peer's own groups for the round, scored.
 
         While some are without signal and prompts are in reserve, as many of those are sampled. Groups with signal come
@@ -157,7 +157,7 @@ class Peer:
             fresh, reserve, purpose = reserve[:missing], reserve[missing:], f"resample-{len(found)}"
         if len(found) > n:
             found.sort(key=lambda scored: not scored.has_signal)
-        return Sampled(found[:n], found[n:])
+        return OwnGroups(found[:n], found[n:])
 
     def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
         """A group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw."""

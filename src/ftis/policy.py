@@ -49,7 +49,7 @@ class Forward(Protocol):
         """The model's output where it predicts each completion token, row after row: [M, X]."""
 
 
-class Split(Protocol):
+class TokenSplit(Protocol):
     """Splits the rows of a step into micro-batches."""
 
     def __call__(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
@@ -131,7 +131,7 @@ class Policy:
         self.forward: Forward = found or PaddedRows(self.model, self.device)
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
-        fit_split: Callable[..., Split] = look_up("microbatches", "engine", ENGINES)
+        fit_split: Callable[..., TokenSplit] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device, self.model.config, config)
         self.optimizer: torch.optim.Optimizer = look_up("optimizer", "engine", ENGINES)(self.trainable, config)
 

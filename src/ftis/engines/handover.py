@@ -76,7 +76,7 @@ class Rows(NamedTuple):
     completions: Sequence[Ints]
 
 
-class Seen(NamedTuple):
+class CheckedRows(NamedTuple):
     """Rows of a draw, and the log-probabilities that engine and learner then gave them."""
 
     rows: Rows
@@ -131,7 +131,7 @@ class Copied(Sampler):
         # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.
         self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
-        self._seen: Seen | None = None
+        self._seen: CheckedRows | None = None
 
     def __call__(
         self,
@@ -197,7 +197,7 @@ class Copied(Sampler):
         engine_M, learner_M = self._scores(policy, rows)
         self.gap = _rms(engine_M - learner_M)
         self._check_gap("of tokens that it drew, scored at temperature 1,", policy, rows, _REMEDY)
-        self._seen = self._seen or Seen(rows, engine_M, learner_M)
+        self._seen = self._seen or CheckedRows(rows, engine_M, learner_M)
         asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
         others = other_distributions(asked)
         learner = learner_logps(policy, rows, [asked, *others.values()])
@@ -221,7 +221,7 @@ class Copied(Sampler):
         drawn = f"of tokens that it drew from {_in_words(asked)}"
         self._check_gap(drawn, policy, rows, f"Its weights are the learner's. {self.engine.remedy}")
 
-    def _check_arrival(self, policy: Policy, seen: Seen) -> bool:
+    def _check_arrival(self, policy: Policy, seen: CheckedRows) -> bool:
         """Compare what engine and learner now think of the tokens of an earlier draw.
 
         Returns whether the learner has moved enough to tell. If not, later updates add to this one.

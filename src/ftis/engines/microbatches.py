@@ -13,7 +13,7 @@ import torch
 from ftis.config import PeerConfig
 from ftis.engines.devices import device_kind
 from ftis.engines.models import inner_width
-from ftis.policy import Split, resolve_dtype
+from ftis.policy import TokenSplit, resolve_dtype
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 8e12}
@@ -32,7 +32,7 @@ depend on what else a machine does, like what is drawn at a time: other micro-ba
 
 
 @dataclass(frozen=True)
-class Microbatches(Split):
+class Microbatches(TokenSplit):
     """Micro-batches of a model that computes each distinct prompt of a micro-batch once, or each row's.
 
     Attributes:

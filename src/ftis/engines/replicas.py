@@ -149,7 +149,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LossReport:
     """What the loss of a step has seen in another process: rows with their diagnostics, and their log π_old.
 
     Arrays go through a pipe by value; a tensor would hold a file open until the round ends.
@@ -160,13 +160,13 @@ class Seen:
     old_logp: dict[int, Floats]
 
     @staticmethod
-    def of(loss: StepLoss) -> Seen:
+    def of(loss: StepLoss) -> LossReport:
         rows = itertools.chain.from_iterable(rows.tolist() for rows, _ in loss.seen)
         seen = [(rows, {name: tensor.numpy() for name, tensor in vars(found).items()}) for rows, found in loss.seen]
-        return Seen(loss.value, seen, {row: loss.old_logp_N[row] for row in rows})
+        return LossReport(loss.value, seen, {row: loss.old_logp_N[row] for row in rows})
 
 
-def take(loss: StepLoss, other: Seen) -> None:
+def take(loss: StepLoss, other: LossReport) -> None:
     """Let a loss have seen what another process's did."""
     loss.value += other.value
     for rows, found in other.seen:
@@ -278,7 +278,7 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaSpec:
     """How a process beside the leader's gets its replica.
 
     Attributes:
@@ -304,7 +304,7 @@ def open_shared(name: str, policy: Policy, options: Mapping[str, Any]) -> Sample
         return Sharing(open_sampler(name, policy, options), policy, alone=True)
 
 
-def lead(plan: Plan) -> Leader:
+def lead(plan: ReplicaSpec) -> Leader:
     """The leader's policy, with the other processes at work.
 
     Raises:
@@ -333,7 +333,7 @@ def lead(plan: Plan) -> Leader:
     return leader
 
 
-def _meet(plan: Plan, rank: int, store: str, kind: type[Policy]) -> Policy:
+def _meet(plan: ReplicaSpec, rank: int, store: str, kind: type[Policy]) -> Policy:
     """Join the others, and open this process's policy with the leader's weights."""
     config = _on_device(plan.config, rank)
     device = resolve_device(config.device)
@@ -349,7 +349,7 @@ def _meet(plan: Plan, rank: int, store: str, kind: type[Policy]) -> Policy:
     return policy
 
 
-def _follow(plan: Plan, rank: int, store: str, pipe: Connection) -> None:
+def _follow(plan: ReplicaSpec, rank: int, store: str, pipe: Connection) -> None:
     """The body of a process beside the leader's: do what it says until its end of the pipe is closed."""
     torch.set_num_threads(plan.threads)
     follower = _Follower(plan, rank, store)
@@ -377,7 +377,7 @@ class _Follower:
     policy: Policy
     sampler: Sampler
 
-    def __init__(self, plan: Plan, rank: int, store: str) -> None:
+    def __init__(self, plan: ReplicaSpec, rank: int, store: str) -> None:
         self.plan, self.rank, self.store = plan, rank, store
 
     def meet(self) -> None:
@@ -390,9 +390,9 @@ class _Follower:
 
     def step(
         self, rate: float, prompt_ids: list[Ints], completion_ids: list[Ints], temperature: float, part: Part
-    ) -> tuple[float, Seen]:
+    ) -> tuple[float, LossReport]:
         self.policy.set_learning_rate(rate)
-        return self.policy.step(prompt_ids, completion_ids, temperature, part), Seen.of(cast(StepLoss, part.loss))
+        return self.policy.step(prompt_ids, completion_ids, temperature, part), LossReport.of(cast(StepLoss, part.loss))
 
     def sample(
         self, end_ids: frozenset[int], prompt_ids: list[Ints], repeats: int, decoding: Decoding, seed: int, size: int

@@ -20,7 +20,7 @@ from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig
 from ftis.engines.models import tokenizer_fingerprint, tokens_of
-from ftis.engines.replicas import Plan, lead, open_shared
+from ftis.engines.replicas import ReplicaSpec, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.engines.stops import cut_at
 from ftis.exchange import Exchange
@@ -28,9 +28,9 @@ from ftis.lab import accusations, starters
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.local import Delayed
 from ftis.loop import checkpoint
-from ftis.loop.evaluate import Evaluation, Sampled, evaluate, sample
+from ftis.loop.evaluate import EvalSamples, Evaluation, evaluate, sample
 from ftis.loop.records import Records
-from ftis.loop.train import Split, Trainer
+from ftis.loop.train import EvalSplit, Trainer
 from ftis.objectives import resolve
 from ftis.peer import Cursor, Peer
 from ftis.policy import Policy
@@ -147,7 +147,7 @@ def assemble(
     if recipe.exchange == "text" and len(recipe.peers) > 1:
         exchange_text(peer, own_ends)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    return Trainer(peer, Split.of(task, ood, scores), records)
+    return Trainer(peer, EvalSplit.of(task, ood, scores), records)
 
 
 def open_policy(sampling: SamplingConfig, config: PeerConfig, model_path: str | None, source: Path | None) -> Policy:
@@ -156,7 +156,7 @@ def open_policy(sampling: SamplingConfig, config: PeerConfig, model_path: str | 
         return checkpoint.open_policy(config, model_path, source)
     threads = max(1, torch.get_num_threads() // config.data_parallel_size)
     opened = partial(checkpoint.open_policy, model_path=model_path, checkpoint=source)
-    return lead(Plan(opened, config, sampling.sampler, sampling.options, threads))
+    return lead(ReplicaSpec(opened, config, sampling.sampler, sampling.options, threads))
 
 
 def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:
@@ -240,7 +240,7 @@ class Examinee:
         asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
         return evaluate(*asked, Decoding.of(self.sampling), self.sampling.batch_size)
 
-    def sampled(self, samples: int, seed: int = 0) -> Sampled:
+    def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """``samples`` completions of each problem at the recipe's temperature."""
         asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
         return sample(*asked, Decoding.of(self.sampling), samples, seed, self.sampling.batch_size)

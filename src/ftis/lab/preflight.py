@@ -33,7 +33,7 @@ from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import FirstGroup, Place, Planned, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.loop.parts import graded_in
-from ftis.measures import Heard, has_ended
+from ftis.measures import RoundExchange, has_ended
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
@@ -207,7 +207,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """Some groups, sampled and scored, and the seconds of sampling them."""
 
     own: Sequence[Group]
@@ -222,11 +222,11 @@ class Tried:
     def tokens(self) -> int:
         return sum(len(rollout) for group in self.own for rollout in group.rollouts)
 
-    def with_more(self, other: Tried) -> Tried:
-        return Tried([*self.own, *other.own], [*self.scored, *other.scored], self.seconds + other.seconds)
+    def with_more(self, other: Trial) -> Trial:
+        return Trial([*self.own, *other.own], [*self.scored, *other.scored], self.seconds + other.seconds)
 
 
-def outcome_of(peer: Peer, swarm: Recipe, tried: Tried) -> Outcome:
+def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:
     """What became of some groups."""
     formats, answers = _right(peer, tried.scored)
     _, trained = rollouts_per_round(swarm)
@@ -243,12 +243,12 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Tried) -> Outcome:
     )
 
 
-def sample(peer: Peer, items: Sequence[int]) -> Tried:
+def sample(peer: Peer, items: Sequence[int]) -> Trial:
     """A whole group for each item: in horizontal mode its rewards differ or agree over all peers' rollouts."""
     watch = Stopwatch()
     own = peer.sample_items(items, peer.recipe.sampling.num_generations, 0, "preflight")
     watch.lap("sample")
-    return Tried(own, [peer.admitter.score_group(group) for group in own], watch.total)
+    return Trial(own, [peer.admitter.score_group(group) for group in own], watch.total)
 
 
 def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
@@ -256,7 +256,7 @@ def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
     alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
     watch = Stopwatch()
     batch = collate(alternating, peer.prompt_ids, peer.name)
-    learn_from(peer, 0, batch, Heard(Collected({}), 0, ()), watch)
+    learn_from(peer, 0, batch, RoundExchange(Collected({}), 0, ()), watch)
     return watch.laps["logp"] + watch.laps["update"]
 
 
@@ -269,7 +269,7 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
     return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
-def _first_group(peer: Peer, swarm: Recipe, tried: Tried) -> FirstGroup:
+def _first_group(peer: Peer, swarm: Recipe, tried: Trial) -> FirstGroup:
     found = outcome_of(peer, swarm, tried)
     told = []
     if not found.signal and found.reward < 1:  # all right in one group is no sign yet
@@ -288,7 +288,7 @@ def _first_group(peer: Peer, swarm: Recipe, tried: Tried) -> FirstGroup:
     )
 
 
-def _unfinished(peer: Peer, tried: Tried) -> int:
+def _unfinished(peer: Peer, tried: Trial) -> int:
     ends, stops = peer.policy.end_ids, peer.decoding.stop
     texts = [text for group in tried.scored for text in group.completions]
     rollouts = [rollout for group in tried.own for rollout in group.rollouts]

@@ -38,7 +38,7 @@ from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, u
 from ftis.loop.files import read_jsonl, write_json
 from ftis.loop.records import Records, read_rollouts, rollouts_path
 from ftis.loop.train import Trainer
-from ftis.measures import Heard, RoundRecord
+from ftis.measures import RoundExchange, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
@@ -325,7 +325,7 @@ def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
     for source in batch.sources:
         for selection in peer.selections if source != peer.name else ():
             selection.heard(Admission(source, (), ()), round)
-    return learn_from(peer, round, batch, Heard(Collected({}), 0, ()), Stopwatch())
+    return learn_from(peer, round, batch, RoundExchange(Collected({}), 0, ()), Stopwatch())
 
 
 def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ DERIVED = ("summary.json", "learning_curves.png", "report.html", "tables.md", "r
 
 
 @dataclass(frozen=True)
-class Swarm:
+class SwarmDirectory:
     """Peers of one arm that go back together.
 
     Attributes:
@@ -163,7 +163,7 @@ def roll_back(
     return rollback
 
 
-def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[Swarm]:
+def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[SwarmDirectory]:
     """The swarms that go back, in the recipe's order."""
     begun = []
     for arm in arms_of(read_run(directory).recipe, tuple(arms)):
@@ -172,7 +172,7 @@ def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[
             here = tuple(peer.name for peer in recipe.peers if (place / peer.name).is_dir())
             joined = any((place / name / "events.jsonl").exists() for name in here)
             if here:
-                begun.append(Swarm(arm.name, place, recipe, here, joined))
+                begun.append(SwarmDirectory(arm.name, place, recipe, here, joined))
     known = dict.fromkeys(name for swarm in begun for name in swarm.peers)
     for name in peers:
         if name not in known:
@@ -192,7 +192,7 @@ def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[
     return chosen
 
 
-def _check_step(swarm: Swarm, step: int) -> None:
+def _check_step(swarm: SwarmDirectory, step: int) -> None:
     """Refuse a step at which a peer of the swarm has no checkpoint, or a damaged one."""
     if not step:
         return
@@ -207,7 +207,7 @@ def _check_step(swarm: Swarm, step: int) -> None:
         checkpoint.selections(swarm.directory / name, step)
 
 
-def _undone(swarm: Swarm, name: str, step: int) -> Undone:
+def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     records = PeerRun.read(swarm.directory / name)
     newest = max(checkpoint.steps(records.directory), default=0)
     of_last = records.rounds[-1].by_peer if records.rounds else {}

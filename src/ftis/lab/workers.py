@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from ftis.config import FtisError
 from ftis.engines.launch import start
 from ftis.lab.arms import RunError
-from ftis.loop.events import Event, Failed, Say, Stopping
+from ftis.loop.events import AskedToStop, Event, Failed, Say
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.lab.experiments"
@@ -92,7 +92,7 @@ def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        say(Stopping())
+        say(AskedToStop())
 
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, ask) for number in numbers}
@@ -106,7 +106,7 @@ def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
 def stop_if(interrupted: Callable[[], bool], say: Say, stop: Stop) -> None:
     """Set ``stop``, and say so, once :func:`interrupts` tells of a Ctrl-C."""
     if interrupted() and not stop.is_set():
-        say(Stopping())
+        say(AskedToStop())
         stop.set()
 
 

@@ -39,7 +39,7 @@ class Evaluation:
 
     @property
     def solved(self) -> int:
-        """Problems whose reward is at least 1, as :meth:`Sampled.pass_at` counts them."""
+        """Problems whose reward is at least 1, as :meth:`EvalSamples.pass_at` counts them."""
         return sum(p.reward >= 1 for p in self.problems)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class EvalSamples:
     """Several completions of each problem, drawn as in training.
 
     Attributes:
@@ -98,7 +98,7 @@ def sample(
     samples: int,
     seed: int = 0,
     batch_size: int = 0,
-) -> Sampled:
+) -> EvalSamples:
     """Draw ``samples`` completions of every problem as ``decoding`` says, and score them.
 
     Args:
@@ -110,7 +110,7 @@ def sample(
         ids = [rollout.completion_ids.tolist() for rollout in group]
         completions.append(tuple(cut_at(decoding.stop, policy.detokenize(row)) for row in ids))
         rewards.append(tuple(score(problem, completions[-1], ids)))
-    return Sampled(tuple(completions), tuple(rewards))
+    return EvalSamples(tuple(completions), tuple(rewards))
 
 
 def evaluate(

@@ -202,7 +202,7 @@ class NetworkEvent:
 
 
 @dataclass(frozen=True)
-class Stopping:
+class AskedToStop:
     """The run was asked to stop; its peers finish their rounds."""
 
     kind: ClassVar[str] = "stopping"
@@ -233,7 +233,7 @@ Event = (
     | PeerStopped
     | PeerFinished
     | NetworkEvent
-    | Stopping
+    | AskedToStop
     | Failed
 )
 Say = Callable[[Event], None]

@@ -22,7 +22,7 @@ from ftis.rollouts import Prompt
 
 
 @dataclass(frozen=True)
-class Split:
+class EvalSplit:
     """Problems to evaluate on, under the name that records give them."""
 
     name: str
@@ -30,7 +30,7 @@ class Split:
     score: Score
 
     @classmethod
-    def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[Split, ...]:
+    def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[EvalSplit, ...]:
         """``validation``, and ``ood-<task>`` of each other task, numbered where a task occurs twice.
 
         Args:
@@ -49,7 +49,7 @@ class Trainer:
     """A peer with what its rounds leave behind: records, and checkpoints in the same directory."""
 
     peer: Peer
-    splits: tuple[Split, ...]
+    splits: tuple[EvalSplit, ...]
     records: Records
 
     def train(self, say: Say) -> None:

@@ -21,7 +21,7 @@ from ftis.page.corrections import Correction, correction_of
 from ftis.page.exchange_figures import EFFECTIVE, WEIGHT
 from ftis.page.taken import Taken, taken
 from ftis.page.views import Cell, PanelRow, RowGroup, Table
-from ftis.study.budgets import plan
+from ftis.study.budgets import round_budget
 from ftis.study.standing import source_of
 
 LONGEST_REASON = 300
@@ -93,7 +93,7 @@ def exchanges(study: Study) -> list[ArmExchange] | None:
 
 def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
     arm = arm_of(study.recipe, config)
-    rounds, expected = ArmRounds.studied(study, arm), plan(study.recipe, config).generated
+    rounds, expected = ArmRounds.studied(study, arm), round_budget(study.recipe, config).generated
     heard = rounds.grouped()
     marks = taken(rounds) if len(rounds.runs) == 1 else None
     figures = [exchange_figures.participation(of, expected) for of in heard]

@@ -29,7 +29,7 @@ from ftis.page.sentences import (
     share,
 )
 from ftis.page.views import Cell, RowGroup, Table
-from ftis.swarm.onlooker import Happened, Onlooker, Run, Seen, is_count
+from ftis.swarm.onlooker import Happened, Onlooker, PeerView, NetworkRun, is_count
 
 ANSWERS_WITHIN = 15.0
 """Seconds in which a peer that is there has answered."""
@@ -46,7 +46,7 @@ class Members:
     roster: bool
 
 
-def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Glance:
+def swarm_glance(runs: Sequence[NetworkRun], onlooker: Onlooker, now: float) -> Glance:
     """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
     found = []
     rarer = _rarer_versions(runs)
@@ -58,13 +58,13 @@ def swarm_glance(runs: Sequence[Run], onlooker: Onlooker, now: float) -> Glance:
     return Glance(_headline(found, runs), found)
 
 
-def _told_of(run: Run, runs: Sequence[Run]) -> list[Seen]:
+def _told_of(run: NetworkRun, runs: Sequence[NetworkRun]) -> list[PeerView]:
     """The peers of a run that the page tells of: one that nobody spoke for, only where it is missed."""
     met = {p.peer for other in runs if other.name == run.name and other.id != run.id for p in other.peers if p.met}
     return [peer for peer in run.peers if peer.met or (not run.differs and peer.peer not in met)]
 
 
-def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
+def _headline(peers: Sequence[About], runs: Sequence[NetworkRun]) -> str:
     if not peers:
         return "Nobody is there yet"
     for level, words in (("trouble", "Trouble at"), ("look", "Working; have a look at")):
@@ -74,18 +74,18 @@ def _headline(peers: Sequence[About], runs: Sequence[Run]) -> str:
     return everybody(len(peers), all(has_finished(peer) for run in runs for peer in run.peers))
 
 
-def has_finished(peer: Seen) -> bool:
+def has_finished(peer: PeerView) -> bool:
     """Whether it signed its offer of the last round."""
     return peer.signed is not None and peer.signed.round + 1 == _rounds(peer)
 
 
-def _rounds(peer: Seen) -> int | None:
+def _rounds(peer: PeerView) -> int | None:
     """How many rounds its run has: by the facts whose digest it signed, before these are known as its status says."""
     rounds = (peer.facts if peer.committed else peer.said).get("rounds")
     return rounds if is_count(rounds) else None  # a member may sign anything
 
 
-def where(peer: Seen) -> str:
+def where(peer: PeerView) -> str:
     """``signed its offer of round 12; says that it is “training”, reward “.62”``."""
     parts = ["signed no offer yet"]
     if peer.signed is not None:
@@ -102,14 +102,16 @@ def where(peer: Seen) -> str:
     return "; ".join(parts)
 
 
-def _rarer_versions(runs: Sequence[Run]) -> Mapping[str, str]:
+def _rarer_versions(runs: Sequence[NetworkRun]) -> Mapping[str, str]:
     """The versions that fewer peers say to run than another one, which is the value."""
     count = Counter(str(peer.said["version"]) for run in runs for peer in run.peers if "version" in peer.said)
     usual, most = max(count.items(), key=lambda one: one[1], default=("", 0))
     return {version: usual for version, of in count.items() if of < most}
 
 
-def remarks_on(peer: Seen, run: Run, rarer: Mapping[str, str], onlooker: Onlooker, now: float) -> list[Remark]:
+def remarks_on(
+    peer: PeerView, run: NetworkRun, rarer: Mapping[str, str], onlooker: Onlooker, now: float
+) -> list[Remark]:
     """What needs a look, facts before claims; ``rarer`` has the usual version of ftis by those that are rarer."""
     found = []
     if run.differs:
@@ -138,7 +140,7 @@ def remarks_on(peer: Seen, run: Run, rarer: Mapping[str, str], onlooker: Onlooke
     return found
 
 
-def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
+def _of_presence(peer: PeerView, run: NetworkRun, now: float) -> list[Remark]:
     signed = peer.signed
     if has_finished(peer):
         says = "" if peer.committed else f"; says that its run has “{_rounds(peer):,}” rounds"
@@ -161,7 +163,7 @@ def _of_presence(peer: Seen, run: Run, now: float) -> list[Remark]:
     return found
 
 
-def members(runs: Sequence[Run], onlooker: Onlooker) -> Members | None:
+def members(runs: Sequence[NetworkRun], onlooker: Onlooker) -> Members | None:
     """Every peer in a row, by run; None while nobody was heard."""
     groups, known = [], onlooker.roster is not None
     for run in runs:
@@ -174,7 +176,7 @@ def members(runs: Sequence[Run], onlooker: Onlooker) -> Members | None:
     return Members(Table("Peers, by the run that they mean", head, groups), known)
 
 
-def _row(peer: Seen, newest: int, known: bool) -> list[Cell]:
+def _row(peer: PeerView, newest: int, known: bool) -> list[Cell]:
     signed, said = peer.signed, peer.said
     present = Cell("here", claimed=True) if peer.present else Cell("not seen" if peer.changed is None else "gone")
     reward = f"{said['reward']:.2f}" if "reward" in said else ""
@@ -198,21 +200,21 @@ def _claimed(text: str) -> Cell:
     return Cell(text, claimed=True) if text else Cell("–")
 
 
-def _fact(peer: Seen, key: str) -> Cell:
+def _fact(peer: PeerView, key: str) -> Cell:
     """What it means by the recipe: signed where its digest was, else claimed."""
     value = peer.facts.get(key)
     text = value if isinstance(value, str) else "" if value is None else str(value)
     return Cell(text[:DIGITS], claimed=not peer.committed) if text else Cell("–")
 
 
-def _key(peer: Seen, known: bool) -> Cell:
+def _key(peer: PeerView, known: bool) -> Cell:
     """``known``: whether a roster says whose key it is."""
     if peer.signed is None:
         return Cell("–")
     return Cell(f"{'its ' if known else ''}key {peer.signed.key[:DIGITS]}")
 
 
-def learned(runs: Sequence[Run]) -> list[Table] | None:
+def learned(runs: Sequence[NetworkRun]) -> list[Table] | None:
     """Who says to have learned from whom, a table per run; None where nobody says anything of it."""
     tables = []
     for run in runs:
@@ -226,7 +228,7 @@ def learned(runs: Sequence[Run]) -> list[Table] | None:
     return tables or None
 
 
-def _learned_cell(learner: Seen, source: str) -> Cell:
+def _learned_cell(learner: PeerView, source: str) -> Cell:
     totals: Mapping[str, Any] = learner.said["from"].get(source, {})
     if not totals:
         return Cell("–")
@@ -247,7 +249,7 @@ def events(happened: Sequence[Happened]) -> Events | None:
     return Events(lines[:LAST_EVENTS]) if lines else None
 
 
-def page_facts(runs: Sequence[Run], onlooker: Onlooker) -> list[str]:
+def page_facts(runs: Sequence[NetworkRun], onlooker: Onlooker) -> list[str]:
     """What stands above the page's title."""
     there = sum(peer.present for run in runs for peer in run.peers)
     facts = [

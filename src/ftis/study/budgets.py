@@ -14,7 +14,7 @@ from ftis.lab.recipes import with_arm
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundBudget:
     """What an arm means each peer to have in a round, and the number of rounds.
 
     Attributes:
@@ -32,14 +32,14 @@ class Plan:
     reserve: int = 0
 
 
-def plan(recipe: Recipe, arm: ArmConfig) -> Plan:
+def round_budget(recipe: Recipe, arm: ArmConfig) -> RoundBudget:
     """The plan of one arm of ``recipe``."""
     swarm = arm_of(recipe, arm).swarms[0]
     generated, trained = rollouts_per_round(swarm)
     cost = recipe.experiment.sampling_cost
     worth = None if cost is None else prompts_worth(recipe, generated, trained)
     reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
-    return Plan(trained, generated, swarm.training.rounds, worth, cost, reserve)
+    return RoundBudget(trained, generated, swarm.training.rounds, worth, cost, reserve)
 
 
 def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
@@ -48,8 +48,8 @@ def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str])
     An entry is about arms with one plan: ``baseline``, ``arms``, what is ``equal`` in a few words, and a sentence
     (``text``).
     """
-    plans = {arm.name: plan(recipe, arm) for arm in arms}
-    names_of: dict[Plan, list[str]] = {}
+    plans = {arm.name: round_budget(recipe, arm) for arm in arms}
+    names_of: dict[RoundBudget, list[str]] = {}
     for name, of_arm in plans.items():
         if name not in baselines:
             names_of.setdefault(of_arm, []).append(name)
@@ -65,7 +65,7 @@ def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str])
     ]
 
 
-def equal(one: Plan, other: Plan) -> str:
+def equal(one: RoundBudget, other: RoundBudget) -> str:
     """Which budget two plans share, in a few words."""
     same = [
         what
@@ -84,7 +84,7 @@ def equal(one: Plan, other: Plan) -> str:
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 
 
-def _in_words(names: str, arms: Plan, baseline: str, other: Plan) -> str:
+def _in_words(names: str, arms: RoundBudget, baseline: str, other: RoundBudget) -> str:
     both, as_many = f"{names} and {baseline}", _times(arms.generated, other.generated)
     sampled_equal = (arms.generated, arms.reserve) == (other.generated, other.reserve)
     if arms.trained == other.trained and sampled_equal:
@@ -141,7 +141,7 @@ def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
 
 
 def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | None]:
-    planned, own = plan(study.recipe, arm), peer.own_seconds
+    planned, own = round_budget(study.recipe, arm), peer.own_seconds
     totals: dict[str, float | None] = {
         "rounds": len(peer.rounds),
         "optimizer_steps": peer.total("optimizer_steps"),

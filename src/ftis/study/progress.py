@@ -20,6 +20,7 @@ from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import in_time
 from ftis.loop.events import (
     ArmBegun,
+    AskedToStop,
     Evaluated,
     Event,
     FirstGroup,
@@ -30,7 +31,6 @@ from ftis.loop.events import (
     Planned,
     RoundEnded,
     Sounded,
-    Stopping,
     TimeLeft,
     WarmUp,
 )
@@ -123,7 +123,7 @@ class Display:
                     self._line(f"{self._left}, by the first rounds")
             case JobEnded():
                 self._job_ended(event.place.job)
-            case Stopping():
+            case AskedToStop():
                 self.console.print("stopping after what is under way, such as a round; once more to stop at once")
             case _ if event.place.job:
                 self._of_job(event)

@@ -33,7 +33,7 @@ FEW = 3
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedRate:
     """How far an arm's peers of one learning rate came at multiples of it.
 
     Attributes:
@@ -177,7 +177,7 @@ def _times(rate: float, multiple: float) -> float:
 
 def read_trials(
     recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path, peers: Sequence[str] = ()
-) -> list[Tried]:
+) -> list[TriedRate]:
     """What the runs in ``directory`` say of each arm, in a row for each learning rate that was multiplied."""
     peers = _multiplied(recipe, peers)
     study = read_study(directory)
@@ -194,11 +194,11 @@ def read_trials(
             first = trial_name(arm.name, times[0], peers)
             start = fmean(study.peer(study.seeds[0], first, peer).on("validation")[0].accuracy for peer in of_rate)
             together = len(of_rate) < len(moved)
-            found.append(Tried(arm.name, rate, of_rate, start, accuracy, len(of_rate) == len(rates), together))
+            found.append(TriedRate(arm.name, rate, of_rate, start, accuracy, len(of_rate) == len(rates), together))
     return found
 
 
-def table(found: Sequence[Tried], recipe: Recipe) -> Table:
+def table(found: Sequence[TriedRate], recipe: Recipe) -> Table:
     """A row for each arm and rate: before training, after it at each multiple, and the rate that was best."""
     seeds = len(next(iter(found[0].accuracy.values())))
     title = f"{accuracy_is(recipe)} on held-out training problems: means over peers and {counted(seeds, 'seed')}"
@@ -219,7 +219,7 @@ def _spread(accuracies: Sequence[float]) -> str:
     return mean if len(accuracies) == 1 else f"{mean} ({number(min(accuracies))}–{number(max(accuracies))})"
 
 
-def advice(found: Sequence[Tried]) -> list[str]:
+def advice(found: Sequence[TriedRate]) -> list[str]:
     """What to try next, and what to set."""
     lines = []
     for tried in found:

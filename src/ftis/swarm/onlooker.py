@@ -43,7 +43,7 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedWord:
     """A peer's offers that count.
 
     Attributes:
@@ -65,7 +65,7 @@ class Signed:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PeerView:
     """What is known of one peer of one run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Seen:
     peer: str
     present: bool
     changed: float | None
-    signed: Signed | None
+    signed: SignedWord | None
     forged: int
     said: Mapping[str, Any]
     said_at: float | None
@@ -95,7 +95,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Run:
+class NetworkRun:
     """The peers that mean the same run.
 
     Attributes:
@@ -108,7 +108,7 @@ class Run:
     id: str
     name: str
     facts: Mapping[str, Any]
-    peers: Sequence[Seen]
+    peers: Sequence[PeerView]
     differs: str = ""
 
     @cached_property
@@ -118,7 +118,7 @@ class Run:
 
 
 @dataclass
-class _Heard:
+class _PeerNotes:
     """All that is kept of one peer of one run."""
 
     tokens: set[str] = field(default_factory=set)
@@ -148,7 +148,7 @@ class Onlooker:
         self.reached = False
         """Whether anybody has answered at all."""
         self._lock = threading.Lock()
-        self._runs: dict[str, dict[str, _Heard]] = {}
+        self._runs: dict[str, dict[str, _PeerNotes]] = {}
         self._checks: dict[str, OfferCheck] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._events: list[Happened] = []
@@ -198,7 +198,7 @@ class Onlooker:
             of.key, of.digests[round] = unseal(seal)[0], digest
             self._take(of, offer, now)
 
-    def _take(self, of: _Heard, offer: Manifest, now: float) -> None:
+    def _take(self, of: _PeerNotes, offer: Manifest, now: float) -> None:
         before = of.offers.get(offer.round)
         now_offered = offer.incarnation, hashlib.sha256(repr(offer.contents).encode()).digest()
         if before is None:
@@ -241,7 +241,7 @@ class Onlooker:
                 of.name = of.name or parts[2][:LONGEST_TEXT]
                 of.facts = self._facts.setdefault(run, facts)  # the same for all: the run is their digest
 
-    def _of(self, run: str, peer: str) -> _Heard | None:
+    def _of(self, run: str, peer: str) -> _PeerNotes | None:
         """What is kept of a peer; None for a name that is none, and where there are too many.
 
         With a roster its names always have room, and a run in which nobody has signed anything makes room for another:
@@ -258,7 +258,7 @@ class Onlooker:
         peers = self._runs.setdefault(run, {})
         if peer not in peers and len(peers) >= MOST_PEERS and peer not in (self.roster or ()):
             return None
-        return peers.setdefault(peer, _Heard())
+        return peers.setdefault(peer, _PeerNotes())
 
     def _note(self, now: float, peer: str, text: str) -> None:
         self._events = [*self._events[-MOST_EVENTS + 1 :], Happened(now, peer, text)]
@@ -271,43 +271,43 @@ class Onlooker:
         with self._lock:
             return list(self._events)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[NetworkRun]:
         """What is known, by run: of each recipe's name the roster's run first, else that of most peers."""
         with self._lock:
             runs = [self._run(id, peers) for id, peers in self._runs.items()]
         runs = [run for run in runs if run.peers]
         of_roster = roster_digest(self.roster) if self.roster is not None else None
 
-        def order(run: Run) -> tuple[Any, ...]:
+        def order(run: NetworkRun) -> tuple[Any, ...]:
             signed, there = sum(p.signed is not None for p in run.peers), sum(p.met for p in run.peers)
             return run.name, run.facts.get("roster") != of_roster, -signed, -there, run.id
 
         runs.sort(key=order)
-        found: list[Run] = []
+        found: list[NetworkRun] = []
         for run in runs:
             first = next((other for other in found if other.name == run.name), None)
             differs = _difference(first, run) if first is not None else ""
-            found.append(Run(run.id, run.name, run.facts, run.peers, differs))
+            found.append(NetworkRun(run.id, run.name, run.facts, run.peers, differs))
         return found
 
-    def _run(self, id: str, peers: Mapping[str, _Heard]) -> Run:
+    def _run(self, id: str, peers: Mapping[str, _PeerNotes]) -> NetworkRun:
         seen = [self._seen(id, name, of) for name, of in sorted(peers.items())]
         facts = next((of.facts for of in peers.values() if of.facts), {})
         names = facts.get("peers", [])
         there = {peer.peer for peer in seen}
         for name in names[:MOST_PEERS] if isinstance(names, list) else []:
             if isinstance(name, str) and _NAME.fullmatch(name) and name not in there:
-                seen.append(self._seen(id, name, _Heard()))
+                seen.append(self._seen(id, name, _PeerNotes()))
         name = next((of.name for of in peers.values() if of.name), "")
-        return Run(id, name, facts, seen)
+        return NetworkRun(id, name, facts, seen)
 
-    def _seen(self, run: str, name: str, of: _Heard) -> Seen:
+    def _seen(self, run: str, name: str, of: _PeerNotes) -> PeerView:
         signed = None
         if of.heard_at:
             (began, first), (at, round) = of.heard_at[0], of.heard_at[-1]
             pace = (at - began) / (round - first) if round > first else None
-            signed = Signed(of.key, round, at, pace, of.bytes, of.twice)
-        return Seen(
+            signed = SignedWord(of.key, round, at, pace, of.bytes, of.twice)
+        return PeerView(
             peer=name,
             present=bool(of.tokens),
             changed=of.changed,
@@ -320,7 +320,7 @@ class Onlooker:
         )
 
 
-def _difference(first: Run, run: Run) -> str:
+def _difference(first: NetworkRun, run: NetworkRun) -> str:
     if not first.facts or not run.facts:
         return "another run"
     differs = mismatch(run.name, first.facts, run.facts)

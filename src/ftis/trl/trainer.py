@@ -38,7 +38,7 @@ from ftis.learning import StepLoss, Update, weighed
 from ftis.loop.events import RoundEnded, Say, unheard
 from ftis.loop.files import locked, write_whole
 from ftis.loop.records import Records
-from ftis.measures import Heard, round_record
+from ftis.measures import RoundExchange, round_record
 from ftis.objectives import resolve
 from ftis.peer import Stopwatch
 from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
@@ -337,7 +337,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         collected = self.peer.collect(round)
         clock.lap("wait")
         admissions = self.peer.admit(collected, round)
-        self._heard = Heard(collected, sent_bytes, admissions)
+        self._heard = RoundExchange(collected, sent_bytes, admissions)
         return [group for admission in admissions for group in admission.admitted]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
