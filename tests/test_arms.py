@@ -64,7 +64,7 @@ def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "name": "sizes",
         "task": {"name": "clock"},
-        "sampling": {"num_generations": 4},
+        "sampling": {"num_generations": 4, "max_completion_length": 40},
         "training": {"prompts_per_peer": 3},
         "peers": [{"name": name, "model": "starter:small"} for name in peers],
         "arms": [ALONE, *SIZES],

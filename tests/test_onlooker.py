@@ -23,7 +23,7 @@ from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
 from ftis.swarm.lookout import Lookout
-from ftis.swarm.onlooker import Onlooker, PeerView, NetworkRun
+from ftis.swarm.onlooker import NetworkRun, Onlooker, PeerView
 
 AT = 1_000_000.0
 RECIPE = light_recipe(NAMES, 6, 2, 4, 8, {})

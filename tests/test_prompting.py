@@ -77,7 +77,7 @@ def test_a_prompt_longer_than_the_model_is_refused_before_the_run(split: str, ti
     message = refused(recipe_of(model), task)
     assert message.startswith(f"task 'mine', {split} problem 2 ('3333")
     assert "its prompt has 42 tokens, and with a completion of 20 that is more than the 60 positions of" in message
-    assert f"of {3 + (split == 'validation') * 2 + (split == 'training')} problems 1 are too long" in message
+    assert f"1 of {4 if split == 'training' else 5} problems are too long" in message
     fitting = recipe_of(tiny_model_dir(max_position_embeddings=62))
     require_prompts(arms_of(fitting)[0], [task], set())
 

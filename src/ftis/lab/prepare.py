@@ -50,7 +50,6 @@ def check(arms: list[Arm]) -> list[Task]:
     """
     tasks: dict[str, Task] = {}
     rewarded: set[tuple[str, ...]] = set()
-    rendered: set[tuple[str, ...]] = set()
     of_arms = []
     for arm in arms:
         check_names(arm.recipe)
@@ -60,7 +59,6 @@ def check(arms: list[Arm]) -> list[Task]:
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
-        require_prompts(arm, loaded, rendered)
         for swarm in arm.swarms:
             _check_attacks(swarm)
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
@@ -74,6 +72,9 @@ def check(arms: list[Arm]) -> list[Task]:
                     f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                     f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
                 ) from None
+    rendered: set[tuple[str, ...]] = set()
+    for arm, loaded in zip(arms, of_arms, strict=True):
+        require_prompts(arm, loaded, rendered)
     return of_arms[0]
 
 

@@ -14,7 +14,6 @@ from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
-from ftis.lab.formatting import counted
 from ftis.policy import own_ends
 from ftis.prompts import Task
 from ftis.rollouts import Prompt
@@ -121,9 +120,8 @@ def _require_fit(
         tokens, name, problem = max(longest, key=lambda found: found[0])
         raise RunError(
             f"{name} ({excerpt(problem.question)}): its prompt has {tokens} tokens, and with a completion of {most} "
-            f"that is more than the {positions} positions of {model}; of {counted(len(problems), 'problem')} "
-            f"{len(longest)} are too long: leave them out, shorten the prompt, or lower "
-            f"sampling.max_completion_length"
+            f"that is more than the {positions} positions of {model}; {len(longest):,} of {len(problems):,} problems "
+            f"are too long: leave them out, shorten the prompt, or lower sampling.max_completion_length"
         )
 
 

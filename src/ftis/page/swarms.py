@@ -29,7 +29,7 @@ from ftis.page.sentences import (
     share,
 )
 from ftis.page.views import Cell, RowGroup, Table
-from ftis.swarm.onlooker import Happened, Onlooker, PeerView, NetworkRun, is_count
+from ftis.swarm.onlooker import Happened, NetworkRun, Onlooker, PeerView, is_count
 
 ANSWERS_WITHIN = 15.0
 """Seconds in which a peer that is there has answered."""
