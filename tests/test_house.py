@@ -47,7 +47,7 @@ WINGS = {
     "lab": "machine recipes starters pretrained rivals partners local accusations attacks assembly arms workers "
     "event_lines trackers formatting prompting prepare provenance processes memory estimate doctor plan advice "
     "preflight runs outlook experiments join replay probe cuts reading rollback",
-    "study": "stats summary budgets results rates tail standing following tables progress",
+    "study": "stats summary budgets results scaling rates tail standing following tables progress",
     "page": "corrections drawing plots layout figure_files figures arm_rounds exchange_figures views markdown scaling "
     "verdicts number_tables taken exchanges samples completions sentences glance jobs so_far swarms live contents "
     "watch report",

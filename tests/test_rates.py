@@ -18,10 +18,10 @@ from ftis.lab.arms import RunError, arms_of
 from ftis.lab.provenance import provenance
 from ftis.lab.reading import read_study
 from ftis.lab.recipes import load, parse
-from ftis.page.scaling import scaling
 from ftis.prompts import Task, TaskError
 from ftis.study.rates import TriedRate, advice, multiples, read_trials, table, trial_name, trials
 from ftis.study.results import compare
+from ftis.study.scaling import scaling
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
 

@@ -15,7 +15,8 @@ from ftis.lab.reading import read_study
 from ftis.page.drawing import COLOURS
 from ftis.page.plots import Area, Polyline, Words
 from ftis.page.report import write_page
-from ftis.page.scaling import draw, scaling, section, write_scaling
+from ftis.page.scaling import draw, section
+from ftis.study.scaling import scaling, write_scaling
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}

@@ -22,7 +22,7 @@ from ftis.lab.formatting import counted
 from ftis.lab.reading import Study, read_probes, read_study
 from ftis.lab.recipes import with_arm
 from ftis.loop.files import write_whole
-from ftis.page import figures, glance, number_tables, scaling, verdicts
+from ftis.page import figures, glance, number_tables, verdicts
 from ftis.page.completions import completions
 from ftis.page.contents import sections_of
 from ftis.page.exchanges import exchanges
@@ -35,6 +35,7 @@ from ftis.page.so_far import comparison
 from ftis.page.views import parts_of
 from ftis.study.following import ArmOfRun, Directory
 from ftis.study.results import compare_study, headlines
+from ftis.study.scaling import scaling, write_scaling
 
 OF_THE_END = ("glance", "rounds", "events")
 """Sections of the page that is watched which a run's report shows too. It has its own on exchanges and completions.
@@ -60,8 +61,8 @@ def write_page(directory: Path) -> Path:
         ReportError: there is no experiment or run, or nothing was recorded yet.
     """
     study = read_study(directory)
-    results, sizes = compare_study(study), scaling.scaling(study)
-    scaling.write_scaling(directory, sizes)
+    results, sizes = compare_study(study), scaling(study)
+    write_scaling(directory, sizes)
     compared = [
         *comparison(study, results, sizes),
         Section("exchange", "What the peers took from each other", exchanges(study)),

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ftis.lab.reading import Study, read_study
-from ftis.page import number_tables, scaling, verdicts
+from ftis.page import number_tables, verdicts
 from ftis.page.drawing import arm_styles
 from ftis.page.layout import Section
+from ftis.page.scaling import section
 from ftis.study.results import compared
+from ftis.study.scaling import scaling
 
 
 def so_far(directory: Path) -> Sequence[Section]:
@@ -20,14 +22,14 @@ def so_far(directory: Path) -> Sequence[Section]:
         ReportError: nothing was recorded yet, or a file is damaged.
     """
     study = read_study(directory)
-    return comparison(study, compared(study), scaling.scaling(study))
+    return comparison(study, compared(study), scaling(study))
 
 
 def comparison(study: Study, results: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Section]:
     """Verdicts, curves over arms, accuracy, budgets and cost; a section without content is left out."""
     styles = arm_styles(results["arms"], results["baselines"])
     sections = [
-        Section("scaling", "Number of peers", scaling.section(sizes)),
+        Section("scaling", "Number of peers", section(sizes)),
         Section("verdict", "Verdict", verdicts.verdicts(study, results, styles)),
         Section("curves", "Learning curves", verdicts.curves(study, results, styles)),
         Section("accuracy", "Accuracy", number_tables.accuracy(results, styles)),

@@ -1,0 +1,284 @@
+"""Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``scaling.json``.
+
+Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
+peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling. Learning rates
+may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`ftis.study.rates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log2, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ftis.lab.arms import Arm, arms_of, rollouts_per_round
+from ftis.lab.reading import VALIDATION, PeerRun, Study
+from ftis.loop.files import write_json
+from ftis.study.results import differences_of, finals, mean_finals, over_seeds, without_nan
+from ftis.study.summary import accuracy_is
+
+FEWEST_SIZES = 3
+"""Sizes of swarms, the peer alone among them, that make a curve."""
+
+
+def write_scaling(directory: Path, found: Mapping[str, Any] | None) -> None:
+    """Write ``scaling.json``, if there is anything to say."""
+    if found is not None:
+        write_json(directory / "scaling.json", found)
+
+
+def scaling(study: Study) -> dict[str, Any] | None:
+    """What swarms of each size came to, as ``scaling.json`` has it. None where the arms are no swarm sizes.
+
+    ==============  =======================================================================================
+    own_rollouts    what each peer samples itself in a round
+    peers, seeds    how many peers, and which seeds the means are over
+    start           accuracy before training: mean, interval over seeds, per seed
+    series          lists of sizes with a name: arms that differ in nothing but the size (and rates), the smallest first
+    alone           the size of one: peers alone that sample as much
+    ceilings        arms whose peers train alone and sample more, and differ in nothing else; the least first
+    ==============  =======================================================================================
+
+    A size, and a ceiling: ``arm``, ``size`` (m), ``sampled`` and ``trained`` (rollouts of a peer and round), ``final``
+    (accuracy on validation), ``gains`` (by peer: the mean over seeds of its final accuracy minus that of the peer
+    alone), ``seconds`` (of a peer's own work in all rounds, without waiting and evaluation; None where they were not
+    recorded), ``bytes_sent`` to each other peer and ``bytes_received`` in all rounds. All but ``gains`` are the mean
+    over peers: over seeds, with its interval and each seed's.
+
+    ``times`` says how many times as much a peer alone would have to sample to end as high, by a straight line over
+    log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``times_per_seed`` has the same of
+    each seed's means. ``pays_from`` is the least s / t,
+    seconds to sample a rollout over seconds to train on one, at which the swarm takes a peer less time than that:
+    s + m·t < times · (s + t). It is 0 where the swarm pays whatever the ratio, None where ``times`` is unknown or 1.
+    ``seconds_alone`` are what a peer alone took here for so many times the sampling, by a straight line over log₂ for
+    their logarithm: the swarm saved time where they are more than ``seconds``. None where one of both is unknown.
+
+    ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
+    else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
+    (``label``, ``text``). ``against_equal_training`` compares a swarm like that with the ceiling that trains on as many
+    rollouts, corrected over the swarms that have one, and ``gains_at_equal_training`` is to it as ``gains`` to
+    ``against_alone``; None where there is none.
+    """
+    arms = None if not study.seeds or study.elsewhere else _by_size(study)
+    if arms is None:
+        return None
+    one = arms.alone.name
+    others = [*(arm for sizes in arms.series for arm in sizes), *arms.ceilings]
+    against = _against(study, [(arm.name, one) for arm in others])
+    ceilings = [_size(study, arm, one, against) for arm in arms.ceilings]
+    series: list[dict[str, Any]] = [
+        {"name": name, "sizes": [_size(study, arm, one, against) for arm in _with_one(sizes, arms.alone)]}
+        for name, sizes in zip(_names(arms.series), arms.series, strict=True)
+    ]
+    alone = _size(study, arms.alone, one, against)
+    swarms = [size for of in series for size in of["sizes"]]
+    for size in swarms:
+        size |= _worth_alone(size, [alone, *ceilings])
+    _compare_equal_training(study, [size for size in swarms if size["size"] > 1], ceilings)
+    starts = {
+        str(seed): fmean(study.peer(seed, one, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
+        for seed in study.seeds
+    }
+    found: dict[str, Any] = without_nan(
+        {
+            "accuracy_is": accuracy_is(arms.alone.recipe),
+            "own_rollouts": arms.own,
+            "peers": len(study.peer_names),
+            "seeds": list(study.seeds),
+            "start": over_seeds(starts),
+            "series": series,
+            "alone": alone,
+            "ceilings": ceilings,
+        }
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """The arms that are swarm sizes.
+
+    Attributes:
+        own: rollouts that each peer samples itself in a round.
+        series: arms that differ in nothing but the size (and rates).
+        alone: the arm whose peers train alone and sample as much.
+        ceilings: arms whose peers train alone and sample more, the least first.
+    """
+
+    own: int
+    series: Sequence[Sequence[Arm]]
+    alone: Arm
+    ceilings: Sequence[Arm]
+
+
+def _by_size(study: Study) -> _Arms | None:
+    """The study's arms by their sizes; None where they are too few for a curve."""
+    run = {arm.name for arm in study.arms}
+    if run <= set(study.recipe.experiment.baselines):  # nothing is compared
+        return None
+    arms = [arm for arm in arms_of(study.recipe) if arm.name in run]
+    series: list[list[Arm]] = []
+    for arm in (arm for arm in arms if _size_of(arm) > 1):
+        one_more = [sizes for sizes in series if _are_sizes_of_one(sizes, arm)]
+        alike = max(one_more, key=lambda sizes: _rates(sizes[0]) == _rates(arm), default=None)
+        if alike is None:
+            series.append([arm])
+        else:
+            alike.append(arm)
+    longest = max(series, key=len, default=[])
+    if not longest:
+        return None
+    own = _own(longest[0])
+    alone = [arm for arm in arms if _size_of(arm) == 1]
+    ones = [arm for arm in alone if _own(arm) == own]
+    if not ones or len({1, *map(_size_of, longest)}) < FEWEST_SIZES:
+        return None
+    one = min(
+        ones, key=lambda arm: _settings(arm) != _settings(longest[0])
+    )  # of several, one with the swarms' settings
+    more = [arm for arm in alone if _own(arm) > own and _settings(arm) == _settings(one)]
+    ceilings = {_own(arm): arm for arm in reversed(more)}  # of two that sample as much, the first
+    return _Arms(own, [s for s in series if _own(s[0]) == own], one, [ceilings[n] for n in sorted(ceilings)])
+
+
+def _with_one(sizes: Sequence[Arm], alone: Arm) -> Sequence[Arm]:
+    """A series from the peers alone on; an arm that is no series stands by itself."""
+    return [alone, *sorted(sizes, key=_size_of)] if len(sizes) > 1 else sizes
+
+
+def _worth_alone(size: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a size is worth in sampling alone: the keys from ``times`` to ``seconds_alone`` of :func:`scaling`.
+
+    Args:
+        alone: the peers alone, and the ceilings with more and more sampling.
+    """
+    own = alone[0]["sampled"]
+    final = size["final"]
+    times = _reached_at([(one["sampled"] / own, one["final"]["mean"]) for one in alone], final["mean"])
+    m = size["trained"] / own
+    return {
+        "times": times,
+        "times_per_seed": {
+            seed: _reached_at([(one["sampled"] / own, one["final"]["per_seed"][seed]) for one in alone], reached)
+            for seed, reached in final["per_seed"].items()
+        },
+        "pays_from": None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1)),
+        "seconds_alone": None if times is None else _seconds_at(times, own, alone),
+    }
+
+
+def _compare_equal_training(
+    study: Study, swarms: Sequence[dict[str, Any]], ceilings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Add to each swarm how it compares with the ceiling that trains on as many rollouts, or None."""
+    equal = {ceiling["trained"]: ceiling["arm"] for ceiling in ceilings}
+    pairs = [(size["arm"], equal[size["trained"]]) for size in swarms if size["trained"] in equal]
+    against = _against(study, pairs)
+    for size in swarms:
+        size["against_equal_training"] = against.get(size["arm"])
+        ceiling = equal.get(size["trained"])
+        size["gains_at_equal_training"] = _gains(study, size["arm"], ceiling) if ceiling else None
+
+
+def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | None:
+    """The least x at which a line through (x, y), straight over log₂ x, is as high as ``height``; None if nowhere."""
+    if not line or height <= line[0][1]:
+        return line[0][0] if line else None
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if y0 < height <= y1:
+            return float(x0 * (x1 / x0) ** ((height - y0) / (y1 - y0)))
+    return None
+
+
+def _seconds_at(times: float, own: int, sizes: Sequence[Mapping[str, Any]]) -> float | None:
+    """What a peer alone takes for so many times the sampling, from arms with more and more of it."""
+    line = [(size["sampled"] / own, size["seconds"] and size["seconds"]["mean"]) for size in sizes]
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if x0 <= times <= x1 and y0 and y1:
+            return float(y0 * (y1 / y0) ** (log2(times / x0) / log2(x1 / x0)))
+    return None
+
+
+def _size_of(arm: Arm) -> int:
+    return len(arm.swarms[0].peers)
+
+
+def _own(arm: Arm) -> int:
+    """Rollouts that a peer of the arm samples itself in a round."""
+    return rollouts_per_round(arm.swarms[0])[0]
+
+
+def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """The mean over peers of each pair's first arm against that of its second, by the first's name.
+
+    A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
+    """
+    compared = [{"arm": arm, "baseline": baseline} for arm, baseline in pairs]
+    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, VALIDATION, arm))
+    return {arm: difference for (arm, _), difference in zip(pairs, tested, strict=True)}
+
+
+def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
+    """By peer: the mean over seeds of its final accuracy in the arm, minus that in the baseline."""
+    arms = (arm, baseline)
+    return {
+        peer: fmean(here) - fmean(there)
+        for peer in study.peer_names
+        for here, there in [(finals(study, VALIDATION, name, peer) for name in arms)]
+    }
+
+
+def _names(every: Sequence[Sequence[Arm]]) -> list[str]:
+    """A name for each: what its arms' names share beside their sizes, or the objective's, or its largest arm's."""
+    names: list[str] = []
+    for series in every:
+        largest = max(series, key=_size_of)
+        without_size = {"-".join(part for part in arm.name.split("-") if part != str(_size_of(arm))) for arm in series}
+        shared = without_size.pop() if len(without_size) == 1 else ""
+        candidates = [shared, series[0].recipe.objective.name] if len(series) > 1 else []
+        names.append(next((name for name in candidates if name and name not in names), largest.name))
+    return names
+
+
+def _are_sizes_of_one(series: Sequence[Arm], arm: Arm) -> bool:
+    """Whether ``arm`` is one more size of a series. A second arm of a size begins a series of its own."""
+    alike = _settings(series[0]) == _settings(arm) and _own(series[0]) == _own(arm)
+    return alike and _size_of(arm) not in map(_size_of, series)
+
+
+def _rates(arm: Arm) -> list[float]:
+    return [peer.learning_rate for peer in arm.recipe.peers]
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    """The recipe of an arm without what says how large its swarms are, how much a peer samples, and learning rates."""
+    of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
+    rates = {"__all__": {"learning_rate"}}
+    return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes, "peers": rates})
+
+
+def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
+    """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
+    sampled, trained = rollouts_per_round(arm.swarms[0])
+    runs = {str(seed): [study.peer(seed, arm.name, peer) for peer in study.peer_names] for seed in study.seeds}
+
+    def of_a_peer(quantity: Callable[[PeerRun], float]) -> dict[str, Any]:
+        return over_seeds({seed: fmean(map(quantity, of_seed)) for seed, of_seed in runs.items()})
+
+    timed = all(run.own_seconds is not None for of_seed in runs.values() for run in of_seed)
+    return {
+        "arm": arm.name,
+        "size": _size_of(arm),
+        "sampled": sampled,
+        "trained": trained,
+        "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
+        "against_alone": against.get(arm.name),
+        "gains": _gains(study, arm.name, alone),
+        "seconds": of_a_peer(lambda run: run.own_seconds.total if run.own_seconds else nan) if timed else None,
+        "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
+        "bytes_received": of_a_peer(lambda run: run.bytes_received),
+    }
