@@ -216,6 +216,12 @@ def test_what_a_model_is_asked_without_a_recipe_is_told(capsys: pytest.CaptureFi
     assert "without --recipe the model is asked by the default prompt" in " ".join(capsys.readouterr().out.split())
 
 
+def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["eval", "starter:small", "--task", "clock", "--limit", "2", "--max-completion-length"]
+    assert ftis(*arguments, "300") == 1
+    assert "with a completion of 300 that is more than the 256 positions of starter:small" in capsys.readouterr().err
+
+
 def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (10, 5):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -168,6 +168,7 @@ def evaluate_model(
     from dataclasses import replace
 
     from ftis.lab.assembly import examine
+    from ftis.lab.prompting import require_fit
     from ftis.loop.files import write_jsonl
     from ftis.rewards.answers import require_rewardable
     from ftis.tasks.problems import load_task
@@ -215,7 +216,12 @@ def evaluate_model(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
                 f"ends there"
             )
-        require_rewardable(examinee.score, examinee.problems, f"task {config.name!r}, validation problem")
+        name, policy = f"task {config.name!r}, validation problem", examinee.policy
+        require_rewardable(examinee.score, examinee.problems, name)
+        named = [(f"{name} {problem.item}", problem) for problem in examinee.problems]
+        if loaded or max_completion_length:  # else nobody said how long completions are
+            most = sampling.max_completion_length
+            require_fit(model, policy.config.model, prompt, most, policy.tokenizer, named)
         result = examinee.greedy()
     console.print(f"{config.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]

@@ -56,7 +56,8 @@ def require_prompts(arm: Arm, tasks: Sequence[Task], looked_at: set[tuple[str, .
             continue
         tokenizer = load_tokenizer(place)
         _require_tags(model, recipe, tokenizer)
-        _require_fit(model, place, recipe, tokenizer, list(_problems(tasks)))
+        most = recipe.sampling.max_completion_length
+        require_fit(model, place, recipe.prompt, most, tokenizer, list(_problems(tasks)))
         looked_at.add(key)
 
 
@@ -98,14 +99,23 @@ def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
         )
 
 
-def _require_fit(
-    model: str, place: str, recipe: Recipe, tokenizer: Any, problems: Sequence[tuple[str, Prompt]]
+def require_fit(
+    model: str, place: str, prompt: PromptConfig, most: int, tokenizer: Any, problems: Sequence[tuple[str, Prompt]]
 ) -> None:
+    """Refuse prompts that a model cannot take with a completion of ``most`` tokens.
+
+    Args:
+        place: the directory or Hub id of the model.
+        problems: with what to call each.
+
+    Raises:
+        TaskError, RunError: as :func:`require_prompts`.
+    """
     positions, rows = _size(place)
     without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
-    most, longest = recipe.sampling.max_completion_length, list[tuple[int, str, Prompt]]()
+    longest: list[tuple[int, str, Prompt]] = []
     for name, problem in problems:
-        text = prompt_text(problem, recipe.prompt, tokenizer)
+        text = prompt_text(problem, prompt, tokenizer)
         if lost := [token for token in without if token in text]:
             raise RunError(
                 f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
@@ -113,7 +123,7 @@ def _require_fit(
             )
         # A token stands for a byte at least, so most prompts need not be tokenized.
         if positions is not None and len(text.encode("utf-8", "replace")) + SPECIAL + most > positions:
-            tokens = len(render_prompt(problem, recipe.prompt, tokenizer))
+            tokens = len(render_prompt(problem, prompt, tokenizer))
             if tokens + most > positions:
                 longest.append((tokens, name, problem))
     if longest:
