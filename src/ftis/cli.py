@@ -30,6 +30,7 @@ from ftis.cli_groups import (
     load_experiment,
     models,
     probe_bias,
+    report_on,
     roll_back_run,
     verify_evidence,
 )
@@ -192,7 +193,6 @@ def experiment(
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
     from ftis.lab.arms import keep_arms
-    from ftis.page.report import write_page
     from ftis.study import tables
 
     loaded = keep_arms(load_experiment(recipe, set_ or []), tuple(arm or ()))
@@ -202,7 +202,7 @@ def experiment(
     if dry_run or resolved:
         return
     directory = carry_out(loaded, seeds, at_a_time)
-    report = write_page(directory)  # which leaves what it compared in results.json
+    report = report_on(directory)  # which leaves what it compared in results.json
     tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
     console.print(f"report: {report}")
 
@@ -335,9 +335,7 @@ def make_report(
     directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
 ) -> None:
     """Write a page, figures and tables of a run or experiment."""
-    from ftis.page.report import write_page
-
-    console.print(f"report: {write_page(directory)}")
+    console.print(f"report: {report_on(directory)}")
 
 
 @app.command()

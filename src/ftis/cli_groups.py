@@ -307,7 +307,6 @@ def compare_rates(
     It is tried on training problems that are held out. Run it again to resume it.
     """
     from ftis.lab.arms import experiment_directory
-    from ftis.page.report import write_page
     from ftis.study import rates
 
     try:
@@ -328,7 +327,15 @@ def compare_rates(
     console.print(rates.table(found, loaded))
     for line in rates.advice(found):
         console.print(line)
-    console.print(f"report: {write_page(directory)}")
+    console.print(f"report: {report_on(directory)}")
+
+
+def report_on(directory: Path) -> Path:
+    """Write the page of a run or an experiment, which takes a minute or two where it has many arms and seeds."""
+    from ftis.page.report import write_page
+
+    with console.status("reading the records, drawing the report"):
+        return write_page(directory)
 
 
 def roll_back_run(
