@@ -47,8 +47,8 @@ FINEST = 1e-6
 SURE = 5.0
 """Standard errors of a finding."""
 ASIDE = 0.1
-"""Neighbouring temperatures are this part higher and lower. So large a part of an update may be missing, and of the
-drawn tokens be outside the learner's top k and top p, for rounding."""
+"""The relative distance between neighbouring temperatures. It is the tolerance, too: rounding may lose this part of an
+update, and put this part of the drawn tokens outside the learner's top k and top p."""
 STILL = 2e-5
 """An update that moves the learner by more than this, in nats, changes the last bits of an engine's log-probabilities.
 SmolLM2-135M in bfloat16 on a CPU is still at 4e-6 nats, and at 1e-5 it moves by .05."""

@@ -23,7 +23,7 @@ ALPHA = 1e-6
 BREAK = 0.01
 """What is set aside at each message for a window that skips rounds, or goes on with another start of the sender."""
 MOST_STARTS = 1000
-"""An honest peer is started at most so often, so it signs at most so many messages for one round."""
+"""The most starts assumed of an honest peer, and so the most messages it signs for one round."""
 
 
 class Spot(NamedTuple):

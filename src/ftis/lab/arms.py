@@ -23,7 +23,7 @@ class Arm:
     """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own.
 
     Attributes:
-        first: of a part of an arm: how many processes the arm's peers before it have.
+        first: of a part of an arm: the index of its first process among the arm's.
     """
 
     name: str

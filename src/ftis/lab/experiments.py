@@ -135,7 +135,7 @@ def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
     beside = f" beside {counted(made, 'warm-up')} of a minute or so, {jobs} at a time, once" if made else ""
     lines.append(
         f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {jobs} jobs, so "
-        f"it may be off threefold and says nothing about GPUs; the time left is told from rounds once some are measured"
+        f"it may be off threefold and says nothing about GPUs; the time left is shown once rounds have been measured"
     )
     return lines
 

@@ -40,7 +40,7 @@ MEASURED = 5e10
 rows are run."""
 
 LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
-"""What a round is likely to have: groups with signal, and of the greatest length a completion's mean. Assumptions."""
+"""Assumed of a typical round: the fraction of groups with signal, and the mean completion's fraction of the maximum."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Memory:
         program: Python, torch and what else is loaded beside models; 0 on a GPU.
         weights: of the model, an adapter included; with ``fsdp`` this process's part of them, as of what follows.
         moments: AdamW's two.
-        gradients: they lie there while a round is sampled too, and in a step from its second micro-batch on.
+        gradients: kept while a round is sampled, and within a step from the second micro-batch on.
         update: what the largest micro-batch adds while it is run forwards and backwards; with ``fsdp`` what is gathered
             for it, too.
         sampling: what a round's completions, or an evaluation's, add while they are sampled; with ``fsdp`` all

@@ -193,8 +193,8 @@ def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
 
 
 def _check_ends(arm: Arm, places: Mapping[str, str]) -> None:
-    """Refuse an end token that no peer has, or that one lacks who exchanges ids. Where one joins a swarm with text, it
-    may be another's."""
+    """Refuse an end token that no peer has or, where ids are exchanged, that any peer lacks. With text it may be
+    another peer's."""
     known, recipe = _vocabularies(arm.recipe, places), arm.recipe
     if recipe.exchange == "ids":
         for name, of in known.items():

@@ -31,7 +31,7 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     From now on modules beside the recipe can be imported, as its dotted paths may name some.
 
     Args:
-        options: further overrides, applied before, by which errors put nothing down to ``--set``.
+        options: further overrides, applied first; errors in them are not attributed to ``--set``.
 
     Raises:
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.

@@ -32,7 +32,7 @@ INKS: Mapping[str, str] = {
 """The inks, as they are on paper and by day."""
 
 LINES = 8
-"""There are so many inks for lines that have no style of their own, ``line-0`` and on."""
+"""The number of inks ``line-0``, ``line-1``, … for lines without a style of their own."""
 
 COLOURS = ("line-0", "line-1", "line-2", "line-3", "line-4", "line-6")
 BASELINE_COLOURS = ("line-5", "line-7")

@@ -16,7 +16,7 @@ from ftis.config import FtisError
 from ftis.page.layout import Page, Section, Watching, render_around, render_header, render_section
 
 PART_OF_TIME = 0.001
-"""Of one core, for each section beyond the first ones."""
+"""The fraction of one core's time that each section beyond the first ones may take."""
 
 SOON, SELDOM = 0.5, 60.0
 """Seconds after which a section may be drawn again at the earliest, and at the latest if there is something new."""

@@ -20,9 +20,9 @@ LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
 """Room for the axes' numbers and for the lines' names at their ends, in units of the drawing."""
 
 LETTER = 7
-"""As wide is a letter of a name, about. A chart with long names is wider than others."""
+"""The approximate width of a letter in a label. A chart with long labels is wider than others."""
 NAMED = 8
-"""So many lines bear their names; of more, names would lie on each other."""
+"""Up to this many lines are labelled; with more, labels would overlap."""
 
 ROUND = "round"
 """The label of an axis of whole numbers."""

@@ -1,7 +1,7 @@
 """The page of a directory or a swarm, served to a browser and kept up to date: an ASGI application and its server.
 
-It only reads. It answers GET and HEAD at four addresses, to whom has the token where there is one, and to nobody whom a
-foreign page sent: bound to this machine alone, it wants to be called by this machine's name.
+It is read-only, and answers GET and HEAD at four paths. If there is a token, requests need it. Otherwise the server is
+bound to this machine, and the Host header must be a local name: a foreign page cannot read the answers.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from ftis.study.budgets import matched, spent
 from ftis.study.summary import PASS_AT_1, accuracy_is, summary_of, warnings
 
 SAME_START = 0.02
-"""One model answers alike in every arm, up to rounding of its arithmetic: accuracies may differ by so much."""
+"""The untrained model's accuracy may differ between arms by this much, by rounding alone."""
 
 OF_AN_ACCURACY: Any = {
     "task": True,

@@ -19,7 +19,7 @@ BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""
 
 LATE_SECONDS = 5.0
-"""How long after its time a question may still not be said to be over, as where the session closes."""
+"""Seconds after a question's timeout until it counts as over although zenoh has not said so, as on closing."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:

@@ -62,7 +62,7 @@ def load(config: TaskConfig) -> Task:
 
     add(made[1])
     if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
-        most = max(wanted, VALIDATION)  # so many also for fewer wanted, or a number told below might not be reached
+        most = max(wanted, VALIDATION)  # also where fewer are wanted, so that the number told below is reached
         for more in _generate(dataset, config.options, [part(f"validation{n}", most) for n in range(4)])[0]:
             add(more)
     if len(fresh) < (config.validation_size or FEWEST):
