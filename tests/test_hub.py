@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import TinyModelDir
+from conftest import TinyModelDir, TinyPolicy
 
 from ftis.config import PeerConfig
 from ftis.engines import hub
@@ -102,10 +102,11 @@ def test_an_adapter_whose_base_is_not_here(
     session = with_session(monkeypatch, GONE)
     base = tiny_model_dir()
     config = tmp_path / "adapter_config.json"
-    config.write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
+    config.write_text(json.dumps(written), encoding="utf-8")
     assert load_config(str(tmp_path)).vocab_size == load_config(str(base)).vocab_size
     assert session.asked == []
-    config.write_text(json.dumps({"base_model_name_or_path": "org/not-here"}), encoding="utf-8")
+    config.write_text(json.dumps(written | {"base_model_name_or_path": "org/not-here"}), encoding="utf-8")
     with pytest.raises(ModelError, match="it is not here, and the Hub does not answer"):
         load_model(str(tmp_path), PeerConfig(name="a", model=str(tmp_path)))
     with pytest.raises(OSError, match="in the cached files"):
@@ -130,15 +131,8 @@ def test_an_adapter_that_names_no_base(written: str, tmp_path: Path) -> None:
 def test_a_copy_in_the_cache_serves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_dir: TinyModelDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the Hub's clients lay it: refs/main names the snapshot."""
     with_session(monkeypatch, GONE)
-    place = tmp_path / "models--org--copied"
-    (place / "refs").mkdir(parents=True)
-    (place / "refs" / "main").write_text("abc", encoding="utf-8")
-    (place / "snapshots").mkdir()
-    copied = place / "snapshots" / "abc"
-    shutil.copytree(tiny_model_dir(), copied)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    copied = in_cache(monkeypatch, tmp_path, tiny_model_dir())
     assert load_config("org/copied").vocab_size == load_config(str(tiny_model_dir())).vocab_size
     assert load_tokenizer("org/copied").get_vocab() == load_tokenizer(str(tiny_model_dir())).get_vocab()
     loaded = load_model("org/copied", PeerConfig(name="a", model="org/copied"))
@@ -161,3 +155,30 @@ def test_a_tokenizer_is_found_in_a_directory_or_in_the_hub_s_cache(
     assert hub.tokenizer_here("Qwen/Qwen2.5-3B") == Path("/cache/Qwen/Qwen2.5-3B/tokenizer.json")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: None)
     assert hub.tokenizer_here("Qwen/Qwen2.5-3B") is None
+
+
+def test_an_adapter_in_the_cache_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_policy: TinyPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_session(monkeypatch, GONE)
+    adapter = tiny_policy(train="lora", lora_r=4)
+    adapter.save_pretrained(tmp_path / "adapter")
+    tokenizer = load_tokenizer(str(tmp_path / "adapter"))
+    tokenizer.add_tokens(["<|im_start|>"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    in_cache(monkeypatch, tmp_path / "cache", tmp_path / "adapter")
+    assert load_config("org/copied").vocab_size == adapter.vocab_size
+    loaded = load_model("org/copied", PeerConfig(name="a", model="org/copied"))
+    assert loaded.config.vocab_size == len(tokenizer)
+    assert "Retrying" not in caplog.text
+    with pytest.raises(ModelError, match="org/copied is itself a LoRA adapter"):
+        tiny_policy(train="lora", model=Path("org/copied"))
+
+
+def in_cache(monkeypatch: pytest.MonkeyPatch, cache: Path, directory: Path) -> Path:
+    """A copy of ``directory`` as the Hub's clients lay that of org/copied: refs/main names the snapshot."""
+    place = cache / "models--org--copied"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc", encoding="utf-8")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    return Path(shutil.copytree(directory, place / "snapshots" / "abc"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ import torch
 from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from policies import gradients, relative_difference, rows_of, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +31,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
 from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprint
+from ftis.lab.estimate import _shape
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 
@@ -757,12 +760,54 @@ def test_a_lora_directory_is_merged_into_its_base(train: str, tiny_policy: TinyP
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("also", [None, ["embed_tokens", "lm_head"]])
+def test_an_adapter_may_have_tokens_that_its_base_lacks(
+    tied: bool, also: list[str] | None, tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    """As fine-tuning leaves it that adds tokens of a chat and trains their embeddings, or leaves them as drawn."""
+    base = tiny_model_dir("llama", tie_word_embeddings=tied)
+    tokenizer, model = load_tokenizer(str(base)), AutoModelForCausalLM.from_pretrained(base)
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    model.resize_token_embeddings(len(tokenizer))
+    lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=also, task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft tells of both
+        adapted = get_peft_model(model, lora)
+        for weight in adapted.parameters():
+            weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
+        adapted.save_pretrained(str(tmp_path / "adapter"))
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    policy = Policy.load(PeerConfig(name="a", model=str(tmp_path / "adapter"), device="cpu", dtype="float32"))
+    assert policy.vocab_size == len(tokenizer)
+    shape = _shape(policy.config.model, policy.config)  # of a dry run
+    assert shape.config.vocab_size == len(tokenizer)
+    assert shape.parameters == policy.n_parameters or (tied and also)  # peft unties them
+    ids = torch.arange(4, len(tokenizer))[None]
+    torch.testing.assert_close(policy.model(ids).logits, adapted.eval()(ids).logits, atol=1e-3, rtol=1e-3)
+    policy.save_pretrained(tmp_path / "saved")
+    again = Policy.load(policy.config, checkpoint=tmp_path / "saved")
+    assert torch.equal(policy.model(ids).logits, again.model(ids).logits)
+
+
 def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     adapter = tiny_policy(**TRAINS["lora"])
     adapter.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"itself a LoRA adapter.*merge") as caught:
         tiny_policy(**TRAINS["lora"], model=tmp_path)
     assert_one_line(caught)
+    with pytest.raises(ModelError, match="itself a LoRA adapter"):  # before a run, too
+        models.require_trainable(PeerConfig(name="a", model=str(tmp_path), train="lora"), str(tmp_path))
+
+
+def test_an_adapters_base_is_loaded_once(
+    tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_policy(**TRAINS["lora"]).save_pretrained(tmp_path)
+    load = Mock(wraps=AutoModelForCausalLM.from_pretrained)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    tiny_policy(model=tmp_path)
+    assert load.call_count == 1
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------------

@@ -149,11 +149,6 @@ class Policy:
         load_model: Callable[[str, PeerConfig], PreTrainedModel] = look_up("model", "engine", ENGINES)
         load_tokenizer: Callable[[str], PreTrainedTokenizerBase] = look_up("tokenizer", "engine", ENGINES)
         source = model_path or config.model
-        if config.train == "lora" and (Path(source) / "adapter_config.json").exists():
-            raise ModelError(
-                f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
-                f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
-            )
         adapter = checkpoint if config.train == "lora" else None  # on top of the untrained model
         weights = source if adapter or checkpoint is None else str(checkpoint)
         return cls(load_model(weights, config), load_tokenizer(str(checkpoint or source)), config, adapter)

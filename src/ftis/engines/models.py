@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import PeerConfig, did_you_mean
 from ftis.engines.hub import only_here
@@ -45,25 +46,31 @@ ALIGNED = 64
 
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
-    """A causal language model from a directory or the Hub. A LoRA directory is merged into its base.
+    """A causal language model from a directory or the Hub. A LoRA adapter is merged into its base.
 
     It is in float32, its linear layers in 4 bits with ``frozen_dtype = "nf4"``.
 
     Raises:
-        ModelError: there is no model at ``source``, it cannot be loaded, or bitsandbytes is missing.
+        ModelError: there is no model at ``source``, it cannot be loaded, bitsandbytes is missing, or LoRA is asked for
+            on an adapter.
     """
     _check_directory(source)
+    adapter = _adapter_config(source)
+    if adapter is not None:
+        _refuse_second_adapter(config, source)
     quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
-    here = only_here(_place_of_base(source))
+    here = only_here(source) or only_here(_place_of_base(source))
+    asked: dict[str, Any] = {"local_files_only": here, "adapter_kwargs": {"local_files_only": here}}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, local_files_only=here, adapter_kwargs={"local_files_only": here}, **quantised
-        )
-        if getattr(model, "_hf_peft_config_loaded", False):  # it would save only its adapter, whatever was trained
+        model: Any
+        if adapter is None:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **asked, **quantised)
+        else:  # transformers would refuse embeddings of more tokens than the base has
             _quiet_peft()
             from peft import AutoPeftModelForCausalLM
 
-            adapted = AutoPeftModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=here)
+            place = str(adapter.parent) if only_here(source) else source  # or it asks the Hub for the tokenizer
+            adapted = AutoPeftModelForCausalLM.from_pretrained(place, dtype=torch.float32, **asked)
             model = adapted.merge_and_unload()
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
@@ -106,15 +113,24 @@ def _four_bits(config: PeerConfig) -> dict[str, Any]:
 
 
 def load_config(source: str) -> PreTrainedConfig:
-    """A model's configuration, from a directory or the Hub; of a LoRA directory, that of its base.
+    """A model's configuration, from a directory or the Hub; of a LoRA adapter, that of its base.
 
     Raises:
-        ModelError: a LoRA directory names no base.
+        ModelError: a LoRA adapter names no base.
         OSError: there is none, or the Hub is out of reach.
         ValueError: it is none that transformers knows.
     """
     place = _place_of_base(source)
     config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place))
+    return config
+
+
+def with_tokens_of(source: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> PreTrainedConfig:
+    """``config`` with the rows of the vocabulary that :func:`load_model` gives a LoRA adapter: one for each token of
+    its own tokenizer at least, as training adds some. That of another model is as it was."""
+    text = config.get_text_config(decoder=True)
+    if _adapter_config(source) is not None:
+        text.vocab_size = max(text.vocab_size, len(tokenizer))
     return config
 
 
@@ -152,20 +168,37 @@ def _why(error: Exception, source: str) -> str:
 
 
 def _place_of_base(source: str) -> str:
-    """Where a model's weights are: of a LoRA directory, those of its base.
+    """Where a model's weights are: of a LoRA adapter, those of its base.
 
     Raises:
         ModelError: ``adapter_config.json`` there names no base.
     """
-    adapter = Path(source) / "adapter_config.json"
-    if not adapter.exists():
+    adapter = _adapter_config(source)
+    if adapter is None:
         return source
     base = None
     with suppress(ValueError, KeyError, TypeError):  # it is no JSON, has no such key, or is no object
         base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
     if not isinstance(base, str):
-        raise ModelError(f"{adapter} names no base_model_name_or_path: put back the file that peft wrote")
+        where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
+        raise ModelError(f"{where} names no base_model_name_or_path: put back the file that peft wrote")
     return _place_of_base(base)
+
+
+def _adapter_config(source: str) -> Path | None:
+    """The file that tells of a LoRA adapter, in its directory or from the Hub; None of another model."""
+    with suppress(OSError, ValueError):  # what loads the model says better what is wrong with its place
+        found = find_adapter_config_file(source, local_files_only=only_here(source))
+        return None if found is None else Path(found)
+    return None
+
+
+def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
+    if config.train == "lora":
+        raise ModelError(
+            f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
+            f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
+        )
 
 
 def _check_directory(source: str) -> None:
@@ -253,6 +286,8 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
 
 def _quiet_peft() -> None:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
+    for told in ("Model has `tie_word_embeddings=True`", "Input and output embeddings are no longer tied"):
+        warnings.filterwarnings("ignore", told, UserWarning)  # of adapters with weights of their own for both
 
 
 def require_trainable(config: PeerConfig, source: str) -> None:
@@ -262,10 +297,13 @@ def require_trainable(config: PeerConfig, source: str) -> None:
         source: the model's place, if not ``config.model`` (a starter).
 
     Raises:
-        ModelError: its configuration cannot be read, LoRA does not fit it, or the patterns match no parameter.
+        ModelError: its configuration cannot be read, LoRA does not fit it or is asked for on an adapter, or the
+            patterns match no parameter.
     """
     try:
         described = load_config(source)
+        if _adapter_config(source) is not None:
+            _refuse_second_adapter(config, source)
         if config.train == "full":
             return
         with torch.device("meta"):
@@ -382,7 +420,7 @@ def generation_defaults(source: str) -> GenerationConfig | None:
     """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none.
 
     Raises:
-        ModelError: a LoRA directory names no base.
+        ModelError: a LoRA adapter names no base.
     """
     place = _place_of_base(source)
     with suppress(OSError):

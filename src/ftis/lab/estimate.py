@@ -16,7 +16,7 @@ import torch
 
 from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
-from ftis.engines.models import load_config, load_tokenizer
+from ftis.engines.models import load_config, load_tokenizer, with_tokens_of
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
 from ftis.lab.formatting import counted, in_bytes
@@ -324,7 +324,7 @@ def _shape(source: str, peer: PeerConfig) -> Shape:
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
-    config = load_config(source)
+    config = with_tokens_of(source, tokenizer, load_config(source))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     trained = _trained_parameters(model, peer)
