@@ -1,10 +1,13 @@
-"""Token ids for a policy; copies of its weights and gradients, and how far two of them are apart."""
+"""Token ids for a policy; copies of its weights and gradients, and how far two are apart; GPUs that are not here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
+import torch
 from torch import Tensor
 
 from ftis.policy import Policy
@@ -29,3 +32,21 @@ def relative_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> flo
     assert a.keys() == b.keys()
     difference = sum(float((a[n] - b[n]).double().square().sum()) for n in a)
     return float(np.sqrt(difference / sum(float(v.double().square().sum()) for v in a.values())))
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, *native: bool) -> None:
+    """This machine has GPUs, of which these have bfloat16 themselves. All can emulate it."""
+    current = [0]
+
+    @contextmanager
+    def as_current(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device.index or 0
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(native))
+    monkeypatch.setattr(torch.cuda, "device", as_current)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native[current[0]]
+    )

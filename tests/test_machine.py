@@ -1,14 +1,18 @@
-"""Cores and memory inside a container: fake ``/proc`` and ``/sys`` of both versions of Linux's control groups."""
+"""Cores and memory inside a container: fake ``/proc`` and ``/sys`` of both versions of Linux's control groups. GPUs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from policies import with_gpus
 
 from ftis.lab import machine
+from ftis.lab.doctor import diagnose
 
 Write = Callable[[dict[str, str]], None]
 MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   6000 kB\n"
@@ -111,3 +115,12 @@ def test_files_that_say_nothing_limit_nothing(text: str, write: Write) -> None:
 def test_elsewhere_than_on_linux_nothing_is_known(write: Write, tmp_path: Path) -> None:
     assert machine.available_bytes() == machine.resident_bytes() == 0
     assert machine.cores() == 8
+
+
+def test_the_doctor_says_of_each_gpu_whether_it_has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, False, True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=16 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ("T4", "A100")[i])
+    said = {name: found for name, _, found, _ in diagnose()}
+    assert said["cuda:0"] == "T4, 16 GB, no bfloat16"
+    assert said["cuda:1"] == "A100, 16 GB, bfloat16"

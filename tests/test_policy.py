@@ -20,7 +20,7 @@ from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
-from policies import gradients, relative_difference, rows_of, weights
+from policies import gradients, relative_difference, rows_of, weights, with_gpus
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
@@ -268,7 +268,7 @@ def test_on_a_gpu_micro_batches_keep_a_quarter_of_its_memory(
 ) -> None:
     about = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    with_gpus(monkeypatch, True)
     config = Qwen2Config()
     vars(config).update(num_hidden_layers=30, hidden_size=576, intermediate_size=1536)  # SmolLM2-135M
     found = fit(0.05, 134_515_008, torch.device("cuda"), config, PeerConfig(name="a", model="m"))
@@ -976,16 +976,15 @@ def test_a_cuda_device_that_is_not_here(device: str, count: int, monkeypatch: py
 def test_devices_and_dtypes_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with_gpus(monkeypatch, True, False)  # as an A100 beside a T4
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert resolve_dtype("auto", cpu) == resolve_dtype("float32", cuda) == torch.float32
     assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
-    for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
-        assert resolve_dtype("auto", cuda) == expected
+    assert resolve_dtype("auto", cuda) == resolve_dtype("auto", torch.device("cuda:0")) == torch.bfloat16
+    assert resolve_dtype("auto", torch.device("cuda:1")) == torch.float32
+    assert resolve_dtype("bfloat16", torch.device("cuda:1")) == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "sliding"])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from commands import ROOT, ftis
 from conftest import TinyModelDir, assert_one_line
+from policies import with_gpus
 
 from ftis.config import PeerConfig, Recipe
 from ftis.lab import estimate, prepare, processes, runs
@@ -327,9 +328,7 @@ def test_peers_are_spread_over_the_gpus(
 def test_more_gpus_than_there_are_are_refused_before_a_run(
     device: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    with_gpus(monkeypatch, True, True)
     peer = recipe_of({"model": "starter:small", "device": device, "data_parallel_size": size}).peers[0]
     with pytest.raises(ModelError) if said else nullcontext() as error:
         prepare._check_model(peer, ())

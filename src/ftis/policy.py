@@ -278,9 +278,10 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return torch.float32 if dtype == "float32" else torch.bfloat16
+    if dtype == "auto" and device.type == "cuda":
+        with torch.cuda.device(device):  # GPUs before Ampere emulate it, slower than they are in float32
+            dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
 
 def selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Tensor:

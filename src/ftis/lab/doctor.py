@@ -20,6 +20,7 @@ from ftis.lab.machine import cores, total_bytes
 from ftis.lab.prepare import exchanges
 from ftis.lab.pretrained import MODELS
 from ftis.lab.prompting import tokenizers_here
+from ftis.policy import resolve_dtype
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
@@ -53,7 +54,8 @@ def diagnose() -> list[tuple[str, str, str, str]]:
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(i).total_memory
-            bf16 = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+            arithmetic = resolve_dtype("auto", torch.device("cuda", i))
+            bf16 = "bfloat16" if arithmetic == torch.bfloat16 else "no bfloat16"
             rows.append((f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {in_bytes(total)}, {bf16}", ""))
     else:
         rows.append(
