@@ -214,6 +214,19 @@ def test_jsonl_file_holds_out_by_seed(tmp_path: Path) -> None:
     fails("task.train_size = 46: there are only 45 problems", "jsonl", path=str(file), train_size=46)
 
 
+def test_a_column_that_a_row_lacks_is_none(tmp_path: Path) -> None:
+    """As in Hugging Face's data sets. A reward function may name it."""
+    rows = [{"question": f"q{i}", "answer": i, **({"level": i} if i != 7 else {})} for i in range(20)]
+    write_lines(tmp_path / "train.jsonl", rows)
+    write_lines(tmp_path / "validation.jsonl", [{"question": "q", "answer": 1, "unit": "km"}])
+    alone, task = load("jsonl", path=str(tmp_path / "train.jsonl")), load("jsonl", path=str(tmp_path))
+    levels = {f"q{i}": i if i != 7 else None for i in range(20)}
+    assert {p.question: p.columns["level"] for p in (*alone.train, *alone.validation)} == levels
+    assert {p.question: p.columns["level"] for p in task.train} == levels
+    assert task.validation[0].columns == {"level": None, "unit": "km"}
+    assert task.train[0].columns == {"level": 0, "unit": None}
+
+
 def test_copies_of_a_held_out_problem_leave_training(tmp_path: Path) -> None:
     spaces = ("", " ", "\n")  # which make no other problem of it
     rows = [{"question": f"q{i % 10}{spaces[i // 10]}", "answer": "a"} for i in range(30)]

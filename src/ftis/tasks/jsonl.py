@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ftis.config import TaskConfig, did_you_mean
 from ftis.prompts import Task, TaskError
@@ -15,7 +16,8 @@ def load(config: TaskConfig) -> Task:
     """Problems from ``task.path``, a ``.jsonl`` file or a directory of them.
 
     Without a validation file, some problems are held out of training, with all their copies. With one, a question in
-    both files is an error. A directory with a validation file only is a task for evaluation.
+    both files is an error. A directory with a validation file only is a task for evaluation. A column that some rows
+    lack is None there.
     """
     refuse_settings(config, "options")
     question_field, answer_field = config.question_field or "question", config.answer_field or "answer"
@@ -25,8 +27,15 @@ def load(config: TaskConfig) -> Task:
         return [problem_of(row, question_field, answer_field, where) for row, where in jsonl_rows(file)]
 
     train = read(train_file) if train_file else []
+    validation = read(validation_file) if validation_file else []
+    # A reward function that names a column would fail on the first row without it, in the middle of a run.
+    columns: dict[str, Any] = dict.fromkeys(name for _, _, given in (*train, *validation) for name in given)
+
+    def filled(rows: list[Problem]) -> list[Problem]:
+        return [(question, answer, columns | dict(given)) for question, answer, given in rows]
+
+    train, validation = filled(train), filled(validation)
     if validation_file:
-        validation = read(validation_file)
         require_disjoint(train, validation, f"{train_file} and {validation_file}")
         validation = subset(validation, config.validation_size, config.seed, "validation")
     else:
