@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TinyModelDir
+from conftest import TinyModelDir, TinyPolicy
 from transformers import AutoConfig
 
 from ftis.config import Recipe
@@ -143,6 +143,24 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
     parted = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
     assert parted.sampling == drawn(2, 1, 9 + 8 + 8) + copied
     assert peak_memory(generated, recipe.peers[0], shape, [9, 5, 7, 9], 7).sampling == drawn(2, 1) + copied
+
+
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        ("llama", {}),
+        ("llama", {"train": "subset", "trainable_parameters": (r"mlp",)}),
+        ("llama", {"train": "lora"}),
+        ("llama", {"train": "lora", "lora_target_modules": ("layers.0.self_attn.q_proj", "embed_tokens")}),
+        ("gpt2", {"train": "lora", "lora_target_modules": ("c_attn",)}),  # of Conv1D, which has no in_features
+    ],
+)
+def test_a_dry_run_counts_what_is_trained(
+    kind: str, train: dict[str, Any], tiny_model_dir: TinyModelDir, tiny_policy: TinyPolicy
+) -> None:
+    policy = tiny_policy(kind, **train)
+    shape = estimate._shape(str(tiny_model_dir(kind)), policy.config)
+    assert (shape.parameters, shape.trained) == (policy.n_parameters, sum(p.numel() for p in policy.trainable))
 
 
 def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:

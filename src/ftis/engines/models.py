@@ -285,9 +285,14 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
 
 
 def _quiet_peft() -> None:
+    """Keep peft from telling what it puts right itself."""
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
-    for told in ("Model has `tie_word_embeddings=True`", "Input and output embeddings are no longer tied"):
-        warnings.filterwarnings("ignore", told, UserWarning)  # of adapters with weights of their own for both
+    for told in (
+        "Model has `tie_word_embeddings=True`",
+        "Input and output embeddings are no longer tied",
+        "fan_in_fan_out is set to False but the target module is `Conv1D`",
+    ):
+        warnings.filterwarnings("ignore", told, UserWarning)
 
 
 def require_trainable(config: PeerConfig, source: str) -> None:
@@ -306,11 +311,25 @@ def require_trainable(config: PeerConfig, source: str) -> None:
             _refuse_second_adapter(config, source)
         if config.train == "full":
             return
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(described)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {config.model!r} cannot be loaded: {_why(error, source)}") from None
-    _chosen(model, config, None)
+    without_weights(described, config)
+
+
+def without_weights(described: PreTrainedConfig, config: PeerConfig) -> Any:
+    """A model of a configuration, with exactly the parameters that ``config.train`` names requiring gradients.
+
+    Its tensors have shapes and no numbers.
+
+    Raises:
+        ModelError: transformers has no such model, LoRA does not fit it, or the patterns match no parameter.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(described)
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"model {config.model!r} cannot be loaded: {first_line(error)}") from None
+    return _chosen(model, config, None)
 
 
 def require_precision(config: PeerConfig) -> None:

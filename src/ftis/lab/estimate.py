@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from operator import ge
@@ -16,7 +15,7 @@ import torch
 
 from ftis.codec import message_size
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
-from ftis.engines.models import load_config, load_tokenizer, with_tokens_of
+from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.lab import starters
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
 from ftis.lab.formatting import counted, in_bytes
@@ -321,15 +320,10 @@ def _examine(
 
 def _shape(source: str, peer: PeerConfig) -> Shape:
     """The model's size. Loads no weights."""
-    from transformers import AutoModelForCausalLM
-
     tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
     config = with_tokens_of(source, tokenizer, load_config(source))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    trained = _trained_parameters(model, peer)
-    parameters = sum(p.numel() for p in model.parameters()) + (trained if peer.train == "lora" else 0)
-    return Shape(config, tokenizer, parameters, trained)
+    sizes = [(p.numel(), p.requires_grad) for p in without_weights(config, peer).parameters()]
+    return Shape(config, tokenizer, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
 
 
 def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:
@@ -372,12 +366,3 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -
     tokens = LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
-
-
-def _trained_parameters(model: Any, peer: PeerConfig) -> int:
-    if peer.train == "lora":
-        ends = tuple(f".{target}" for target in peer.lora_target_modules)  # as peft takes them, with dots or without
-        targets = [m for n, m in model.named_modules() if f".{n}".endswith(ends) and hasattr(m, "in_features")]
-        return sum(peer.lora_r * (m.in_features + m.out_features) for m in targets)
-    patterns = peer.trainable_parameters if peer.train == "subset" else ("",)
-    return sum(p.numel() for n, p in model.named_parameters() if any(re.search(x, n) for x in patterns))
