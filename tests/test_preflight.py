@@ -16,6 +16,7 @@ import pytest
 from commands import ftis
 from conftest import TinyModelDir
 from rich.console import Console
+from torch import Tensor
 
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
@@ -29,6 +30,7 @@ from ftis.lab.plan import rate_advice, without_effect
 from ftis.lab.preflight import Sounding, extrapolated, sound
 from ftis.lab.recipes import parse
 from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
+from ftis.objectives import OBJECTIVES, Objective
 from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
@@ -218,6 +220,104 @@ def test_loras_settings_without_lora(peer: dict[str, Any], sets: list[dict[str, 
         }
     )
     assert [line[: len(start)] for line, start in zip(without_effect(arms_of(recipe)), said, strict=True)] == said
+
+
+def by_length(prompts: Any, completions: list[str], completion_ids: Any, **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def by_format(
+    prompts: Any, completions: list[str], completion_ids: Any, *, extract: str, answer_kind: str, **columns: Any
+) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def half_weighted(raw_weight_NT: Tensor, objective: Objective) -> Tensor:
+    return raw_weight_NT.clamp(max=objective.importance_sampling_clip_max / 2)
+
+
+HALF = replace(OBJECTIVES["NoIS"], weight=half_weighted)
+KL_IDLE = "without effect on what is learned, since VIS drops nothing by KL: leave out, or take F-TIS"
+CAP_IDLE = "objective.importance_sampling_clip_max without effect on what is learned, since {} cuts no weights"
+
+
+@pytest.mark.parametrize(
+    ("keys", "sets", "said"),
+    [
+        ({"training": {"resample_budget": 3}}, [{}], ["training.resample_budget without effect, since groups keep"]),
+        ({"training": {"resample_budget": 3}}, [{}, {"training.resample": "fill"}], []),
+        ({"training": {"resample": "fill"}}, [{"training.resample_budget": 3}], []),
+        (
+            {"reward": {"function": "test_preflight.by_length", "format_weight": 0.2, "extract": "boxed"}},
+            [{}],
+            [
+                "reward.format_weight without effect, since test_preflight.by_length has no argument format_weight",
+                "reward.extract without effect, since test_preflight.by_length has no argument extract",
+            ],
+        ),
+        ({"reward": {"function": "test_preflight.by_length"}}, [{}], []),
+        ({"reward": {"function": "test_preflight.by_format", "extract": "boxed", "answer": "number"}}, [{}], []),
+        ({"reward": {"format_weight": 0.2, "extract": "boxed", "answer": "number"}}, [{}], []),
+        (
+            {"objective": {"name": "VIS", "kl_threshold": 1.0, "kl_reduction": "mean"}},
+            [{}],
+            [f"objective.kl_threshold, objective.kl_reduction {KL_IDLE}"],
+        ),
+        ({"objective": {"name": "VIS", "kl_threshold": 1.0}}, [{}, {"objective.name": "F-VIS"}], []),
+        ({"objective": {"name": "VIS", "kl_threshold": 1.0, "importance_sampling_clip_max": 1.0}}, [{}], None),
+        ({"objective": {"name": "TOPR", "importance_sampling_clip_max": 1.0}}, [{}], [CAP_IDLE.format("TOPR")]),
+        ({"objective": {"name": "TIS", "importance_sampling_clip_max": 1.0}}, [{}], []),
+        ({"objective": {"name": "test_preflight.HALF", "importance_sampling_clip_max": 1.0}}, [{}], []),
+        (
+            {
+                "objective": {"name": "VIS", "kl_threshold": 1.0, "importance_sampling_clip_max": 1.0},
+                "training": {"selections": ["ftis.lab.partners.FilterBySender"]},
+            },
+            [{}],
+            [],
+        ),
+    ],
+)
+def test_settings_that_others_leave_without_effect(
+    keys: dict[str, Any], sets: list[dict[str, Any]], said: list[str] | None
+) -> None:
+    recipe = parse(
+        {
+            "name": "m",
+            "task": {"name": "clock"},
+            "peers": [{"name": "a", "model": "starter:small"}],
+            "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
+            **keys,
+        }
+    )
+    if said is None:
+        said = [f"objective.kl_threshold {KL_IDLE}", CAP_IDLE.format("VIS")]
+    found = sorted(without_effect(arms_of(recipe)))
+    assert [line[: len(start)] for line, start in zip(found, sorted(said), strict=True)] == sorted(said)
+
+
+@pytest.mark.parametrize(
+    ("task", "reward", "said"),
+    [
+        ("jsonl", {"extract": "last_number"}, True),
+        ("jsonl", {"extract": "last_number", "answer": "number"}, False),
+        ("jsonl", {"extract": "boxed"}, False),
+        ("jsonl", {"extract": "last_number", "function": "test_preflight.by_format"}, False),
+        ("word_problems", {"extract": "last_number"}, False),
+    ],
+)
+def test_numbers_that_are_compared_as_text(task: str, reward: dict[str, Any], said: bool) -> None:
+    recipe = parse(
+        {
+            "name": "m",
+            "task": {"name": task},
+            "reward": reward,
+            "peers": [{"name": "a", "model": "starter:small"}],
+        }
+    )
+    found = without_effect(arms_of(recipe))
+    assert len(found) == said
+    assert all("so 1,000 is not 1000: set reward.answer" in line for line in found)
 
 
 def shown(looked: list[Sounding], recipe: Recipe) -> str:

@@ -478,7 +478,7 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
     if resolved:
         console.print_json(recipe.model_dump_json())
     after = "next: ftis preflight says whether it would learn, and how long a round takes"
-    for line in [*plan(arms, tasks), *estimate(recipe, only), *exchanged, after]:
+    for line in [*plan(arms, tasks, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
         console.print(line)
 
 

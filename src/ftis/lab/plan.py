@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ftis.config import PeerConfig, TrainingConfig
+from ftis.config import PeerConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
 from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS
 from ftis.lab.prompting import remarks
+from ftis.objectives import resolve
 from ftis.prompts import Task
+from ftis.rewards.scoring import load_scorer
 
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""
@@ -22,26 +24,42 @@ LOW_FOR_FULL, LARGE = 2e-6, 1e9
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
+OF_REWARD = {key: key for key in ("extract", "format_weight", "pass_mark", "partial_credit")} | {
+    "answer": "answer_kind"
+}
+"""The reward's settings, and the arguments by which a reward function takes them."""
+OF_FILTER = ("kl_threshold", "kl_estimator", "kl_reduction")
 LEARNED_AT = (
     "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
     "3e-4"
 )
 
 
-def plan(arms: Sequence[Arm], tasks: Sequence[Task]) -> list[str]:
+def plan(arms: Sequence[Arm], tasks: Sequence[Task], every: Sequence[Arm]) -> list[str]:
     """The lines before a run of these arms.
 
     Args:
         tasks: the task that is trained on, and those out of distribution.
+        every: all arms of the recipe, one of which may use what these do not.
     """
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return lines + without_effect(arms) + remarks(arms[0], tasks[0]) + rates(arms)
+    return lines + without_effect(every) + remarks(arms[0], tasks[0]) + rates(arms)
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
+    """A line for each setting that some of the arms have, and that changes nothing in any of them."""
+    settings = [setting for arm in arms for setting in _settings(arm.recipe)]
+    used = {key for key, why in settings if not why}
+    idle = {key: why for key, why in settings[::-1] if key not in used}  # as the first of the arms has it
+    told = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}
+    lines = [f"{', '.join(keys)} without effect{why}" for why, keys in told.items()]
+    return _without_adapter(arms) + lines[::-1] + _compared_as_text(arms)
+
+
+def _without_adapter(arms: Sequence[Arm]) -> list[str]:
     """A line for each peer with LoRA's settings that has LoRA in none of the arms."""
     peers = [peer for arm in arms for peer in arm.recipe.peers]
     adapted = {peer.name for peer in peers if peer.train == "lora"}
@@ -55,6 +73,38 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
         f'peers.{name}.train = "lora"'
         for name, keys in found.items()
     ]
+
+
+def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Settings other than their defaults that others may leave without effect: why they do, or "" where they do not."""
+    training, reward, options = recipe.training, recipe.reward, recipe.objective
+    if training.resample_budget != TrainingConfig.model_fields["resample_budget"].default:
+        off = ', since groups keep their places: leave out, or set training.resample = "fill"'
+        yield "training.resample_budget", off if training.resample == "off" else ""
+    taken = load_scorer(reward, recipe.prompt, "exact").settings
+    for key, argument in OF_REWARD.items():
+        if getattr(reward, key) != RewardConfig.model_fields[key].default:
+            left = f", since {reward.function} has no argument {argument}: leave out, or give it one"
+            yield f"reward.{key}", "" if argument in taken else left
+    given = [key for key in OF_FILTER if getattr(options, key) is not None]
+    objective = resolve(options) if given else None
+    if objective is None or objective.selections or training.selections:  # these may read them
+        return
+    for key in given:
+        why = f", since {options.name} drops nothing by KL: leave out, or take F-TIS"
+        yield f"objective.{key}", "" if objective.filtered else why
+
+
+def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
+    """A line where numbers are read from completions, and compared with a file's answers letter by letter."""
+    for recipe in (arm.recipe for arm in arms):
+        as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
+        if as_text and recipe.reward.extract == "last_number" and recipe.reward.function == RewardConfig().function:
+            return [
+                'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so '
+                '1,000 is not 1000: set reward.answer = "number"'
+            ]
+    return []
 
 
 def problems(tasks: Sequence[Task]) -> list[str]:
