@@ -39,8 +39,8 @@ WINGS = {
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper words writing equations numbers latex gym answers",
-    "engines": "launch devices optimizers hub models shards windows lines head microbatches rows slots linear decoder "
-    "stops samplers generate builtin replicas handover vllm_server vllm",
+    "engines": "launch devices optimizers hub texts models shards windows lines head microbatches rows slots linear "
+    "decoder stops samplers generate builtin replicas handover vllm_server vllm",
     "loop": "files events records parts checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",

@@ -38,11 +38,12 @@ def byte_level(words: Sequence[str] = (), digits: bool = False, normal_form: boo
     return _fast(tokenizer)
 
 
-def sentencepiece(words: Sequence[str] = (), prefix: bool = False) -> PreTrainedTokenizerFast:
+def sentencepiece(words: Sequence[str] = (), prefix: bool = False, strips: bool = False) -> PreTrainedTokenizerFast:
     """A BPE over characters with ▁ for a space, which falls back to bytes.
 
     Args:
         prefix: a space is put in front of every text, as Llama 2 does.
+        strips: decoding takes one off, as Llama 2 does too.
     """
     spelt = [word.replace(" ", "\u2581") for word in words if word]
     characters = sorted({character for word in spelt for character in word} | {"\u2581", "a"})
@@ -50,7 +51,8 @@ def sentencepiece(words: Sequence[str] = (), prefix: bool = False) -> PreTrained
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     space = [normalizers.Replace(" ", "\u2581")]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), *space] if prefix else space)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if strips else [])])
     return _fast(tokenizer)
 
 

@@ -117,6 +117,7 @@ class Policy:
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self._text: Callable[[Sequence[int]], str] = look_up("texts", "engine", ENGINES)(tokenizer)
         self.device = resolve_device(config.device)
         self.compute_dtype = resolve_dtype(config.dtype, self.device)
         torch.backends.cuda.enable_cudnn_sdp(False)  # on a GPU it plans anew for each shape, and rows differ in length
@@ -229,8 +230,8 @@ class Policy:
             group["lr"] = learning_rate
 
     def detokenize(self, completion_ids: Sequence[int]) -> str:
-        """A completion's text, without special tokens such as the end of sequence."""
-        return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
+        """A completion's text, without special tokens such as the end of sequence; a space in front of it stays."""
+        return self._text(completion_ids)
 
     def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory; ``state_dict``: as it is."""

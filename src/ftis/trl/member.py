@@ -101,7 +101,7 @@ class HostPolicy:
     end_ids: frozenset[int]
 
     def detokenize(self, completion_ids: Sequence[int]) -> str:
-        """A completion's text, without special tokens such as the end of sequence."""
+        """A completion's text, without special tokens, as TRL gives own ones to reward functions."""
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
 

@@ -1,0 +1,48 @@
+"""A completion's text, which stands behind a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""SentencePiece's sign for a space."""
+
+
+def texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """What turns completions into text, without special tokens.
+
+    Decoders as of Llama 2, Mistral and Phi 3 take a space off the front, since their encoders put one before each text.
+    But "The answer is" and a completion ``▁7`` are "The answer is 7". With such a tokenizer, completions are decoded
+    behind a token whose text is then cut off.
+    """
+    lead = _lead(tokenizer)
+    return partial(_text, tokenizer) if lead is None else partial(_text_behind, tokenizer, lead)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _text_behind(tokenizer: PreTrainedTokenizerBase, lead: tuple[int, str], ids: Sequence[int]) -> str:
+    return _text(tokenizer, [lead[0], *ids]).removeprefix(lead[1])
+
+
+def _lead(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str] | None:
+    """A token and its text, behind which a space stays that is taken off elsewhere; None where none is taken off."""
+    vocabulary = tokenizer.get_vocab().items()
+    words = ((n, token[1:]) for token, n in vocabulary if token.startswith(SPACE) and _is_plain(token[1:]))
+    spaced = min(words, default=None)
+    if spaced is None or _text(tokenizer, [spaced[0]]) != spaced[1]:
+        return None
+    plain = sorted((n, token) for token, n in vocabulary if _is_plain(token))
+    lead = next(((n, token) for n, token in plain if _text(tokenizer, [n]) == token), None)
+    if lead is None or _text(tokenizer, [lead[0], spaced[0]]) != f"{lead[1]} {spaced[1]}":
+        return None
+    return lead
+
+
+def _is_plain(token: str) -> bool:
+    return token.isascii() and token.isalnum()
