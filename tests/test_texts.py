@@ -15,7 +15,7 @@ from vocabularies import byte_level, sentencepiece
 
 from ftis.config import PromptConfig, RewardConfig
 from ftis.engines.texts import texts_of
-from ftis.page.latest import spells
+from ftis.page.completions import spells
 from ftis.page.samples import Tokens
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
