@@ -36,7 +36,7 @@ from ftis import codec
 from ftis.admission import Admission, Admitter, Reason
 from ftis.codec import Header, Message, decode, encode, message_size
 from ftis.config import PromptConfig, RewardConfig
-from ftis.rewards.scoring import RewardError, load_scorer
+from ftis.rewards.scoring import CompletionError, RewardError, load_scorer
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.wire.plain import weight_error
 
@@ -176,16 +176,20 @@ def test_every_reason_has_a_row() -> None:
 def test_a_completion_that_the_reward_function_fails_on_rejects_its_group_and_leaves_the_others() -> None:
     def score(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
         if prompt is TERMS.prompts[0]:
-            raise RewardError("reward.function 'mine.reward' raised ValueError: no number")
+            raise failure("reward.function 'mine.reward' raised ValueError: no number")
         return (1.0,) * len(completions)
 
+    failure: type[Exception] = CompletionError
     judge = Admitter(TERMS, score, lambda ids: "")
     admission = judge.admit("ada", message(group(0), group(1)), round=0)
     assert items(admission) == [1]
     assert (only(admission).reason, only(admission).item) == ("unscored", 0)
     assert "raised ValueError: no number" in only(admission).detail
-    with pytest.raises(RewardError):  # of own completions it is the run's own error
+    with pytest.raises(CompletionError):  # of own completions it is the run's own error
         judge.score_group(group(0))
+    failure = RewardError  # as where a helper cannot be started: no completion would be scored
+    with pytest.raises(RewardError):
+        judge.admit("ada", message(group(0)), round=0)
 
 
 @pytest.mark.parametrize("text", [r"\frac{%s}{2}", r"\frac{2}{%s}", "1 %s/3", "%s", "1e%s", "%s^2"])

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyModelDir, make_tokenizer, save_qwen2
+from conftest import TinyModelDir, TinyPolicy, make_tokenizer, save_qwen2
 from tokenizers import AddedToken
 
 from ftis.config import Recipe
+from ftis.engines.models import load_tokenizer
 from ftis.lab.arms import RunError, arms_of
 from ftis.lab.prompting import remarks, require_prompts
 from ftis.lab.recipes import parse
@@ -49,7 +50,7 @@ def refused(recipe: Recipe, task: Task) -> str:
 
 
 def told(recipe: Recipe) -> list[str]:
-    return remarks(arms_of(recipe)[0], task_of(*QUESTIONS))
+    return remarks(arms_of(recipe), task_of(*QUESTIONS))
 
 
 Chat = Callable[..., Path]
@@ -94,6 +95,15 @@ def test_a_token_without_embedding_is_refused(chat_model: Chat) -> None:
     assert "has no embedding of '<|im_end|>', which the prompts hold: resize its embeddings" in message
     plain = recipe_of(chat_model(rows=-2), chat_template="never")
     require_prompts(arms_of(plain)[0], [task_of(*QUESTIONS)], set())
+
+
+def test_an_adapters_own_tokens_have_embeddings(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    tiny_policy(train="lora", lora_r=4).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(tmp_path)
+    require_prompts(arms_of(recipe_of(tmp_path))[0], [task_of(*QUESTIONS)], set())
 
 
 def test_a_template_that_refuses_a_system_message_is_refused(chat_model: Chat) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,29 @@ def test_a_chat_templates_date_is_the_same_every_day_and_its_variables_are_the_r
     assert prompt_text(QUESTION, PromptConfig(system_prompt=""), tok) == "01 Jan 2025"
     options = PromptConfig(system_prompt="", template_options={"enable_thinking": False})
     assert prompt_text(QUESTION, options, tok) == "01 Jan 2025 False"
+    today = prompt_text(QUESTION, options, tok, todays=True)
+    assert datetime.strptime(today, "%d %b %Y False").year >= 2026
+
+
+def test_a_date_changes_nothing_around_it() -> None:
+    for begin in ("", " ", "  ", "\n", "\n  ", "x"):
+        template = begin + "{% if true %}X{% endif %}\n {{ 'y' }}"
+        plain = prompt_text(QUESTION, PromptConfig(system_prompt=""), tokenizer(template))
+        dated = prompt_text(QUESTION, PromptConfig(system_prompt=""), tokenizer(template + "{# strftime_now #}"))
+        assert plain == dated, repr(begin)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"tokenize": True}, "tokenize is no variable of a chat template"), ({"x": "y"}, "")],
+)
+def test_template_options_are_variables(options: dict[str, Any], said: str) -> None:
+    config = PromptConfig(system_prompt="", template_options=options)
+    if not said:
+        assert prompt_text(QUESTION, config, tokenizer("{{ x }}")) == "y"
+        return
+    with pytest.raises(TaskError, match=said):
+        prompt_text(QUESTION, config, tokenizer("{{ x }}"))
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:

@@ -24,14 +24,14 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT, command, ftis
-from conftest import TinyModelDir
+from conftest import TinyModelDir, make_tokenizer
 from light_swarm import free_port
 from policies import gradients, relative_difference
 from trl_scene import GROUP, MadeUp, Vllm, config, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.codec import Limits, decode
-from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
+from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RecipeError
 from ftis.exchange import Stopped
 from ftis.honesty.selection import HonestyTest
 from ftis.lab import starters
@@ -45,7 +45,8 @@ from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.policy import Policy
-from ftis.rollouts import Batch, Group, Rows, ScoredGroup, collate
+from ftis.prompts import Task
+from ftis.rollouts import Batch, Group, Prompt, Rows, ScoredGroup, collate
 from ftis.sampling import Decoding
 from ftis.selection import Chosen, Judged, select, selections_of
 from ftis.swarm.link import NetworkExchange
@@ -855,6 +856,29 @@ def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: P
     trainer.train()
     assert len(heard) == 4 * GROUP  # own ones and the other's, alike
     assert all(message[0]["role"] == "assistant" for message in heard)
+
+
+@needs_trl
+@pytest.mark.parametrize("options", [{}, {"mood": "so"}])
+def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str, str]) -> None:
+    from ftis.trl.problems import dataset_of
+
+    tokenizer = make_tokenizer()  # whose first token a template leaves out, so that text is no way to give a prompt
+    tokenizer.chat_template = "{{ strftime_now('%d') }}{{ mood }}{{ messages[-1].content }}="
+    problems = (Prompt(0, "1+1", "2"),)
+    task = Task("mine", problems, problems, answer_kind="number", digest="0" * 64)
+    given = dataset_of(task, PromptConfig(system_prompt="", template_options=options), tokenizer)
+    assert given[0]["prompt"] == [{"role": "user", "content": "1+1"}]
+
+
+@needs_trl
+def test_variables_of_a_template_are_trls_too(model: Path, tmp_path: Path) -> None:
+    from ftis.trl.options import OptionError
+
+    recipe = scene_recipe(1)
+    prompt = recipe.prompt.model_copy(update={"template_options": {"mood": "so"}})
+    with pytest.raises(OptionError, match=r"chat_template_kwargs = \{\}: the recipe's prompt.template_options is"):
+        trainer_of(model, config(tmp_path), recipe.model_copy(update={"prompt": prompt}))
 
 
 # --- processes --------------------------------------------------------------------------------------

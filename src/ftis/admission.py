@@ -26,6 +26,11 @@ from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 _SLACK = 2
 """Counts are decoded with this slack, so that a group that is too large is rejected alone. Bytes have none."""
 
+
+class ScoringError(FtisError):
+    """This peer's reward function fails on a completion."""
+
+
 Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, ...]]
 """(prompt, completions, their token ids) -> a reward for each."""
 
@@ -196,7 +201,7 @@ class Admitter:
             offered_for: the round that the sender offered it for; None: the message says so itself.
 
         Raises:
-            Whatever but an FtisError the scorer or the detokenizer raises. Nothing of the message is remembered then.
+            Whatever else the scorer or the detokenizer raises. Nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
@@ -237,7 +242,7 @@ class Admitter:
                 continue
             try:
                 admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
-            except FtisError as error:  # own groups were scored before, so it is this text that the function fails on
+            except ScoringError as error:
                 rejections.append(Rejection(sender, Reason.UNSCORED, group.item, str(error)))
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}

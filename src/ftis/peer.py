@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftis.admission import Admission, Admitter, Reason, rejected
 from ftis.codec import Header, Message, encode
-from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.config import PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, round_record
@@ -34,11 +34,7 @@ Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
 def train_round(peer: Peer, round: int) -> RoundRecord:
     """Train one round of one peer. Raises Stopped if asked to stop before anything has changed."""
     clock = Stopwatch()
-    try:
-        sampled = peer.sample(round)
-    except FtisError as error:
-        error.changed_nothing = True
-        raise
+    sampled = peer.sample(round)
     clock.lap("sample")
 
     sent_bytes = peer.offer(round, sampled.kept)

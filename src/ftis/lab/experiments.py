@@ -72,7 +72,7 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = u
     arms = arms_of(recipe)
     check_baselines(recipe)
     tasks = check(arms)
-    say(Planned((*problems(tasks), *remarks(arms[0], tasks[0]), *rates(arms))))
+    say(Planned((*problems(tasks), *remarks(arms, tasks[0]), *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
         claim(run_directory(seeded), True, seeded, trains=False)

@@ -151,7 +151,7 @@ def join(
         delete_run(directory)
     place = directory / arm_name / name
     claim(directory, resume, swarm)
-    say(Planned((*problems(tasks), *remarks(own, tasks[0]), *rates([own]))))
+    say(Planned((*problems(tasks), *remarks([own], tasks[0]), *rates([own]))))
     with locked(directory / arm_name / ".lock", 0):
         try:
             _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)

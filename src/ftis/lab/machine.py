@@ -21,7 +21,7 @@ def cores() -> int:
 
 @contextmanager
 def with_threads(threads: int) -> Iterator[None]:
-    """Run on so many CPU threads: the last digits of sums depend on their number."""
+    """Run on this number of CPU threads: the last digits of sums depend on their number."""
     import torch
 
     before = torch.get_num_threads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ftis.config import PeerConfig, Recipe, RewardConfig, TrainingConfig
+from ftis.config import FtisError, PeerConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
@@ -46,12 +46,15 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task], every: Sequence[Arm]) -> li
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return lines + without_effect(every) + remarks(arms[0], tasks[0]) + rates(arms)
+    return lines + without_effect(every) + remarks(arms, tasks[0]) + rates(arms)
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
     """A line for each setting that some of the arms have, and that changes nothing in any of them."""
-    settings = [setting for arm in arms for setting in _settings(arm.recipe)]
+    try:
+        settings = [setting for arm in arms for setting in _settings(arm.recipe)]
+    except FtisError:  # an arm that cannot run is refused where it is to run
+        return _without_adapter(arms) + _compared_as_text(arms)
     used = {key for key, why in settings if not why}
     idle = {key: why for key, why in settings[::-1] if key not in used}  # as the first of the arms has it
     told = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}

@@ -90,7 +90,7 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
     """
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
     tasks = check([chosen])
-    if told := remarks(chosen, tasks[0]):
+    if told := remarks([chosen], tasks[0]):
         say(Planned(tuple(told)))
     stop = stop or threading.Event()
     (chosen,), models = prepare([chosen], say, stop)

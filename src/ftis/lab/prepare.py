@@ -39,8 +39,11 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 """Settings of a peer that its model must fit."""
 
 
-def check(arms: list[Arm]) -> list[Task]:
+def check(arms: list[Arm], prompts: bool = True) -> list[Task]:
     """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, prompts and their number.
+
+    Args:
+        prompts: look at them too; a job of an experiment need not, which has.
 
     Returns:
         the first arm's task, and those out of distribution.
@@ -73,7 +76,7 @@ def check(arms: list[Arm]) -> list[Task]:
                     f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
                 ) from None
     rendered: set[tuple[str, ...]] = set()
-    for arm, loaded in zip(arms, of_arms, strict=True):
+    for arm, loaded in zip(arms, of_arms, strict=True) if prompts else ():
         require_prompts(arm, loaded, rendered)
     return of_arms[0]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ftis.config import PromptConfig, Recipe, RewardConfig
 from ftis.engines.hub import tokenizer_here
-from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of
+from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.policy import own_ends
@@ -61,18 +61,23 @@ def require_prompts(arm: Arm, tasks: Sequence[Task], looked_at: set[tuple[str, .
         looked_at.add(key)
 
 
-def remarks(arm: Arm, task: Task) -> list[str]:
-    """What to know of an arm's prompts before a run, a line for each model that is on this machine and each thing."""
-    recipe, lines = arm.recipe, list[str]()
-    for model, place in tokenizers_here(arm).items():
-        tokenizer = load_tokenizer(place)
+def remarks(arms: Sequence[Arm], task: Task) -> list[str]:
+    """What to know of prompts before a run, a line for each model that is on this machine and each thing."""
+    asked = {
+        (*here, arm.recipe.prompt.model_dump_json(), arm.recipe.reward.extract, arm.recipe.sampling.end_tokens): arm
+        for arm in arms
+        for here in tokenizers_here(arm).items()
+    }
+    lines: list[str] = []
+    for (model, place, *_), arm in asked.items():
+        tokenizer, recipe = load_tokenizer(place), arm.recipe
         found = [_dropped(task.train[0], recipe.prompt, tokenizer)]
         if is_chat(recipe.prompt, tokenizer):
             ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
             found += [_turn_without_end(task.train[0], recipe.prompt, tokenizer, ends)]
             found += [_examples_cut(task.train[0], recipe.prompt, tokenizer), _opened(task.train[0], recipe, tokenizer)]
         lines += [f"{model}: {text}" for text in found if text]
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
@@ -111,21 +116,21 @@ def require_fit(
     Raises:
         TaskError, RunError: as :func:`require_prompts`.
     """
-    positions, rows = _size(place)
+    positions, rows = _size(place, tokenizer)
     without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
     longest: list[tuple[int, str, Prompt]] = []
-    for name, problem in problems:
+    long = _long(problems, prompt, tokenizer, (positions or sys.maxsize) - most)
+    for _, problem in problems if without else [*problems[:1], *long]:
         text = prompt_text(problem, prompt, tokenizer)
         if lost := [token for token in without if token in text]:
             raise RunError(
                 f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
                 f"(model.resize_token_embeddings), or write prompts without it"
             )
-        # A token stands for a byte at least, so most prompts need not be tokenized.
-        if positions is not None and len(text.encode("utf-8", "replace")) + SPECIAL + most > positions:
-            tokens = len(render_prompt(problem, prompt, tokenizer))
-            if tokens + most > positions:
-                longest.append((tokens, name, problem))
+    for name, problem in long:
+        tokens = len(render_prompt(problem, prompt, tokenizer))
+        if positions is not None and tokens + most > positions:
+            longest.append((tokens, name, problem))
     if longest:
         tokens, name, problem = max(longest, key=lambda found: found[0])
         raise RunError(
@@ -135,15 +140,30 @@ def require_fit(
         )
 
 
-def _size(place: str) -> tuple[int | None, int | None]:
-    """A model's positions and its embeddings' rows, as far as its configuration says them.
+def _long(
+    problems: Sequence[tuple[str, Prompt]], prompt: PromptConfig, tokenizer: Any, most: int
+) -> list[tuple[str, Prompt]]:
+    """The problems whose prompts may have more than ``most`` tokens: a token stands for a byte at least.
 
-    An adapter's tokens may have embeddings of their own.
+    What stands around a question is as long as around the first, so that few of many problems have to be rendered.
     """
+    if not problems:
+        return []
+    times = prompt.template.count("{question}")
+
+    def size(text: str) -> int:
+        return len(text.encode("utf-8", "replace"))
+
+    first = problems[0][1]
+    around = size(prompt_text(first, prompt, tokenizer)) - times * size(first.question) + SPECIAL
+    return [(name, problem) for name, problem in problems if around + times * size(problem.question) > most]
+
+
+def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
+    """A model's positions and its embeddings' rows, as far as its configuration says them."""
     with suppress(OSError, ValueError):
-        text = load_config(place).get_text_config(decoder=True)
-        adapted = (Path(place) / "adapter_config.json").exists()
-        return getattr(text, "max_position_embeddings", None), None if adapted else getattr(text, "vocab_size", None)
+        text = with_tokens_of(place, tokenizer, load_config(place)).get_text_config(decoder=True)
+        return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
     return None, None
 
 

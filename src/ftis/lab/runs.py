@@ -90,7 +90,7 @@ def run(
     arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
-    tasks = check(arms)
+    tasks = check(arms, prompts=peer is None)
     try:
         if overwrite:
             delete_run(directory)

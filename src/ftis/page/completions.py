@@ -25,7 +25,7 @@ MOST_LISTED = 200
 """Completions of one learner that can be searched."""
 
 LOOK_BACK = 12
-"""So many last rounds are searched for what the report shows."""
+"""The last rounds that are searched for what the report shows."""
 
 NEVER_CUT = 2.0
 """Takes the place of C in the colours where no weight was ever cut."""

@@ -119,7 +119,7 @@ def weighed(rounds: ArmRounds, correction: Correction | None = None) -> Weighed 
     """None where nothing was recorded. Only torch knows the correction; the page that is watched does without."""
     if not rounds.pairs or not rounds.recorded:
         return None
-    heard, columns = rounds.grouped(), len(rounds.sources)
+    heard, learners = rounds.grouped(), len(rounds.sources)
     use = filter = ""
     weights, reduction, threshold = None, None, None
     if correction is not None:
@@ -128,7 +128,8 @@ def weighed(rounds: ArmRounds, correction: Correction | None = None) -> Weighed 
         reduction, threshold = correction.objective.kl_reduction, correction.threshold
     shares = [exchange_figures.shares(of) for of in heard]
     divergence = [exchange_figures.divergence(of, reduction, threshold) for of in heard]
-    return Weighed(use, weights, PanelRow.of(shares, columns), filter, PanelRow.of(divergence, columns))
+    of_shares, of_divergence = (PanelRow.of(of, learners if learners > 1 else len(of)) for of in (shares, divergence))
+    return Weighed(use, weights, of_shares, filter, of_divergence)
 
 
 def _use_in_words(correction: Correction) -> str:

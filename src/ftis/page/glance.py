@@ -1,7 +1,7 @@
 """One arm of a run at a glance, as sections of a page: is it working, curves, cost, events.
 
-The page that is watched and the static report lay out the same values. What peers took from each other is taken.py's,
-completions are latest.py's.
+The page that is watched and the static report lay out the same values. What peers took from each other is in
+exchanges.py and taken.py, completions are in completions.py.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ftis.admission import ScoringError
 from ftis.config import FtisError, PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
 from ftis.rollouts import Ints, Prompt
@@ -31,6 +32,12 @@ RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answe
 
 class RewardError(FtisError):
     """A reward function that cannot be called, raises, or returns what is no reward."""
+
+    changed_nothing = True  # completions are scored before anything is learned from them
+
+
+class CompletionError(RewardError, ScoringError):
+    """It fails on a completion, and may not on others."""
 
 
 class RewardFunction(Protocol):
@@ -95,7 +102,7 @@ class Scorer:
             raise
         except Exception as error:  # the user's code: whatever it raises is named as its own
             place = traceback.extract_tb(error.__traceback__)[-1]
-            raise RewardError(
+            raise CompletionError(
                 f"reward.function {self.path!r} raised {type(error).__name__}: {error} "
                 f"({place.filename}, line {place.lineno}); mend it there"
             ) from error
@@ -124,7 +131,7 @@ class Scorer:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise RewardError(
+            raise CompletionError(
                 f"reward.function {self.path!r} returned {excerpt(value)} for completion {position}; "
                 "return a finite number for every completion (0.0 where it does not apply)"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -13,27 +12,38 @@ from ftis.prompts import TaskError
 from ftis.rollouts import Ints, Prompt
 from ftis.tasks.problems import excerpt
 
-TODAY = datetime(2025, 1, 1, tzinfo=UTC)
-"""The date for chat templates that write today's: the prompts of a run must not differ from day to day."""
-DIRECTIVES = "aAbBdeHIjmMpSyY"
-"""Of ``strftime``, those that are replaced."""
-_DATED = "".join(f"|replace('%{directive}', '{TODAY.strftime(f'%{directive}')}')" for directive in DIRECTIVES)
-_NOW = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATED} }}}}{{%- endmacro %}}{{{{ '' }}}}"
+TODAY = {
+    **{"%A": "Wednesday", "%a": "Wed", "%B": "January", "%b": "Jan", "%d": "01", "%-d": "1", "%e": " 1", "%j": "001"},
+    **{"%m": "01", "%-m": "1", "%Y": "2025", "%y": "25", "%F": "2025-01-01", "%D": "01/01/25"},
+    **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%T": "00:00:00"},
+}
+"""The date for chat templates that write today's, by ``strftime``'s directives: the prompts of a run must not differ
+from day to day."""
+_DATED = "".join(f"|replace('{directive}', '{text}')" for directive, text in TODAY.items())
+_NOW = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATED} }}}}{{%- endmacro %}}\n"
 """Stands before a template, as transformers lets nobody pass a function to one."""
+ARGUMENTS = {
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+"""What ``apply_chat_template`` takes beside a template's variables."""
 
 
-def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> Ints:
+def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False) -> Ints:
     """Token ids of :func:`prompt_text`, int32 [prompt length].
 
     Args:
         tokenizer: a tokenizer of transformers. Plain text gets its usual special tokens, but no end of sequence.
+        todays: let a chat template that writes a date write today's, as TRL does.
 
     Raises:
         TaskError: the prompt has no tokens, or the chat template refuses the messages.
     """
-    text, plain = prompt_text(prompt, config, tokenizer), not is_chat(config, tokenizer)
+    text, plain = prompt_text(prompt, config, tokenizer, todays), not is_chat(config, tokenizer)
     ids = tokenizer(text, add_special_tokens=plain, verbose=False)["input_ids"]
-    if plain and ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
+    ended = bool(plain and ids) and ids[-1] == tokenizer.eos_token_id != tokenizer.unk_token_id
+    if ended and not text.endswith(tokenizer.eos_token):
         ids = ids[:-1]
     if len(ids) == 0:
         raise TaskError(
@@ -48,7 +58,7 @@ def is_chat(config: PromptConfig, tokenizer: Any) -> bool:
     return config.chat_template == "auto" and bool(tokenizer.chat_template)
 
 
-def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> str:
+def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False) -> str:
     """The text that a model continues.
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
@@ -60,7 +70,8 @@ def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any) -> str:
         TaskError: the chat template refuses the messages.
     """
     if is_chat(config, tokenizer):
-        return chat_text(conversation(prompt, config), config, tokenizer, f"the prompt of problem {prompt.item}")
+        of = f"the prompt of problem {prompt.item}"
+        return chat_text(conversation(prompt, config), config, tokenizer, of, todays)
     before = [config.system_prompt] if config.system_prompt else []
     solved = [_user_turn(config, example.question) + example.completion for example in config.examples]
     return "\n\n".join([*before, *solved, _user_turn(config, prompt.question) + config.prefill])
@@ -79,11 +90,14 @@ def _user_turn(config: PromptConfig, question: str) -> str:
     return config.template.replace("{question}", question)
 
 
-def chat_text(messages: Sequence[Mapping[str, str]], config: PromptConfig, tokenizer: Any, of: str) -> str:
+def chat_text(
+    messages: Sequence[Mapping[str, str]], config: PromptConfig, tokenizer: Any, of: str, todays: bool = False
+) -> str:
     """Messages by the chat template: up to the assistant's next turn with its prefill, or with its last turn whole.
 
     Args:
         of: whose messages they are, for the error.
+        todays: let a template that writes a date write today's.
 
     Raises:
         TaskError: the template refuses the messages.
@@ -91,12 +105,16 @@ def chat_text(messages: Sequence[Mapping[str, str]], config: PromptConfig, token
     from jinja2 import TemplateError
 
     goes_on = messages[-1]["role"] != "assistant"
-    template, options = tokenizer.chat_template, config.template_options
-    if isinstance(template, str) and "strftime_now" in template:
-        options = {**options, "chat_template": _NOW + template}
+    options = config.template_options
+    if taken := sorted(ARGUMENTS & options.keys()):
+        raise TaskError(f"prompt.template_options: {taken[0]} is no variable of a chat template: leave it out")
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=goes_on, tokenize=False, **options)
-    except TemplateError as error:
+        template = tokenizer.get_chat_template()
+        template = _NOW + template if "strftime_now" in template and not todays else template
+        text = tokenizer.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=goes_on, tokenize=False, **options
+        )
+    except (TemplateError, TypeError, ValueError) as error:
         raise TaskError(
             f"the tokenizer's chat template refuses {of}: {error}; set "
             'prompt.system_prompt = "" if it takes no system message, or prompt.chat_template = "never"'

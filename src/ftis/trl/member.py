@@ -130,7 +130,7 @@ def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
         policy=cast(Policy, policy),
         sampler=cast(Sampler, None),  # the trainer samples
         task=task,
-        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
+        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer, todays=True),  # as TRL does
         admitter=Admitter(
             replace(
                 terms,

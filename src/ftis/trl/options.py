@@ -159,5 +159,8 @@ def _of_recipe(args: Any, recipe: Recipe, peer: str) -> Iterator[str]:
         yield 'training.resample = "fill": TRL samples a round once; set training.resample = "off"'
     if recipe.sampling.stop:
         yield f"sampling.stop = {list(recipe.sampling.stop)}: TRL does not end completions at strings; use end_tokens"
+    given, options = args.chat_template_kwargs or {}, recipe.prompt.template_options
+    if given != options:
+        yield f"chat_template_kwargs = {given!r}: the recipe's prompt.template_options is {options!r}; set that"
     if config.attack or config.rounds_late:
         yield f"peers.{peer}.attack, rounds_late: they are for ftis train; leave them out"

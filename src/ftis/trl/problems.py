@@ -54,7 +54,7 @@ def require_prompts(
 
 
 def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | None:
-    ids = render_prompt(problem, config, tokenizer).tolist()
+    ids = render_prompt(problem, config, tokenizer, todays=True).tolist()
     for special in (True, False):
         text = str(tokenizer.decode(ids, skip_special_tokens=special))
         if list(tokenizer(text=text)["input_ids"]) == ids:
@@ -63,10 +63,12 @@ def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | Non
 
 
 def _as_conversation(problem: Prompt, config: PromptConfig, tokenizer: Any) -> list[dict[str, str]]:
-    messages, ids = conversation(problem, config), render_prompt(problem, config, tokenizer).tolist()
+    messages = conversation(problem, config)
+    ids = render_prompt(problem, config, tokenizer, todays=True).tolist()
     found = None
     if tokenizer.chat_template:
-        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        options = config.template_options
+        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
     if found != ids:
         raise OptionError(
             f"the prompt of problem {problem.item} cannot be given to TRL as text or as a conversation "
