@@ -118,19 +118,16 @@ def require_fit(
     """
     positions, rows = _size(place, tokenizer)
     without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
-    longest: list[tuple[int, str, Prompt]] = []
-    long = _long(problems, prompt, tokenizer, (positions or sys.maxsize) - most)
-    for _, problem in problems if without else [*problems[:1], *long]:
+    for _, problem in problems if without else ():
         text = prompt_text(problem, prompt, tokenizer)
         if lost := [token for token in without if token in text]:
             raise RunError(
                 f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
                 f"(model.resize_token_embeddings), or write prompts without it"
             )
-    for name, problem in long:
-        tokens = len(render_prompt(problem, prompt, tokenizer))
-        if positions is not None and tokens + most > positions:
-            longest.append((tokens, name, problem))
+    room = (positions or sys.maxsize) - most
+    candidates = _long(problems, prompt, tokenizer, room)
+    longest = [(n, *named) for named in candidates if (n := len(render_prompt(named[1], prompt, tokenizer))) > room]
     if longest:
         tokens, name, problem = max(longest, key=lambda found: found[0])
         raise RunError(
