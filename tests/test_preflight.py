@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -236,8 +237,17 @@ KL_IDLE = "without effect, since VIS drops nothing by KL: leave out, or take F-T
 @pytest.mark.parametrize(
     ("keys", "sets", "said"),
     [
-        ({"training": {"resample_budget": 3}}, [{}], ["training.resample_budget without effect, since groups keep"]),
+        (
+            {"training": {"resample_budget": 3}},
+            [{}],
+            ["training.resample_budget without effect, since no group"],
+        ),
         ({"training": {"resample_budget": 3}}, [{}, {"training.resample": "fill"}], []),
+        (
+            {"prompt": {"chat_template": "never", "template_options": {"x": 1}}},
+            [{}],
+            ["prompt.template_options without effect, since prompts are plain text"],
+        ),
         ({"training": {"resample": "fill"}}, [{"training.resample_budget": 3}], []),
         (
             {"reward": {"function": "test_preflight.by_length", "format_weight": 0.2, "extract": "boxed"}},
@@ -520,7 +530,7 @@ def test_where_a_group_takes_long_one_is_learned_from(
     heard: list[Event] = []
     looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
     steps = [(event.groups, event.most) for event in heard if isinstance(event, Sounded)]
-    assert steps == [(0, 1), (1, 8), (4, 8), (8, 8)]
+    assert steps == [(0, 1), (1, 7), (3, 7), (7, 7)]  # the first group is not sampled again
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     _, trained = rollouts_per_round(recipe)
     # 3 s for the first group: as much for any other of its length
@@ -528,12 +538,16 @@ def test_where_a_group_takes_long_one_is_learned_from(
 
 
 def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
-    """The steps that are measured leave no trace in it."""
+    """The steps that are measured leave no trace in it, and the first group that is told is one of those shown."""
     recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
-    looked = sound(recipe, "a", str(tiny_model_dir()), 4, tmp_path / "a")
+    heard: list[Event] = []
+    looked = sound(recipe, "a", str(tiny_model_dir()), 4, tmp_path / "a", heard.append)
+    (told,) = [event for event in heard if isinstance(event, FirstGroup)]
+    assert told.reward == pytest.approx(fmean(looked.rewards[0]))
     peer = assemble(recipe, "a", tmp_path / "again", AloneExchange()).peer
     items = sorted({item for name in "ab" for item in assigned(recipe, len(peer.task.train), name, 0)})[:4]
-    groups = peer.sample_items(items, 4, 0, "preflight")
+    first, others = peer.sample_items(items[:1], 4, 0, "preflight"), peer.sample_items(items, 4, 0, "preflight")[1:]
+    groups = [*first, *others]
     assert looked.rewards == tuple(peer.admitter.score_group(group).rewards for group in groups)
 
 

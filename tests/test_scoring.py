@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ftis.config import FtisError, PromptConfig, RecipeError, RewardConfig
 from ftis.prompts import AnswerKind
-from ftis.rewards.scoring import RewardError, Scorer, load_scorer
+from ftis.rewards.scoring import RewardError, Scorer, load_scorer, require_columns
 from ftis.rollouts import Prompt
 
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
@@ -52,6 +52,8 @@ def my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         "    calls.append((answer_kind, answer_tag, columns))\n"
         "    return [0.0] * len(completions)\n"
         "def refused(**columns): raise FtisError('set the limit to 3')\n"
+        "def leveled(completions, level, **columns): return [0.0] * len(completions)\n"
+        "def hinted(completions, hint, mood='so', **columns): return [0.0] * len(completions)\n"
     )
     (tmp_path / "my_broken.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "my_import.py").write_text("from math import no_such_name\n")
@@ -198,3 +200,10 @@ def test_the_recipe_says_where_the_answer_is_and_what_the_format_weighs() -> Non
     reward = RewardConfig(extract="last_number", format_weight=0.2)
     scorer = load_scorer(reward, PromptConfig(), "number")
     assert scorer(Prompt(0, "2+2", "4"), ["It is 4.", "5", "none"], [[1], [2], [3]]) == (1.0, 0.2, 0.0)
+
+
+def test_an_argument_that_no_column_gives_is_refused(my_rewards: Path) -> None:
+    for path in ("my_rewards.leveled", "my_rewards.tagged", "ftis.rewards.format_and_answer"):
+        require_columns(scorer(path), PROMPT, "mine")
+    with pytest.raises(RewardError, match=r"takes 'hint', which is no column of task 'mine' \(it has answer, level"):
+        require_columns(scorer("my_rewards.hinted"), PROMPT, "mine")

@@ -82,8 +82,11 @@ def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Settings other than their defaults that others may leave without effect: why they do, or "" where they do not."""
     training, reward, options = recipe.training, recipe.reward, recipe.objective
     if training.resample_budget != TrainingConfig.model_fields["resample_budget"].default:
-        off = ', since groups keep their places: leave out, or set training.resample = "fill"'
+        off = ', since no group is replaced: leave out, or set training.resample = "fill"'
         yield "training.resample_budget", off if training.resample == "off" else ""
+    if recipe.prompt.template_options:
+        plain = "" if recipe.prompt.chat_template == "auto" else ", since prompts are plain text: leave out"
+        yield "prompt.template_options", plain
     taken = load_scorer(reward, recipe.prompt, "exact").settings
     for key, argument in OF_REWARD.items():
         if getattr(reward, key) != RewardConfig.model_fields[key].default:

@@ -43,7 +43,8 @@ SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
 """Seconds of the first group up to which half of the groups, and all, are sampled and learned from, for a line through
-what they take. Where a group takes longer, all are sampled and the first is learned from: its start is a small part."""
+what they take. Where a group takes longer, the others are sampled and the first is learned from: its start is a small
+part."""
 LEARNING = 4
 """What learning from a group counts, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
 AGAIN = 4
@@ -159,7 +160,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     first = sample(peer, items[:1])
     say(_first_group(peer, swarm, first))
     quick = first.seconds < QUICK
-    parts = [items[: max(1, len(items) // 2)], items] if quick else [items]
+    parts = [items[: max(1, len(items) // 2)], items] if quick else [part for part in [items[1:]] if part]
     n_groups = sum(map(len, parts))
     most = 1 + n_groups + LEARNING * (1 + (n_groups if quick else 0))
     advance(1, most)
@@ -167,12 +168,16 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     for part in parts:
         tried.append(sample(peer, part))
         advance(len(part), most)
-    few, many = tried[-2:]
-    looked_at = many
+    if quick:
+        few, many = tried[-2:]
+        looked_at = first.with_more(many.but_the_first())
+    else:
+        few, many = first, first.with_more(*tried[1:])
+        looked_at = many
     if quick and more and not any(group.has_signal for group in many.scored):
         # With signal in every sixth group, one time in two none of four has it.
         most += len(more)
-        looked_at = many.with_more(sample(peer, more))
+        looked_at = looked_at.with_more(sample(peer, more))
         advance(len(more), most)
     learning = []
     for one in tried if quick else tried[:1]:  # last, as each takes steps
@@ -222,8 +227,14 @@ class Trial:
     def tokens(self) -> int:
         return sum(len(rollout) for group in self.own for rollout in group.rollouts)
 
-    def with_more(self, other: Trial) -> Trial:
-        return Trial([*self.own, *other.own], [*self.scored, *other.scored], self.seconds + other.seconds)
+    def with_more(self, *others: Trial) -> Trial:
+        own = [group for one in (self, *others) for group in one.own]
+        scored = [group for one in (self, *others) for group in one.scored]
+        return Trial(own, scored, self.seconds + sum(one.seconds for one in others))
+
+    def but_the_first(self) -> Trial:
+        """Without the first group, which was sampled before, and told."""
+        return Trial(self.own[1:], self.scored[1:], self.seconds)
 
 
 def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:

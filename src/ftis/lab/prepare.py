@@ -29,7 +29,7 @@ from ftis.loop.events import Say, WarmUp
 from ftis.policy import ModelError, own_ends, resolve_device
 from ftis.prompts import Task, TaskError
 from ftis.rewards.answers import require_rewardable
-from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 
@@ -119,6 +119,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
+        require_columns(score, task.validation[0], config.name)
         require_rewardable(score, task.train, f"task {config.name!r}, training problem")
         require_rewardable(score, task.validation, f"task {config.name!r}, validation problem")
         rewarded.add(asked)

@@ -138,6 +138,29 @@ class Scorer:
         return number
 
 
+def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
+    """Refuse a reward function with an argument that nobody gives it.
+
+    Args:
+        problem: one of the task's; all have the same columns.
+
+    Raises:
+        RewardError: the argument, and the columns that there are.
+    """
+    given = {*RESERVED_COLUMNS, *problem.columns, *score.settings}
+    try:
+        parameters = inspect.signature(score.function).parameters
+    except (TypeError, ValueError):
+        return
+    named = (p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    if lacking := [p.name for p in named if p.default is p.empty and p.name not in given]:
+        columns = ", ".join(["answer", *problem.columns])
+        raise RewardError(
+            f"reward.function {score.path!r} takes {lacking[0]!r}, which is no column of task {task!r} (it has "
+            f"{columns}): give the argument a default, or the problems that column"
+        )
+
+
 def kind_of_answers(reward: RewardConfig, of_task: AnswerKind) -> AnswerKind:
     """How answers are compared: as the recipe says, or in the task's own way."""
     return of_task if reward.answer == "auto" else reward.answer
