@@ -65,6 +65,8 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "message_bytes": 1000,
         "compared": None,
         "samples": (),
+        "mean_length": 17.0,
+        "idle_filter": None,
     }
     return Sounding(**values | changes)
 
@@ -535,6 +537,27 @@ def test_where_a_group_takes_long_one_is_learned_from(
     _, trained = rollouts_per_round(recipe)
     # 3 s for the first group: as much for any other of its length
     assert 0.3 * 3.0 / 4 * trained < looked.seconds_to_learn < 3 * 3.0 / 4 * trained
+
+
+@pytest.mark.parametrize(
+    ("objective", "idle"),
+    [
+        ({"name": "F-TIS"}, 50.0),
+        ({"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.5}, None),
+        ({"name": "F-TIS", "kl_reduction": "mean"}, None),
+        ({"name": "TIS"}, None),
+    ],
+)
+def test_a_filter_that_short_completions_do_not_reach_is_told(
+    objective: dict[str, Any], idle: float | None, tmp_path: Path, tiny_model_dir: TinyModelDir
+) -> None:
+    recipe = parse(document(tiny_model_dir(), objective=objective), where="test")
+    looked = sound(recipe, "a", str(tiny_model_dir()), 1, tmp_path / "a")
+    assert 1 <= looked.mean_length <= recipe.sampling.max_completion_length
+    assert looked.idle_filter == idle
+    assert ("tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown([looked], recipe)) == bool(idle)
+    alone = sound(recipe.of_swarm({"a"}), "a", str(tiny_model_dir()), 1, tmp_path / "alone")
+    assert alone.idle_filter is None
 
 
 def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:

@@ -34,6 +34,7 @@ from ftis.loop.events import FirstGroup, Place, Planned, Say, Sounded, unheard
 from ftis.loop.files import write_json
 from ftis.loop.parts import graded_in
 from ftis.measures import RoundExchange, has_ended
+from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch, learn_from
 from ftis.rewards.scoring import kind_of_answers
 from ftis.rollouts import Group, ScoredGroup, collate
@@ -64,6 +65,8 @@ class Sounding(Outcome):
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
+        mean_length: of the completions, in tokens.
+        idle_filter: g, in nats, where the filter drops nothing, since completions of that length hardly reach it.
     """
 
     parameters: int
@@ -75,6 +78,8 @@ class Sounding(Outcome):
     checkpoint_bytes: int
     message_bytes: int
     samples: tuple[tuple[str, str, float], ...]
+    mean_length: float
+    idle_filter: float | None
 
     @property
     def seconds_per_round(self) -> float:
@@ -208,6 +213,8 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
             for group in looked_at.scored[:SHOWN]
         ),
+        mean_length=many.tokens / many.rollouts,
+        idle_filter=_idle_filter(peer.objective, many.tokens / many.rollouts) if len(swarm.peers) > 1 else None,
     )
 
 
@@ -235,6 +242,12 @@ class Trial:
     def but_the_first(self) -> Trial:
         """Without the first group, which was sampled before, and told."""
         return Trial(self.own[1:], self.scored[1:], self.seconds)
+
+
+def _idle_filter(objective: Objective, mean_length: float) -> float | None:
+    """The filter's g where completions of so many tokens would need more than a nat of KL at each to come to it."""
+    summed = objective.filtered and objective.kl_reduction == "sum"
+    return objective.kl_threshold if summed and objective.kl_threshold > mean_length else None
 
 
 def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:

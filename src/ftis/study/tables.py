@@ -220,6 +220,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     for one in soundings:
         changes = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt)
         advised += [one] if any(line.endswith(BELOW) for line in changes) else []
+        if one.idle_filter is not None:
+            changes.append(
+                f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
+                f'filter drops nothing; with short ones objective.kl_estimator = "k3" and kl_threshold = 0.5 do filter'
+            )
         for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
             said.setdefault(line, []).append(one.peer)
     for line, peers in said.items():
