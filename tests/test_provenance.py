@@ -106,8 +106,9 @@ def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatc
     monkeypatch.setattr("ftis.lab.provenance._commit", lambda: "another")
     claim(begun, True, recipe(ALONE, TOGETHER), trains=False)
     assert read_provenance(begun) == first
-    for _ in range(2):
-        claim(begun, True, recipe(ALONE, TOGETHER))
+    said = [claim(begun, True, recipe(ALONE, TOGETHER)) for _ in range(2)]
+    goes_on = f"goes on in {begun}"
+    assert said == [f"{goes_on}; changed since: commit (see provenance.json)", goes_on]
     now = read_provenance(begun)
     (continued,) = now.pop("continued")
     assert now == first

@@ -150,8 +150,9 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    claim(directory, resume, swarm)
-    say(Planned((*problems(tasks), *remarks([own], tasks[0]), *rates([own]))))
+    goes_on = claim(directory, resume, swarm)
+    told = [*problems(tasks), *remarks([own], tasks[0]), *rates([own]), *([goes_on] if goes_on else [])]
+    say(Planned(tuple(told)))
     with locked(directory / arm_name / ".lock", 0):
         try:
             _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)

@@ -114,13 +114,13 @@ def read_provenance(run: Path) -> dict[str, Any]:
 
 def claim(
     directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl", *, trains: bool = True
-) -> bool:
+) -> str:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Returns:
-        whether an earlier run goes on.
+        that an earlier run goes on, and with what else than before; "" for a new one.
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
@@ -152,14 +152,14 @@ def claim(
                 document["added"] = {**document.get("added", {}), **dict.fromkeys(added, later)}
                 write_json(directory / PROVENANCE, document)
                 write_whole(known, recipe.model_dump_json(indent=1) + "\n")
-        elif trains:
-            _note_continuation(directory, recipe)
-        return True
+        others = _note_continuation(directory, recipe) if trains and not added else []
+        changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
+        return f"goes on in {directory}{changed}"
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
         write_json(directory / PROVENANCE, provenance(recipe))
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
-    return False
+    return ""
 
 
 def made_otherwise(run: Path, models: Iterable[str]) -> dict[str, str]:
@@ -183,8 +183,12 @@ def delete_run(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def _note_continuation(directory: Path, recipe: Recipe) -> None:
-    """Add to the run's ``continued`` when it goes on, if that is with other code or on another machine."""
+def _note_continuation(directory: Path, recipe: Recipe) -> list[str]:
+    """Add to the run's ``continued`` when it goes on, if that is with other code or on another machine.
+
+    Returns:
+        what differs from the last time.
+    """
     now = provenance(recipe)
     with locked(directory / ".lock", LOCK_SECONDS):
         known = read_provenance(directory)
@@ -192,6 +196,8 @@ def _note_continuation(directory: Path, recipe: Recipe) -> None:
         if not any(all(of[key] == now[key] for key in OF_ITS_TIME if key != "started") for of in before):
             known["continued"] = [*known.get("continued", ()), {key: now[key] for key in OF_ITS_TIME}]
             write_json(directory / PROVENANCE, known)
+            return [key for key in OF_ITS_TIME if key != "started" and before[-1].get(key) != now[key]]
+        return []
 
 
 def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:

@@ -101,11 +101,7 @@ def run(
                         pass
         goes_on = claim(directory, resume, recipe)
         if not peer:  # else it is a job of an experiment, which has said so
-            say(
-                Planned(
-                    (*plan(arms, tasks, arms_of(recipe)), f"{'goes on in' if goes_on else 'a new run in'} {directory}")
-                )
-            )
+            say(Planned((*plan(arms, tasks, arms_of(recipe)), goes_on or f"a new run in {directory}")))
         arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):
