@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from ftis.config import Recipe
 from ftis.engines.models import load_tokenizer
 from ftis.lab.arms import RunError, arms_of
-from ftis.lab.prompting import remarks, require_prompts
+from ftis.lab.prompting import look_at_prompts
 from ftis.lab.recipes import parse
 from ftis.prompts import Task, TaskError
 from ftis.rollouts import Prompt
@@ -45,12 +45,12 @@ def task_of(*training: str, validation: tuple[str, ...] = ("9+9=",)) -> Task:
 
 def refused(recipe: Recipe, task: Task) -> str:
     with pytest.raises((RunError, TaskError)) as error:
-        require_prompts(arms_of(recipe)[0], [task], set())
+        look_at_prompts(arms_of(recipe), [[task]])
     return str(error.value)
 
 
 def told(recipe: Recipe) -> list[str]:
-    return remarks(arms_of(recipe), task_of(*QUESTIONS))
+    return look_at_prompts(arms_of(recipe), [[task_of("1+1=")]])
 
 
 Chat = Callable[..., Path]
@@ -80,21 +80,26 @@ def test_a_prompt_longer_than_the_model_is_refused_before_the_run(split: str, ti
     assert "its prompt has 42 tokens, and with a completion of 20 that is more than the 60 positions of" in message
     assert f"1 of {4 if split == 'training' else 5} problems are too long" in message
     fitting = recipe_of(tiny_model_dir(max_position_embeddings=62))
-    require_prompts(arms_of(fitting)[0], [task], set())
+    look_at_prompts(arms_of(fitting), [[task]])
 
 
 def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm, seen = arms_of(recipe_of(tiny_model_dir()))[0], set[tuple[str, ...]]()
-    require_prompts(arm, [task_of(*QUESTIONS)], seen)
-    monkeypatch.setattr("ftis.lab.prompting.load_tokenizer", lambda place: pytest.fail("looked at again"))
-    require_prompts(arm, [task_of(*QUESTIONS)], seen)
+    (arm,), loaded = arms_of(recipe_of(tiny_model_dir())), list[str]()
+
+    def load(place: str) -> Any:
+        loaded.append(place)
+        return load_tokenizer(place)
+
+    monkeypatch.setattr("ftis.lab.prompting.load_tokenizer", load)
+    assert look_at_prompts([arm, arm], [[task_of(*QUESTIONS)]] * 2) == []
+    assert loaded == [str(tiny_model_dir())]
 
 
 def test_a_token_without_embedding_is_refused(chat_model: Chat) -> None:
     message = refused(recipe_of(chat_model(rows=-2)), task_of(*QUESTIONS))
     assert "has no embedding of '<|im_end|>', which the prompts hold: resize its embeddings" in message
     plain = recipe_of(chat_model(rows=-2), chat_template="never")
-    require_prompts(arms_of(plain)[0], [task_of(*QUESTIONS)], set())
+    look_at_prompts(arms_of(plain), [[task_of(*QUESTIONS)]])
 
 
 def test_an_adapters_own_tokens_have_embeddings(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def test_an_adapters_own_tokens_have_embeddings(tiny_policy: TinyPolicy, tmp_pat
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(tmp_path)
-    require_prompts(arms_of(recipe_of(tmp_path))[0], [task_of(*QUESTIONS)], set())
+    look_at_prompts(arms_of(recipe_of(tmp_path)), [[task_of(*QUESTIONS)]])
 
 
 def test_a_template_that_refuses_a_system_message_is_refused(chat_model: Chat) -> None:
@@ -115,7 +120,7 @@ def test_tags_that_text_leaves_out_are_refused(chat_model: Chat) -> None:
     message = refused(recipe_of(chat_model(template=""), think_tag="reason"), task_of("1+1="))
     assert message.startswith("</reason> is a special token of ")
     fitting = recipe_of(chat_model(template="", special=False), think_tag="reason")
-    require_prompts(arms_of(fitting)[0], [task_of("1+1=")], set())
+    look_at_prompts(arms_of(fitting), [[task_of("1+1=")]])
 
 
 def test_an_end_of_turn_that_ends_nothing_is_told(chat_model: Chat) -> None:
@@ -142,7 +147,7 @@ def test_a_template_that_opens_the_thought_is_told(chat_model: Chat) -> None:
     template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
     (line,) = told(recipe_of(chat_model(template)))
     assert "begins the completion with <think>, which the reward asks the completion itself to hold" in line
-    assert told(recipe_of(chat_model(template), think_tag="reason")) == []
+    assert told(recipe_of(chat_model(template), think_tag="thought")) == []
 
 
 def test_letters_that_a_tokenizer_drops_are_told(tiny_model_dir: TinyModelDir) -> None:
@@ -151,6 +156,4 @@ def test_letters_that_a_tokenizer_drops_are_told(tiny_model_dir: TinyModelDir) -
 
 
 def test_a_shipped_recipes_prompts_need_no_remark() -> None:
-    recipe = parse({"name": "x", "task": {"name": "clock"}, "peers": [{"name": "a", "model": "starter:small"}]})
-    prompt = recipe.prompt.model_copy(update={"system_prompt": "", "template": "{question}="})
-    assert told(recipe.model_copy(update={"prompt": prompt})) == []
+    assert told(recipe_of(Path("starter:small"), template="{question}=")) == []

@@ -473,12 +473,12 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
     from ftis.lab.prepare import check, exchanges
 
     arms = arms_of(recipe, only)
-    tasks = check(arms)
+    tasks, of_prompts = check(arms)
     exchanged = exchanges(arms)
     if resolved:
         console.print_json(recipe.model_dump_json())
     after = "next: ftis preflight says whether it would learn, and how long a round takes"
-    for line in [*plan(arms, tasks, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
+    for line in [*plan(arms, tasks, of_prompts, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
         console.print(line)
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
+from ftis.engines.texts import left_out
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw, Sampler
@@ -40,9 +41,7 @@ def check_stop(stop: Sequence[str], policy: Policy) -> None:
     Raises:
         RecipeError: a stop string holds a special token.
     """
-    added = policy.tokenizer.added_tokens_decoder.values()
-    left_out = {*policy.tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
-    for token in sorted(left_out):
+    for token in sorted(left_out(policy.tokenizer)):
         if found := [s for s in stop if token in s]:
             raise RecipeError(
                 f"sampling.stop: {found[0]!r} holds {token!r}, a special token of {policy.config.model} that text "

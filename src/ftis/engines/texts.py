@@ -22,6 +22,12 @@ def texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], st
     return partial(_text, tokenizer) if lead is None else partial(_text_behind, tokenizer, lead)
 
 
+def left_out(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The special tokens, which a completion's text never holds."""
+    added = tokenizer.added_tokens_decoder.values()
+    return {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+
+
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 

@@ -25,7 +25,6 @@ from ftis.lab.formatting import counted, in_bytes
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.plan import budget, problems, rates
 from ftis.lab.prepare import check, prepare
-from ftis.lab.prompting import remarks
 from ftis.lab.provenance import claim, provenance
 from ftis.lab.runs import resume_step, run
 from ftis.lab.workers import Job, Stop, run_jobs
@@ -71,8 +70,8 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = u
     stop = threading.Event()
     arms = arms_of(recipe)
     check_baselines(recipe)
-    tasks = check(arms)
-    say(Planned((*problems(tasks), *remarks(arms, tasks[0]), *rates(arms))))
+    tasks, of_prompts = check(arms)
+    say(Planned((*problems(tasks), *of_prompts, *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
         claim(run_directory(seeded), True, seeded, trains=False)

@@ -36,7 +36,6 @@ from ftis.lab.local import AloneExchange
 from ftis.lab.machine import cores
 from ftis.lab.plan import problems, rates
 from ftis.lab.prepare import check, prepare
-from ftis.lab.prompting import remarks
 from ftis.lab.provenance import claim, delete_run
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
@@ -144,14 +143,14 @@ def join(
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
-    tasks = check([own])
+    tasks, of_prompts = check([own])
     check_endpoints(swarm.network)
     key, roster = credentials(swarm, name, identity_directory(recipe, name))
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
     goes_on = claim(directory, resume, swarm)
-    told = [*problems(tasks), *remarks([own], tasks[0]), *rates([own]), *([goes_on] if goes_on else [])]
+    told = [*problems(tasks), *of_prompts, *rates([own]), *([goes_on] if goes_on else [])]
     say(Planned(tuple(told)))
     with locked(directory / arm_name / ".lock", 0):
         try:

@@ -9,7 +9,6 @@ from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
 from ftis.lab.processes import SMALL, UNKNOWN_PARAMETERS
-from ftis.lab.prompting import remarks
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.rewards.scoring import load_scorer
@@ -35,7 +34,7 @@ LEARNED_AT = (
 )
 
 
-def plan(arms: Sequence[Arm], tasks: Sequence[Task], every: Sequence[Arm]) -> list[str]:
+def plan(arms: Sequence[Arm], tasks: Sequence[Task], of_prompts: Sequence[str], every: Sequence[Arm]) -> list[str]:
     """The lines before a run of these arms.
 
     Args:
@@ -46,7 +45,7 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task], every: Sequence[Arm]) -> li
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return lines + without_effect(every) + remarks(arms, tasks[0]) + rates(arms)
+    return [*lines, *without_effect(every), *of_prompts, *rates(arms)]
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:

@@ -28,7 +28,6 @@ from ftis.lab.local import AloneExchange
 from ftis.lab.machine import cores
 from ftis.lab.memory import checkpoint_bytes
 from ftis.lab.prepare import check, prepare
-from ftis.lab.prompting import remarks
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import FirstGroup, Place, Planned, Say, Sounded, unheard
 from ftis.loop.files import write_json
@@ -95,9 +94,9 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
         FtisError: the recipe cannot run, or a peer's process failed.
     """
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
-    tasks = check([chosen])
-    if told := remarks([chosen], tasks[0]):
-        say(Planned(tuple(told)))
+    _, of_prompts = check([chosen])
+    if of_prompts:
+        say(Planned(tuple(of_prompts)))
     stop = stop or threading.Event()
     (chosen,), models = prepare([chosen], say, stop)
     threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains

@@ -23,7 +23,7 @@ from ftis.lab.arms import Arm, RunError
 from ftis.lab.assembly import check_names
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.machine import cores
-from ftis.lab.prompting import require_prompts, tokenizers_here
+from ftis.lab.prompting import look_at_prompts, tokenizers_here
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Say, WarmUp
 from ftis.policy import ModelError, own_ends, resolve_device
@@ -39,14 +39,14 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 """Settings of a peer that its model must fit."""
 
 
-def check(arms: list[Arm], prompts: bool = True) -> list[Task]:
+def check(arms: list[Arm], prompts: bool = True) -> tuple[list[Task], list[str]]:
     """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, prompts and their number.
 
     Args:
         prompts: look at them too; a job of an experiment need not, which has.
 
     Returns:
-        the first arm's task, and those out of distribution.
+        the first arm's task with those out of distribution, and what to know of the prompts.
 
     Raises:
         FtisError: the first thing that is wrong, in the words of the module that would have met it.
@@ -75,10 +75,7 @@ def check(arms: list[Arm], prompts: bool = True) -> list[Task]:
                     f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                     f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
                 ) from None
-    rendered: set[tuple[str, ...]] = set()
-    for arm, loaded in zip(arms, of_arms, strict=True) if prompts else ():
-        require_prompts(arm, loaded, rendered)
-    return of_arms[0]
+    return of_arms[0], look_at_prompts(arms, of_arms) if prompts else []
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ftis.config import PromptConfig, Recipe, RewardConfig
 from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
+from ftis.engines.texts import left_out
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
 from ftis.policy import own_ends
@@ -36,48 +37,44 @@ def tokenizers_here(arm: Arm) -> dict[str, str]:
     return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
 
 
-def require_prompts(arm: Arm, tasks: Sequence[Task], looked_at: set[tuple[str, ...]]) -> None:
+def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[str]:
     """Refuse prompts that a peer's model cannot take. Models that are not on this machine are left out.
 
     Args:
-        tasks: the task that is trained on, and those out of distribution.
-        looked_at: what was found right before; added to.
+        tasks: of each arm, the task that is trained on and those out of distribution.
+
+    Returns:
+        what to know of the prompts, a line for each thing and the models that it is about.
 
     Raises:
         TaskError: a chat template refuses a problem's messages.
         RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
             tags that text leaves out.
     """
-    recipe = arm.recipe
-    for model, place in tokenizers_here(arm).items():
-        of_recipe = recipe.prompt, recipe.reward, recipe.task, *recipe.ood
-        key = place, str(recipe.sampling.max_completion_length), *(one.model_dump_json() for one in of_recipe)
-        if key in looked_at:
-            continue
-        tokenizer = load_tokenizer(place)
-        _require_tags(model, recipe, tokenizer)
-        most = recipe.sampling.max_completion_length
-        require_fit(model, place, recipe.prompt, most, tokenizer, list(_problems(tasks)))
-        looked_at.add(key)
-
-
-def remarks(arms: Sequence[Arm], task: Task) -> list[str]:
-    """What to know of prompts before a run, a line for each model that is on this machine and each thing."""
-    asked = {
-        (*here, arm.recipe.prompt.model_dump_json(), arm.recipe.reward.extract, arm.recipe.sampling.end_tokens): arm
-        for arm in arms
-        for here in tokenizers_here(arm).items()
-    }
+    asked: dict[tuple[str, ...], tuple[Recipe, Sequence[Task], list[str]]] = {}  # arms have most of it in common
+    for arm, of_arm in zip(arms, tasks, strict=True):
+        recipe = arm.recipe
+        texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
+        sampled = str(recipe.sampling.max_completion_length), *recipe.sampling.end_tokens
+        for model, place in tokenizers_here(arm).items():
+            _, _, models = asked.setdefault((place, *texts, *sampled), (recipe, of_arm, []))
+            models += [model] if model not in models else []
     lines: list[str] = []
-    for (model, place, *_), arm in asked.items():
-        tokenizer, recipe = load_tokenizer(place), arm.recipe
-        found = [_dropped(task.train[0], recipe.prompt, tokenizer)]
-        if is_chat(recipe.prompt, tokenizer):
-            ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
-            found += [_turn_without_end(task.train[0], recipe.prompt, tokenizer, ends)]
-            found += [_examples_cut(task.train[0], recipe.prompt, tokenizer), _opened(task.train[0], recipe, tokenizer)]
-        lines += [f"{model}: {text}" for text in found if text]
+    for (place, *_), (recipe, of_arm, models) in asked.items():
+        tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
+        _require_tags(models[0], recipe, tokenizer)
+        require_fit(models[0], place, recipe.prompt, most, tokenizer, list(_problems(of_arm)))
+        lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
     return list(dict.fromkeys(lines))
+
+
+def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> list[str]:
+    found = [_dropped(problem, recipe.prompt, tokenizer)]
+    if is_chat(recipe.prompt, tokenizer):
+        ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
+        found.append(_turn_without_end(problem, recipe.prompt, tokenizer, ends))
+        found += [_examples_cut(problem, recipe.prompt, tokenizer), _opened(problem, recipe, tokenizer)]
+    return [text for text in found if text]
 
 
 def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
@@ -89,19 +86,20 @@ def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
 
 
 def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
-    reward, prompt = recipe.reward, recipe.prompt
-    if reward.extract != "tags" or reward.function != RewardConfig().function:
+    prompt = recipe.prompt
+    if not _asks_for_tags(recipe.reward):
         return
-    special = {
-        *tokenizer.all_special_tokens,
-        *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special),
-    }
     tags = [f"<{slash}{tag}>" for tag in (prompt.think_tag, prompt.answer_tag) for slash in ("", "/")]
+    special = left_out(tokenizer)
     if lost := [tag for tag in tags if tag in special]:
         raise RunError(
             f"{lost[0]} is a special token of {model}, which text leaves out, so no completion would earn the reward: "
             f"give prompt.think_tag and prompt.answer_tag other names, or set reward.extract"
         )
+
+
+def _asks_for_tags(reward: RewardConfig) -> bool:
+    return reward.extract == "tags" and reward.function == RewardConfig().function
 
 
 def require_fit(
@@ -114,7 +112,7 @@ def require_fit(
         problems: with what to call each.
 
     Raises:
-        TaskError, RunError: as :func:`require_prompts`.
+        TaskError, RunError: as :func:`look_at_prompts`.
     """
     positions, rows = _size(place, tokenizer)
     without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
@@ -209,9 +207,9 @@ def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
 
 
 def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
-    tag, reward = f"<{recipe.prompt.think_tag}>", recipe.reward
+    tag = f"<{recipe.prompt.think_tag}>"
     text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer)
-    if not text.rstrip().endswith(tag) or reward.extract != "tags" or reward.function != RewardConfig().function:
+    if not text.rstrip().endswith(tag) or not _asks_for_tags(recipe.reward):
         return ""
     return (
         f"its chat template begins the completion with {tag}, which the reward asks the completion itself to hold: set "

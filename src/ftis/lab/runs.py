@@ -90,7 +90,7 @@ def run(
     arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
-    tasks = check(arms, prompts=peer is None)
+    tasks, of_prompts = check(arms, prompts=peer is None)
     try:
         if overwrite:
             delete_run(directory)
@@ -101,7 +101,7 @@ def run(
                         pass
         goes_on = claim(directory, resume, recipe)
         if not peer:  # else it is a job of an experiment, which has said so
-            say(Planned((*plan(arms, tasks, arms_of(recipe)), goes_on or f"a new run in {directory}")))
+            say(Planned((*plan(arms, tasks, of_prompts, arms_of(recipe)), goes_on or f"a new run in {directory}")))
         arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):

@@ -119,7 +119,7 @@ CODE = (
     "lab/starters.py",
     "policy.py",
     "sampling.py",
-    *(f"engines/{name}.py" for name in ("devices", "optimizers", "hub", "models", "windows", "lines", "head")),
+    *(f"engines/{name}.py" for name in ("devices", "optimizers", "hub", "texts", "models", "windows", "lines", "head")),
     *(
         f"engines/{name}.py"
         for name in ("linear", "decoder", "rows", "slots", "stops", "samplers", "generate", "builtin")

@@ -77,6 +77,8 @@ class Scorer:
     """The recipe's values of those parameters that the function's signature names."""
     prefill: str = ""
     """What the prompt has already said of each completion."""
+    required: Sequence[str] = ()
+    """The arguments that the function has no default for."""
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
@@ -148,12 +150,7 @@ def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
         RewardError: the argument, and the columns that there are.
     """
     given = {*RESERVED_COLUMNS, *problem.columns, *score.settings}
-    try:
-        parameters = inspect.signature(score.function).parameters
-    except (TypeError, ValueError):
-        return
-    named = (p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    if lacking := [p.name for p in named if p.default is p.empty and p.name not in given]:
+    if lacking := [name for name in score.required if name not in given]:
         columns = ", ".join(["answer", *problem.columns])
         raise RewardError(
             f"reward.function {score.path!r} takes {lacking[0]!r}, which is no column of task {task!r} (it has "
@@ -204,4 +201,6 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
         "partial_credit": reward.partial_credit,
     }
     named = {name: value for name, value in settings.items() if name in parameters}
-    return Scorer(function, reward.function, named, prompt.prefill)
+    by_name = (p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    required = tuple(p.name for p in by_name if p.default is p.empty)
+    return Scorer(function, reward.function, named, prompt.prefill, required)
