@@ -30,7 +30,7 @@ from watched import Watched
 from ftis.lab import estimate, starters
 from ftis.lab.local import Hub
 from ftis.loop.files import locked, read_jsonl
-from ftis.loop.records import read_rollouts
+from ftis.loop.records import Records, read_rollouts
 from ftis.metric_keys import peer_key
 from ftis.peer import Peer
 from ftis.policy import ModelError
@@ -222,6 +222,31 @@ def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, mon
         "b": "checkpoint-2",
     }
     monkeypatch.setattr(Peer, "sample_items", sample_items)
+    assert ftis("train", "recipe.toml", *keys, "--resume") == 0
+    unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
+    assert {k: v for k, v in resumed.items() if "events" not in k} == {
+        k: v for k, v in unbroken.items() if "events" not in k
+    }
+
+
+@pytest.mark.parametrize(("peer", "split", "step"), [("a", "validation", 3), ("b", "ood-clock", 4)])
+def test_an_evaluation_that_fails_loses_no_round(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, peer: str, split: str, step: int
+) -> None:
+    keys = ("--set", "processes=inline", "--set", "training.save_every=100", "--set", "training.eval_every=1")
+    assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
+    evaluation = Records.evaluation
+
+    def fails(self: Records, summary: Any, problems: Any) -> None:
+        if (self.directory.name, summary["split"], summary["step"]) == (peer, split, step):
+            raise RewardError("reward.function raised")
+        evaluation(self, summary, problems)
+
+    monkeypatch.setattr(Records, "evaluation", fails)
+    assert ftis("train", "recipe.toml", *keys) == 1
+    assert {path.name for path in run_of(workplace).rglob("checkpoint-*")} == {f"checkpoint-{step}"}
+    assert ftis("train", "recipe.toml", *keys, "--resume") == 1  # it is not taken for finished
+    monkeypatch.setattr(Records, "evaluation", evaluation)
     assert ftis("train", "recipe.toml", *keys, "--resume") == 0
     unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
     assert {k: v for k, v in resumed.items() if "events" not in k} == {

@@ -308,11 +308,12 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
         peer = trainer.peer
         recorded = recording.metrics()
         say(PeerStarted(first))
-        say(trainer.evaluate())
+        say(trainer.evaluate(trainer.splits))
         for round in range(first, last):
             record = replay_round(peer, round, recording.batch(peer, round))
             record.metrics.update(_not_replayed(recorded[round + 1]))
-            trainer.finish_round(record, last, say)
+            trainer.record(record, say)
+            trainer.evaluate_where_due(last, say)
         trainer.save()
     say(PeerFinished(last))
 

@@ -37,7 +37,7 @@ from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs, stop
 from ftis.loop import checkpoint
 from ftis.loop.events import ArmBegun, Planned, Say, placed, unheard
 from ftis.loop.files import InUseError, locked, read_jsonl
-from ftis.loop.records import Records, open_trackers
+from ftis.loop.records import Records, evaluated_splits, open_trackers
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class PeerJob:
 
     @property
     def finished(self) -> bool:
-        return self.recipe.training.rounds in checkpoint.steps(self.directory)
+        rounds = self.recipe.training.rounds
+        return rounds in checkpoint.steps(self.directory) and is_evaluated(self.directory, self.recipe, rounds)
 
 
 def run(
@@ -120,7 +121,11 @@ def run(
 def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
     rounds = arm.recipe.training.rounds
     unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
-    unfinished = [(swarm, step) for swarm, step in unfinished if step < rounds]
+    unfinished = [
+        (swarm, step)
+        for swarm, step in unfinished
+        if step < rounds or not all(is_evaluated(directory / arm.name / p.name, swarm, step) for p in swarm.peers)
+    ]
     for swarm, step in unfinished:
         if not step:
             _check_nothing_is_lost(directory / arm.name, swarm)
@@ -155,6 +160,11 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     for swarm in arm.swarms:
         shutil.rmtree(exchange_directory(directory / arm.name, swarm), ignore_errors=True)
     return True
+
+
+def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
+    """Whether a peer, whose directory this is, was evaluated on all splits after ``step`` rounds."""
+    return len(evaluated_splits(directory, step)) > len(recipe.ood)
 
 
 def exchange_directory(arm: Path, swarm: Recipe) -> Path:

@@ -14,7 +14,7 @@ from ftis.loop import checkpoint
 from ftis.loop.evaluate import evaluate
 from ftis.loop.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
 from ftis.loop.parts import parts_of_reward
-from ftis.loop.records import Records
+from ftis.loop.records import Records, evaluated_splits
 from ftis.measures import RoundRecord
 from ftis.peer import Peer, train_round
 from ftis.prompts import Task
@@ -53,16 +53,15 @@ class Trainer:
     records: Records
 
     def train(self, say: Say) -> None:
-        """Train from the peer's cursor to the recipe's last round: evaluate, train, record, save.
+        """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
         Asked to stop, it saves the finished rounds and returns. The run can then be resumed. It saves them as well
-        where a round fails before it has changed anything, as in a reward function.
+        where a round fails before it has changed anything, or an evaluation fails, as in a reward function.
         """
         peer, training = self.peer, self.peer.recipe.training
         self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
         say(PeerStarted(peer.cursor.step))
-        if peer.cursor.step == 0:
-            say(self.evaluate())
+        self.evaluate_where_due(training.rounds, say)
         while peer.cursor.step < training.rounds:
             try:
                 if peer.should_stop():
@@ -71,34 +70,44 @@ class Trainer:
                 peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
                 record = train_round(peer, round)
             except (Stopped, FtisError) as reason:
-                unchanged = isinstance(reason, Stopped) or reason.changed_nothing
-                if unchanged and peer.cursor.step and peer.cursor.step not in checkpoint.steps(self.records.directory):
-                    self.save()
+                if isinstance(reason, Stopped) or reason.changed_nothing:
+                    self.save_once()
                 if isinstance(reason, FtisError):
                     raise
                 say(PeerStopped(peer.cursor.step))
                 return
-            self.finish_round(record, training.rounds, say)
+            self.record(record, say)
             if peer.cursor.step == training.rounds or peer.cursor.step % training.save_every == 0:
                 self.save()
+            self.evaluate_where_due(training.rounds, say)
         say(PeerFinished(peer.cursor.step))
 
-    def finish_round(self, record: RoundRecord, last: int, say: Say) -> None:
-        """Record a round, and evaluate after it where the recipe says so and after the ``last``."""
+    def record(self, record: RoundRecord, say: Say) -> None:
+        """Record a finished round."""
         peer = self.peer
         record.metrics.update(parts_of_reward(peer.recipe, peer.task, peer.name, record.rollouts))
         if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
         say(RoundEnded(record.metrics))
-        every, step = peer.recipe.training.eval_every, peer.cursor.step
-        if step == last or (every and step % every == 0):
-            say(self.evaluate())
 
-    def evaluate(self) -> Evaluated:
-        """Record greedy pass@1 on every split."""
+    def evaluate_where_due(self, last: int, say: Say) -> None:
+        """Evaluate before the first round, after the ``last``, and after each for which the recipe says so."""
+        every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
+        if step not in (0, last) and (not every or step % every):
+            return
+        done = evaluated_splits(self.records.directory, step)  # before a resume
+        if due := [split for split in self.splits if split.name not in done]:
+            try:
+                say(self.evaluate(due))
+            except FtisError:
+                self.save_once()
+                raise
+
+    def evaluate(self, splits: Sequence[EvalSplit]) -> Evaluated:
+        """Record greedy pass@1 on each split."""
         peer, accuracies = self.peer, {}
-        for split in self.splits:
+        for split in splits:
             began = time.monotonic()
             evaluation = evaluate(
                 peer.policy,
@@ -120,6 +129,12 @@ class Trainer:
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
             accuracies[split.name] = evaluation.accuracy
         return Evaluated(peer.cursor.step, accuracies)
+
+    def save_once(self) -> None:
+        """Write a checkpoint of the rounds finished so far, where there is none."""
+        step = self.peer.cursor.step
+        if step and step not in checkpoint.steps(self.records.directory):
+            self.save()
 
     def save(self) -> None:
         """Write a checkpoint of the rounds finished so far."""
