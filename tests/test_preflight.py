@@ -329,12 +329,16 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     said = shown([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":
         assert f"{peer}: one checkpoint of 1 MB" in said  # 5 rounds, saved every 10
-    assert "a, b: 25% of 4 groups carry signal, so it has something to learn from" in said
+    by_four = "25% of 4 groups carry signal (1% to 81% of all, by a 95% interval)"
+    assert f"a, b: {by_four}, so it seems to have something to learn from" in said
     assert "b: the learning rate is 1e-06, and LoRA wants" in said
     assert "a: the learning rate" not in said
     assert "4 groups say little" in said
     assert "One group says little" in shown([sounding([[0.0, 1.0]])], recipe)
     assert "little" not in shown([sounding(SOME * 2)], recipe)
+    assert "100% of 8 groups carry signal (63% to 100% of all, by a 95% interval), so it has something" in shown(
+        [sounding([[0.0, 1.0]] * 8)], recipe
+    )
     assert "shorter" not in said
     slow = sounding(SOME * 2, seconds_to_learn=LONG / recipe.training.rounds)
     assert "a run is shorter with fewer training.rounds" in shown([slow], recipe)
@@ -354,7 +358,10 @@ def test_what_is_said_of_several_peers_is_said_once(tiny_model_dir: TinyModelDir
     assert "a: in none of 4 groups" in apart
     assert "b: 25% of 4 groups carry signal" in apart
     little = shown([sounding(NONE * 2 + SOME, answers=1)], recipe)
-    assert "a: 8% of 12 groups carry signal, so it has little to learn from" in little
+    assert (
+        "a: 8% of 12 groups carry signal (0% to 38% of all, by a 95% interval), so it has little to learn from"
+        in little
+    )
 
 
 @pytest.mark.parametrize(

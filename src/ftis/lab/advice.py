@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import binomtest
 
 from ftis.config import PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
@@ -88,9 +89,13 @@ def verdict(outcome: Outcome) -> str:
     n = len(outcome.rewards)
     if not outcome.signal:
         return f"in none of {n} groups do the rewards differ, so nothing would be learned"
-    enough = outcome.signal >= ENOUGH
-    learns = "so it has something to learn from" if enough else "so it has little to learn from"
-    return f"{outcome.signal:.0%} of {n} groups carry signal, {learns}"
+    interval = binomtest(round(outcome.signal * n), n).proportion_ci()
+    if outcome.signal < ENOUGH:
+        learns = "it has little"
+    else:
+        learns = "it has something" if interval.low >= ENOUGH / 2 else "it seems to have something"
+    of_all = f"{interval.low:.0%} to {interval.high:.0%} of all, by a 95% interval"
+    return f"{outcome.signal:.0%} of {n} groups carry signal ({of_all}), so {learns} to learn from"
 
 
 def advice(outcome: Outcome, reward: RewardConfig, stop: tuple[str, ...], prompt: PromptConfig) -> list[str]:
