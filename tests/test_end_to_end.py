@@ -329,6 +329,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
             process.send_signal(signal.SIGINT)
             assert any("once more to stop at once" in line for line in process.stdout)
             process.send_signal(signal.SIGINT)
+            assert any("stopped at once; the same command goes on, ftis train" in line for line in process.stdout)
             assert process.wait(timeout=60) == 130
         finally:
             process.kill()

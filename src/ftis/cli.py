@@ -167,7 +167,7 @@ def preflight(
         f"{', as a round has no more,' * (groups > most)} and learns from some; nothing of it is kept; Ctrl-C ends it"
     )
     try:
-        with display.live():
+        with display.live(resumes=False):
             soundings = look(loaded, arm, groups, display)
     except Stopped:
         console.print("stopped: nothing of it is kept")
@@ -393,7 +393,7 @@ def replay_run(
     from ftis.study.progress import Display
 
     display = Display(console)
-    with display.live():
+    with display.live(resumes=False):
         directory = replay(
             run,
             objective,
@@ -494,5 +494,4 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():
             # After a second Ctrl-C. Python would end under threads that compute, which torch answers with an abort.
-            errors.print("stopped at once; the same command goes on, ftis train and join with --resume")
             os._exit(130)

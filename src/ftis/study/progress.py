@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from statistics import fmean
 from typing import Any
 
@@ -81,12 +81,19 @@ class Display:
         self._said = -math.inf
 
     @contextmanager
-    def live(self) -> Iterator[None]:
-        if self.console.is_terminal:
-            with self._bars:
+    def live(self, resumes: bool = True) -> Iterator[None]:
+        """Show bars while something runs, on a terminal; say what is left where Ctrl-C ends it at once.
+
+        Args:
+            resumes: whether the same command goes on with it.
+        """
+        try:
+            with self._bars if self.console.is_terminal else nullcontext():
                 yield
-        else:
-            yield
+        except KeyboardInterrupt:
+            goes_on = "; the same command goes on, ftis train and join with --resume" if resumes else ""
+            self.console.print(f"stopped at once{goes_on}", highlight=False)
+            raise
 
     def __call__(self, event: Event) -> None:
         match event:
