@@ -146,7 +146,7 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
             processor.append(time.process_time() - began)
             clock.append(time.perf_counter() - began_by_clock)
         began = time.process_time()
-        accuracy = trainer.evaluate().accuracies["validation"]
+        accuracy = trainer.evaluate(trainer.splits).accuracies["validation"]
     tokens = [row["completions/mean_length"] * of_model["groups"] * of_model["group"] for row in metrics]
     return {
         "round": clock,

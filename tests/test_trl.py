@@ -449,6 +449,68 @@ def test_who_lies_about_log_probabilities_is_not_learned_from(model: Path, tmp_p
     assert [row["foreign_used"] for row in rows] == [0] * 3
 
 
+def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
+    """A reward function, one to be awaited or not, that fails on one completion."""
+
+    def reward(prompts: object, completions: object, completion_ids: list[list[int]], **columns: object) -> Any:
+        rewards: list[Any] = list(evenness(prompts, completions, completion_ids))
+        for at in (i for i, ids in enumerate(completion_ids) if ids == list(bad)):
+            if how == "raises":
+                raise ValueError("no number")
+            if how == "too few":
+                return rewards[:at]
+            rewards[at] = {"None": None, "inf": float("inf"), "text": "much"}[how]
+        return rewards
+
+    async def reward_later(**arguments: Any) -> Any:
+        return reward(**arguments)
+
+    return reward_later if later else reward
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    ("how", "later"),
+    [("raises", False), ("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)],
+)
+def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
+    how: str, later: bool, model: Path, tmp_path: Path
+) -> None:
+    exchange = MadeUp()
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange)
+    item = exchange.items(1)[0]
+    bad = made_up(GROUP * item + 10_000 + 1, trainer.peer.policy.vocab_size).completion_ids.tolist()
+    trainer = trainer_of(
+        model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange, fails_on(bad, how, later)
+    )
+    trainer.train()
+    first, second = read_jsonl(trainer.place / "metrics.jsonl")
+    n = GROUP * len(exchange.items(0))
+    assert (first["peer/b/admitted"], first["peer/b/rejected"]) == (n, 0)
+    assert (second["peer/b/admitted"], second["peer/b/rejected/unscored"]) == (n - GROUP, 1)
+    assert {row["item"] for row in read_rollouts(trainer.place, 1) if row["source"] == "b"} == {
+        other for other in exchange.items(1) if other != item
+    }
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    ("how", "error"), [("raises", "no number"), ("None", "reward_funcs gave None"), ("inf", "inf")]
+)
+def test_a_reward_function_that_fails_on_an_own_completion_ends_the_training(
+    how: str, error: str, model: Path, tmp_path: Path
+) -> None:
+    exchange = MadeUp()
+    trainer_of(model, config(tmp_path / "first", save_strategy="no"), scene_recipe(rounds=1), exchange).train()
+    assert exchange.peer is not None
+    limits = exchange.peer.admitter._limits
+    own = decode(exchange.published[0][1], limits).groups[0].rollouts[0].completion_ids.tolist()
+    reward = fails_on(own, how, later=False)
+    trainer = trainer_of(model, config(tmp_path / "second", save_strategy="no"), scene_recipe(rounds=1), reward=reward)
+    with pytest.raises((ValueError, FtisError), match=error):
+        trainer.train()
+
+
 @needs_trl
 def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, tmp_path: Path) -> None:
     whole = MadeUp()

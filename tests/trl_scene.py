@@ -78,11 +78,16 @@ class MadeUp:
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         self.published.append((round, data))
 
+    def items(self, round: int) -> Sequence[int]:
+        """The prompts of ``b``."""
+        assert self.peer is not None
+        return assigned(self.peer.recipe, len(self.peer.task.train), "b", round)
+
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         if round == self.fails_in:
             raise KeyboardInterrupt
         assert self.peer is not None
-        items = assigned(self.peer.recipe, len(self.peer.task.train), "b", round)
+        items = self.items(round)
         groups = []
         for item in items:
             seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + GROUP)

@@ -38,6 +38,7 @@ RELIED_ON_ATTRIBUTES = (
     "eos_token_ids",
     "num_iterations",
     "num_generations",
+    "reward_funcs",
     "reward_weights",
 )
 """Attributes of a GRPOTrainer that are read or set."""

@@ -15,6 +15,7 @@ Every private name of TRL that this relies on is in :mod:`ftis.trl.host`, and a 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ from ftis.trl.models import check_model, check_positions, check_server, tokenize
 from ftis.trl.options import OptionError, check_options, steps_per_round
 from ftis.trl.problems import dataset_of, require_prompts
 from ftis.trl.ranks import Ranks
+from ftis.trl.rewards import place_of, sparing, without
 from ftis.trl.tensors import padded, prompts_of, tokens_of, update_of
 
 STATE = "ftis.json"
@@ -119,6 +121,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"each, in their order, or leave train_dataset out"
             )
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
+        self._scores_foreign = False
+        self.reward_funcs: list[Any] = [sparing(one, lambda: self._scores_foreign) for one in self.reward_funcs]
         self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         if args.use_vllm:  # it reads a model's ends from its directory alone
@@ -282,6 +286,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ids = tokens_of(out["completion_ids"], out["completion_mask"])
         self._check_outputs(rows, inputs, out, ids)
         rewards = self._totals()
+        if any(map(math.isnan, rewards)):
+            raise FtisError(
+                "reward_funcs gave None or an infinite reward for a completion of this peer: in a swarm each "
+                "completion needs a number"
+            )
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
             old_NT = self._logps(out)
@@ -345,15 +354,17 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return self._rewards_NF
 
     def _totals(self) -> list[float]:
-        """The rewards of all processes' rollouts that were scored last."""
-        if bool(torch.isnan(self._rewards_NF).all(dim=1).any()):
-            raise FtisError("reward_funcs gave None for a completion: in a swarm each completion needs a number")
+        """The rewards of all processes' rollouts that were scored last; NaN where there is no finite number."""
         weights = self.reward_weights.to(self._rewards_NF.device)
-        totals: list[float] = (self._rewards_NF * weights).nansum(dim=1).double().tolist()
+        unknown = self._rewards_NF.isnan().all(dim=1) | self._rewards_NF.isinf().any(dim=1)
+        totals: list[float] = (self._rewards_NF * weights).nansum(dim=1).double().where(~unknown, math.nan).tolist()
         return totals
 
     def _scored(self, admitted: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        """Admitted groups with this trainer's rewards, of which each process computes a part."""
+        """Admitted groups with this trainer's rewards, of which each process computes a part.
+
+        Groups in which a reward function fails on a completion, or gives no number, are rejected.
+        """
         rows = [
             (scored.group.item, text, rollout.completion_ids.tolist())
             for scored in admitted
@@ -368,11 +379,19 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         texts: list[Any] = [text for _, text, _ in mine]
         if is_conversational({"prompt": prompts[0]}):
             texts = [[{"role": "assistant", "content": text}] for text in texts]
-        self._calculate_rewards(inputs, prompts, texts, [ids for _, _, ids in mine])
+        self._scores_foreign = True
+        try:
+            self._calculate_rewards(inputs, prompts, texts, [ids for _, _, ids in mine])
+        finally:
+            self._scores_foreign = False
         self._pending_extra_logs.clear()  # TRL's table of completions has own ones only
         self._pending_metrics.clear()
         totals = iter(self._totals())
-        return [replace(scored, rewards=tuple(next(totals) for _ in scored.completions)) for scored in admitted]
+        scored = [replace(one, rewards=tuple(next(totals) for _ in one.completions)) for one in admitted]
+        failed = {place_of(one.group) for one in scored if any(map(math.isnan, one.rewards))}
+        if failed and self._ranks.is_main:
+            self._heard = replace(self._heard, admissions=without(self._heard.admissions, failed))
+        return [one for one in scored if place_of(one.group) not in failed]
 
     def _judged(self, batch: Batch, own_old_logp: Mapping[int, Floats]) -> Judged:
         """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0."""
