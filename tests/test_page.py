@@ -298,6 +298,16 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
     check(text)
 
 
+def test_that_a_run_went_on_with_another_reward_is_on_the_page(tmp_path: Path, no_drawing: list[str]) -> None:
+    run = Scene(tmp_path, ood=False).write_run(tmp_path / "run", Scene(tmp_path, ood=False).recipe(), 0)
+    provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
+    later = {**provenance, "modules": {"my_rewards": "b" * 64}}
+    provenance |= {"modules": {"my_rewards": "a" * 64}, "continued": [later]}
+    (run / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
+    text = check(write_page(run).read_text(encoding="utf-8")).text
+    assert "my_rewards aaaaaaaa; my_rewards bbbbbbbb" in text
+
+
 def test_without_a_baseline_accuracies_are_shown_and_nothing_is_compared(tmp_path: Path, no_drawing: list[str]) -> None:
     scene = Scene(tmp_path, arms=(), ood=False)
     run = scene.write_run(tmp_path / "run", scene.recipe(), 3)

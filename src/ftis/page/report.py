@@ -160,6 +160,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
         ("Started", min((part["started"] for part in study.provenances if "started" in part), default="–")),
         *((f"Starter {name}", str(made)) for name, made in starters.items()),
         ("Commit", _each(study, lambda part: part.get("commit") or "")),
+        ("Modules of one's own", _each(study, _modules)),
         ("Versions", _each(study, lambda part: ", ".join(map(" ".join, part.get("versions", {}).items())))),
         ("Machine", _each(study, lambda part: _machine(part.get("machine", {})))),
     ]
@@ -169,6 +170,10 @@ def _what_was_run(study: Study) -> WhatWasRun:
 def _each(study: Study, of: Callable[[Mapping[str, Any]], str]) -> str:
     """What the provenances say, each thing once: rounds may have been trained with other code or on another machine."""
     return "; ".join(dict.fromkeys(said for part in study.provenances if (said := of(part)))) or "–"
+
+
+def _modules(part: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {digest[:8]}" for name, digest in part.get("modules", {}).items())
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
