@@ -2,6 +2,7 @@
 
     python benchmarks/attacks.py --seeds 5                      # all attacks on a pair: an hour and a half on two cores
     python benchmarks/attacks.py --seeds 5 --swarm two-of-four --attacks text lying-text --defences F-TIS F-TIS-tested
+    python benchmarks/attacks.py --seeds 5 --attacks text lying-text --defences F-TIS-horizontal TOPR-horizontal
 
 40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
 ``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
@@ -57,6 +58,11 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
         "objective.name": "F-NoIS",
         "honesty.action": "off",
         "training.selections": ["ftis.honesty.novelty.Novelty"],
+    },
+    # All tested, as is the default, with shared prompts, which two of them need and serve all.
+    **{
+        f"{name}-horizontal": {"objective.name": name, "training.mode": "horizontal"}
+        for name in ("F-TIS", "TOPR", "LUFFY", "HACPO", "SGT")
     },
 }
 ROUNDS = 40
@@ -145,7 +151,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--swarm", default="pair", choices=list(SWARMS))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
-    parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
+    vertical = [name for name in DEFENCES if not name.endswith("-horizontal")]
+    parser.add_argument("--defences", nargs="+", default=vertical, choices=list(DEFENCES))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--to", type=Path, default=Path("runs"))
     given = parser.parse_args()
