@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import ftis as ftis_command
 
 import ftis
 from ftis.config import FtisError, ObjectiveConfig
@@ -25,6 +27,7 @@ from ftis.loop.files import read_jsonl
 from ftis.loop.records import read_rollouts
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss, resolve
+from recipes import SECTIONS, write_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, flags=re.S))
@@ -82,7 +85,7 @@ def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, lis
 def test_every_example_is_short_and_every_seam_has_one() -> None:
     assert set(MODULES) == {
         "my_objectives", "my_selections", "my_defences", "my_samplers", "my_tasks", "my_rewards", "my_trackers",
-        "my_attacks", "my_exchange",
+        "my_attacks", "my_exchange", "my_swarm",
     }  # fmt: skip
     lengths = {name: sum(bool(line.strip()) for line in text.splitlines()) for name, text in MODULES.items()}
     assert max(lengths.values()) <= 20, lengths
@@ -170,6 +173,38 @@ def test_the_exchange(outside: Path) -> None:
     assert [dict(lossy.collect(round).messages) for round in range(3)] == [{"b": b"bytes"}] * 2 + [{}]
     assert lossy.collect(2).missing == ("b",)
     assert lossy.catch_up(5) == 5
+
+
+def test_the_exchange_is_trained_with(outside: Path, models: dict[str, Path]) -> None:
+    peers = [{"name": name, "model": str(models[name]), "learning_rate": 1e-3} for name in "ab"]
+    recipe = parse({"name": "lossy", **SECTIONS, "reward": {"function": "recipes.evenness"}, "peers": peers})
+    importlib.import_module("my_swarm").train(recipe, str(outside / "lossy"))
+    for name, other in ("ab", "ba"):
+        rows = read_jsonl(outside / "lossy" / name / "metrics.jsonl")
+        assert [row[f"peer/{other}/delivered"] for row in rows] == [True, True, False, True]
+
+
+def test_what_fails_in_a_part_of_ones_own_is_named_with_its_place(
+    outside: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And it loses no finished round."""
+    (outside / "failing.py").write_text(
+        "def third(judged):\n    if judged.batch.rollouts and ROUNDS.pop():\n        raise OSError('no such thing')\n"
+        "    return [1.0] * len(judged.rows)\n\nROUNDS = [False] * 100\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(outside)
+    keys = {"training.save_every": 100, "training.selections": ["failing.third"], "processes": "inline"}
+    write_recipe(outside, {"a": {"model": models["a"], "learning_rate": 1e-3}}, top={"output_dir": outside / "runs"})
+    importlib.import_module("failing").ROUNDS[-3] = True  # the third round of the one peer
+    sets = [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    assert ftis_command("train", "recipe.toml", *sets) == 1
+    said = capsys.readouterr().err
+    assert "failing.py, line 3, in third: OSError: no such thing; mend it there" in said
+    assert "free space" not in said
+    assert [path.name for path in (outside / "runs").rglob("checkpoint-*")] == ["checkpoint-2"]
+    assert ftis_command("train", "recipe.toml", *sets, "--resume") == 0
+    sys.modules.pop("failing")
 
 
 @pytest.mark.parametrize(

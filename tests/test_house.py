@@ -44,14 +44,14 @@ WINGS = {
     "loop": "files events records parts checkpoint evaluate train",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
     "link onlooker lookout",
-    "lab": "machine recipes starters pretrained rivals partners local accusations attacks assembly arms workers "
-    "event_lines trackers formatting prompting prepare provenance processes memory estimate doctor plan advice "
+    "lab": "machine own_code recipes starters pretrained rivals partners local accusations attacks assembly arms "
+    "workers event_lines trackers formatting prompting prepare provenance processes memory estimate doctor plan advice "
     "preflight runs outlook experiments join replay probe cuts reading rollback",
     "study": "stats summary budgets results scaling rates tail standing following tables progress",
     "page": "corrections drawing plots layout figure_files figures arm_rounds exchange_figures views markdown scaling "
     "verdicts number_tables taken exchanges samples completions sentences glance jobs so_far swarms live contents "
     "watch report",
-    "trl": "options ranks problems models tensors member host trainer",
+    "trl": "options ranks rewards problems models tensors member host trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

@@ -35,6 +35,7 @@ from ftis.cli_groups import (
     verify_evidence,
 )
 from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
+from ftis.lab.own_code import told_as_own
 from ftis.lab.recipes import load, network_settings
 from ftis.loop.events import WarmUp
 
@@ -488,8 +489,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.path.insert(0, "")  # reward functions beside the recipe, as ``python -m`` would find them
     try:
         app(arguments)
-    except (FtisError, OSError) as error:
-        errors.print(f"error: {error}")
+    except Exception as error:
+        if not isinstance(error, (FtisError, OSError)) and told_as_own(error) is None:
+            raise
+        errors.print(f"error: {error if isinstance(error, FtisError) else told_as_own(error) or error}")
         sys.exit(1)
     finally:
         if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():

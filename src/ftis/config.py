@@ -21,9 +21,6 @@ DEFAULT_SYSTEM_PROMPT = (
 class FtisError(Exception):
     """An error that a user can cause and mend; each module has its own kind. The message names the remedy."""
 
-    changed_nothing = False
-    """Whether a round that failed has left the peer as it was, so that the rounds before can be saved."""
-
 
 class RecipeError(FtisError):
     """A key, a value or a combination in the recipe is wrong."""

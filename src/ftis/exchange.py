@@ -17,8 +17,6 @@ from ftis.config import FtisError
 class ExchangeError(FtisError):
     """A round's messages could not be gathered."""
 
-    changed_nothing = True
-
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
     """The run was asked to stop while a peer waited. The peer's round has changed nothing yet."""

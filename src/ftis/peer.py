@@ -65,6 +65,7 @@ def learn_from(
         selection.examine(judged)
     chosen = select(judged, peer.selections)
     peer.policy.set_learning_rate(peer.learning_rate(round))
+    peer.learning = True
     update, judged = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
     peer.sampler.weights_moved(peer.policy)
     clock.lap("update")
@@ -125,6 +126,8 @@ class Peer:
     """Puts what it offers into the form that is exchanged: groups as they are, or as text."""
     should_stop: Callable[[], bool] = lambda: False
     cursor: Cursor = field(default_factory=Cursor)
+    learning: bool = False
+    """Whether optimiser steps were taken since the last round that was recorded."""
 
     def __post_init__(self) -> None:
         self.decoding = Decoding.of(self.recipe.sampling)

@@ -82,7 +82,9 @@ def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     try:
         inspect.signature(found).bind("a policy", **options)
     except TypeError as error:
+        given = f"sampling.options {', '.join(options)}" if options else "a policy alone"
         raise RecipeError(
-            f"sampling.options: sampler {name!r} does not take {', '.join(options)} ({error}): mend or leave them out"
+            f"sampling.sampler: {name!r} does not take {given} ({error}): name a class or a function of the policy and "
+            f"the options"
         ) from None
     return cast(Callable[..., Any], found)

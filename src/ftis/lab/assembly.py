@@ -57,7 +57,7 @@ def check_names(recipe: Recipe) -> None:
     """
     objective = resolve(recipe.objective)
     for peer in recipe.peers:
-        selections_of(recipe, peer.name, objective)
+        checkpoint.states_of(selections_of(recipe, peer.name, objective))
         if peer.attack:
             look_up(peer.attack, f"peers.{peer.name}.attack", ATTACKS)
     if recipe.sampling.sampler != "auto" or recipe.sampling.options:
@@ -89,7 +89,7 @@ def assemble(
     Args:
         recipe: with exactly the peers of this swarm.
         directory: holds the checkpoint to go on from, and new records and checkpoints.
-        model_path: the model's place, if not the recipe's ``model`` (a starter made on the spot).
+        model_path: the model's place; by default the recipe's ``model``, made on the spot if it is a starter.
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
         records: in place of new ones under ``directory``; they say where new checkpoints go.
         networked: the others run on their own machines, so messages may be late and admission has a time limit.
@@ -99,6 +99,8 @@ def assemble(
     """
     config = recipe.peer(name)
     opened = partial(open_policy, recipe.sampling)
+    if model_path is None and starters.is_starter(config.model):
+        model_path = str(starters.make(config.model))
     if resume_step:
         policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model, opened)
     else:

@@ -20,8 +20,9 @@ from statistics import fmean
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.exchange import Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
-from ftis.lab.estimate import disk_of, guess_seconds, known_parameters, too_much_for, validation_problems
+from ftis.lab.estimate import disk_of, fitting_jobs, guess_seconds, known_parameters, too_much_for, validation_problems
 from ftis.lab.formatting import counted, in_bytes
+from ftis.lab.machine import cores
 from ftis.lab.outlook import Outlook, Work, in_time
 from ftis.lab.plan import budget, problems, rates
 from ftis.lab.prepare import check, prepare
@@ -58,7 +59,10 @@ class SwarmJob:
 
 
 def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard) -> bool:
-    """Run every arm of ``recipe`` under every seed, ``jobs`` jobs at a time. Returns False if Ctrl-C stopped it.
+    """Run every arm of ``recipe`` under every seed. Returns False if Ctrl-C stopped it.
+
+    Args:
+        jobs: how many run at a time; 0: as many as there are cores and memory for.
 
     Finished jobs are skipped and killed ones go on from their checkpoints, so an experiment that is started again ends
     with the same tables. The numbers do not depend on ``jobs`` or on the order of the jobs.
@@ -66,6 +70,7 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = u
     Raises:
         RunError: a job failed, or the directory holds an experiment of another recipe.
     """
+    jobs = jobs or fitting_jobs(recipe, cores())
     directory = experiment_directory(recipe)
     stop = threading.Event()
     arms = arms_of(recipe)
@@ -74,7 +79,7 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = u
     say(Planned((*problems(tasks), *of_prompts, *rates(arms))))
     runs = _runs(recipe, seeds)
     for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
-        claim(run_directory(seeded), True, seeded, trains=False)
+        claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
     _write_experiment(directory, recipe, seeds)
     try:
         prepare(arms, say, stop)

@@ -149,7 +149,7 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    goes_on = claim(directory, resume, swarm)
+    goes_on = claim(directory, resume, swarm, tasks=tasks)
     told = [*problems(tasks), *of_prompts, *rates([own]), *([goes_on] if goes_on else [])]
     say(Planned(tuple(told)))
     with locked(directory / arm_name / ".lock", 0):

@@ -36,7 +36,7 @@ from rich.table import Table
 from scipy import stats
 from torch import Tensor
 
-from ftis.config import RecipeError, nearest
+from ftis.config import ObjectiveConfig, RecipeError
 from ftis.lab.arms import RunError
 from ftis.lab.machine import with_threads
 from ftis.lab.replay import recordings
@@ -207,8 +207,7 @@ def probe(
     if not objectives:
         raise RecipeError(f"no objective to compare: name some of {', '.join(OBJECTIVES)}")
     for name in objectives:
-        if name not in OBJECTIVES:
-            raise RecipeError(f"unknown objective {name!r}{nearest(name, list(OBJECTIVES))}")
+        resolve(ObjectiveConfig(name=name))
     (recording,) = recordings(run, arm, (peer,))
     finished = recording.rounds()
     if not 0 <= step < finished:
@@ -366,7 +365,7 @@ def table(result: Mapping[str, Any]) -> Table:
         f"foreign: effective sample size {foreign['effective_sample_size']:.2f}, truncated "
         f"{foreign['truncated_fraction']:.2f}, KL {foreign['kl/k1']:.2f} (k1) {foreign['kl/k3']:.2f} (k3)",
     ]
-    filtered = next((values for name, values in ranked if OBJECTIVES[name].filtered), None)
+    filtered = next((values for name, values in ranked if resolve(ObjectiveConfig(name=name)).filtered), None)
     if filtered is not None:  # one filter serves all F- variants
         kept, sign, rank = ("–" if filtered[key] is None else f"{filtered[key]:.2f}" for key in FILTER_MEASURES)
         lines.append(f"filter: keeps {kept} of the rollouts with Â ≠ 0, signs {sign} and ranks {rank} of the pairs")

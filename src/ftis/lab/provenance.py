@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ftis.lab.machine import cores
 from ftis.lab.recipes import parse, with_arm
 from ftis.loop.files import locked, write_json, write_whole
 from ftis.objectives import resolve
+from ftis.prompts import Task
 from ftis.tasks.problems import excerpt
 
 LOCK_SECONDS = 30.0
@@ -80,9 +81,9 @@ def _own_modules(recipe: Recipe) -> dict[str, str]:
     """The sha256 of each module outside ftis that the recipe names by dotted path, as it is now."""
     named: set[str] = set()
     for r in (recipe, *(arm.recipe for arm in arms_of(recipe))):
-        named |= {r.objective.name, r.task.name, r.reward.function, r.sampling.sampler, *r.report_to}
-        if r.task.name == "held_out":
-            named.add(str(r.task.options.get("name")))
+        named |= {r.objective.name, r.reward.function, r.sampling.sampler, *r.report_to}
+        for task in (r.task, *r.ood):
+            named |= {task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])}
         named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}
@@ -113,7 +114,13 @@ def read_provenance(run: Path) -> dict[str, Any]:
 
 
 def claim(
-    directory: Path, resume: bool, recipe: Recipe, records: str = "*/*/evaluations.jsonl", *, trains: bool = True
+    directory: Path,
+    resume: bool,
+    recipe: Recipe,
+    records: str = "*/*/evaluations.jsonl",
+    *,
+    trains: bool = True,
+    tasks: Sequence[Task] = (),
 ) -> str:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
@@ -125,9 +132,10 @@ def claim(
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Where it is with other code or on another machine that they do, that is noted.
+        tasks: of the recipe, whose problems must be those that the run began with.
 
     Raises:
-        RunError: a run is there and ``resume`` is false, or its recipe or starters are not today's.
+        RunError: a run is there and ``resume`` is false, or its recipe, problems or starters are not today's.
     """
     known = directory / "recipe.json"
     if known.exists() and any(directory.glob(records)):
@@ -143,6 +151,7 @@ def claim(
                 f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
                 f"{PROVENANCE}"
             )
+        _check_problems(directory, tasks)
         if added:
             now = provenance(recipe)
             later = {key: now[key] for key in OF_ITS_TIME}
@@ -157,9 +166,25 @@ def claim(
         return f"goes on in {directory}{changed}"
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
-        write_json(directory / PROVENANCE, provenance(recipe))
+        write_json(directory / PROVENANCE, {**provenance(recipe), "problems": _problems(tasks)})
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
     return ""
+
+
+def _problems(tasks: Iterable[Task]) -> list[str]:
+    """The sha256 of each task's questions and answers, those to validate with among them."""
+    pairs = ([task.digest, *([p.question, p.answer] for p in task.validation)] for task in tasks)
+    return [hashlib.sha256(json.dumps(of_one).encode()).hexdigest() for of_one in pairs]
+
+
+def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
+    """Refuse to go on with other problems than those that a run began with, as where a file was edited since."""
+    began = read_provenance(directory).get("problems") or _problems(tasks)
+    if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
+        raise RunError(
+            f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
+            f"file or the code that they come from, or start anew with --overwrite or another name"
+        )
 
 
 def made_otherwise(run: Path, models: Iterable[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ Unknown keys are errors that name the nearest known one. Every key can also be s
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import re
 import sys
@@ -38,14 +39,29 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     """
     path, overrides = Path(path), list(overrides)
     document = _read(path)
-    if (beside := str(path.parent.resolve())) not in sys.path:
-        sys.path.append(beside)
+    beside = path.parent.resolve()
+    if str(beside) not in sys.path:
+        sys.path.append(str(beside))
     for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
+    _refuse_other_modules(recipe, beside)
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         with_arm(recipe, arm)
     return recipe
+
+
+def _refuse_other_modules(recipe: Recipe, beside: Path) -> None:
+    """Refuse a module of which one stands beside the recipe, and Python has or finds another."""
+    words = re.findall(r"[A-Za-z_]\w*(?=\.)", recipe.model_dump_json())
+    for name in dict.fromkeys(words):
+        file = beside / f"{name}.py"
+        found = importlib.util.find_spec(name) if file.is_file() else None
+        if found is not None and found.origin and Path(found.origin).resolve() != file.resolve():
+            raise RecipeError(
+                f"module {name!r} stands beside the recipe, and Python takes {found.origin}: give one of the two "
+                f"another name, or start Python anew where that one was imported for another recipe"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:

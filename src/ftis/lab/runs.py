@@ -29,6 +29,7 @@ from ftis.lab.arms import Arm, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
 from ftis.lab.machine import cores
+from ftis.lab.own_code import told_as_own
 from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
 from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
@@ -86,12 +87,14 @@ def run(
         RunError: the run directory is in use, or holds another run.
         FtisError: whatever else a peer met; once that is mended the run can be resumed.
     """
+    if resume and overwrite:
+        raise RunError("resume=True, overwrite=True: one goes on with an earlier run, the other deletes it; choose one")
     directory = run_directory(recipe)
     stop = stop or threading.Event()
     arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
-    tasks, of_prompts = check(arms, prompts=peer is None)
+    tasks, of_prompts = check(arms, prompts=not peer)
     try:
         if overwrite:
             delete_run(directory)
@@ -100,7 +103,7 @@ def run(
                 if lock.exists():  # that it is under way says more than that it is there
                     with locked(lock, 0):
                         pass
-        goes_on = claim(directory, resume, recipe)
+        goes_on = claim(directory, resume, recipe, tasks=tasks)
         if not peer:  # else it is a job of an experiment, which has said so
             say(Planned((*plan(arms, tasks, of_prompts, arms_of(recipe)), goes_on or f"a new run in {directory}")))
         arms, models = prepare(arms, say, stop)
@@ -111,6 +114,8 @@ def run(
     except Stopped:
         return False
     except OSError as error:
+        if own := told_as_own(error):
+            raise RunError(own) from error
         raise RunError(
             f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "
             f"the same command again, ftis train and join with --resume"

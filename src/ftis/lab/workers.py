@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from ftis.config import FtisError
 from ftis.engines.launch import start
 from ftis.lab.arms import RunError
+from ftis.lab.own_code import told_as_own
 from ftis.loop.events import AskedToStop, Event, Failed, Say
 
 POLL_SECONDS = 0.2
@@ -210,10 +211,13 @@ def _work(job: Job, parent: Connection) -> None:
         job.function(*job.arguments, say, stop)
     except FtisError as error:
         failure = str(error)
-    except OSError as error:
-        failure = f"{job.label}: {error}; mend it, then start the same command again"
-    except Exception:
-        failure = f"{job.label} met a bug:\n{traceback.format_exc()}"
+    except Exception as error:
+        if own := told_as_own(error):
+            failure = f"{job.label}: {own}"
+        elif isinstance(error, OSError):
+            failure = f"{job.label}: {error}; mend it, then start the same command again"
+        else:
+            failure = f"{job.label} met a bug:\n{traceback.format_exc()}"
     if failure is not None:
         with suppress(OSError):  # the parent is gone
             say(Failed(failure))

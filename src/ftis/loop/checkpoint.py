@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ftis.config import FtisError, PeerConfig
+from ftis.config import FtisError, PeerConfig, RecipeError
 from ftis.engines.models import first_line
 from ftis.engines.optimizers import load_state
 from ftis.loop.files import partial_directory
@@ -140,8 +140,28 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
 
 
 def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
-    """The state of each selection that has one, by its name."""
-    return {selection.name: state for selection in selections if (state := dict(selection.state()))}
+    """The state of each selection that has one, by its name.
+
+    Raises:
+        RecipeError: two selections have one name, or a state is no JSON.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
+    for selection in selections:
+        if selection.name in names:
+            raise RecipeError(f"two selections are called {selection.name!r}: give the one of your own another name")
+        names.add(selection.name)
+        state = dict(selection.state())
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(
+                f"selection {selection.name!r}: its state() cannot be saved ({error}): give numbers, strings, lists "
+                f"and dicts of Python"
+            ) from None
+        if state:
+            states[selection.name] = state
+    return states
 
 
 def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -55,9 +55,9 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows), sync=False)
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file, without a last line that a kill cut short."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 

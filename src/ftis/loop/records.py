@@ -10,13 +10,15 @@ A resumed peer first cuts everything back to its checkpoint, so no round is reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ftis.config import FtisError
 from ftis.loop.files import append_jsonl, read_jsonl, write_jsonl, write_whole
 from ftis.seams import TRACKERS, look_up
 
@@ -64,6 +66,22 @@ class Tracker(Protocol):
         """The run has ended or stopped."""
 
 
+class TrackerError(FtisError):
+    """A tracker raised. What it was told of is recorded and saved."""
+
+
+@contextmanager
+def _named(tracker: Tracker) -> Iterator[None]:
+    """Say which tracker raised."""
+    try:
+        yield
+    except Exception as error:  # the user's code, or a service that is not there
+        raise TrackerError(
+            f"report_to: {type(tracker).__name__} raised {type(error).__name__}: {error}; mend it or leave it out "
+            f"(--set 'report_to=[]'), then run the same command with --resume"
+        ) from error
+
+
 def open_trackers(names: Sequence[str], project: str, run: str, directory: Path) -> list[Tracker]:
     """The trackers that ``report_to`` names.
 
@@ -98,8 +116,12 @@ class Records:
         if self.keep_rollouts:
             self._write_rollouts(step - 1, record.rollouts)
         append_jsonl(self.directory / "metrics.jsonl", record.metrics)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Give the numbers of a finished round to the trackers."""
         for tracker in self.trackers:
-            tracker.log({k: v for k, v in record.metrics.items() if isinstance(v, (int, float))}, step)
+            with _named(tracker):
+                tracker.log({k: v for k, v in metrics.items() if isinstance(v, (int, float))}, int(metrics["step"]))
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
         """Append one split's evaluation and write its problems."""
@@ -107,7 +129,8 @@ class Records:
         write_jsonl(self.directory / "evaluations" / name, problems)
         append_jsonl(self.directory / "evaluations.jsonl", summary)
         for tracker in self.trackers:
-            tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
+            with _named(tracker):
+                tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
 
     def _write_rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
         table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
@@ -117,7 +140,8 @@ class Records:
 
     def close(self) -> None:
         for tracker in self.trackers:
-            tracker.finish()
+            with _named(tracker):
+                tracker.finish()
 
 
 def evaluated_splits(directory: Path, step: int) -> set[str]:

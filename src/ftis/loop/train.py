@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis.admission import Score
-from ftis.config import FtisError
 from ftis.engines.devices import peak_bytes
 from ftis.exchange import Stopped
 from ftis.loop import checkpoint
+from ftis.loop.checkpoint import CheckpointError
 from ftis.loop.evaluate import evaluate
 from ftis.loop.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
 from ftis.loop.parts import parts_of_reward
@@ -56,7 +57,7 @@ class Trainer:
         """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
         Asked to stop, it saves the finished rounds and returns. The run can then be resumed. It saves them as well
-        where a round fails before it has changed anything, or an evaluation fails, as in a reward function.
+        where a round fails before its first optimiser step, or an evaluation or a tracker fails.
         """
         peer, training = self.peer, self.peer.recipe.training
         self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
@@ -68,15 +69,14 @@ class Trainer:
                     raise Stopped
                 round = peer.exchange.catch_up(peer.cursor.step)
                 peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
-                record = train_round(peer, round)
-            except (Stopped, FtisError) as reason:
-                if isinstance(reason, Stopped) or reason.changed_nothing:
-                    self.save_once()
-                if isinstance(reason, FtisError):
-                    raise
+                self.record(train_round(peer, round), say)
+            except Stopped:
+                self.save_once()
                 say(PeerStopped(peer.cursor.step))
                 return
-            self.record(record, say)
+            except Exception:  # of a part of the user's own, too
+                self.save_what_is_whole()
+                raise
             if peer.cursor.step == training.rounds or peer.cursor.step % training.save_every == 0:
                 self.save()
             self.evaluate_where_due(training.rounds, say)
@@ -89,6 +89,8 @@ class Trainer:
         if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
+        peer.learning = False
+        self.records.report(record.metrics)
         say(RoundEnded(record.metrics))
 
     def evaluate_where_due(self, last: int, say: Say) -> None:
@@ -100,8 +102,8 @@ class Trainer:
         if due := [split for split in self.splits if split.name not in done]:
             try:
                 say(self.evaluate(due))
-            except FtisError:
-                self.save_once()
+            except Exception:
+                self.save_what_is_whole()
                 raise
 
     def evaluate(self, splits: Sequence[EvalSplit]) -> Evaluated:
@@ -129,6 +131,12 @@ class Trainer:
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
             accuracies[split.name] = evaluation.accuracy
         return Evaluated(peer.cursor.step, accuracies)
+
+    def save_what_is_whole(self) -> None:
+        """After an error, save what earlier rounds have trained. That it cannot be saved is not told as well."""
+        if not self.peer.learning:
+            with suppress(CheckpointError):
+                self.save_once()
 
     def save_once(self) -> None:
         """Write a checkpoint of the rounds finished so far, where there is none."""

@@ -52,7 +52,7 @@ class WhatWasRun:
     recipe: str
 
 
-def write_page(directory: Path) -> Path:
+def write_page(directory: str | Path) -> Path:
     """Write ``report.html``, ``tables.md``, ``results.json`` and ``figures/`` into an experiment's or run's directory.
 
     An experiment also gets ``learning_curves.png``, which a run has from its end.
@@ -60,6 +60,7 @@ def write_page(directory: Path) -> Path:
     Raises:
         ReportError: there is no experiment or run, or nothing was recorded yet.
     """
+    directory = Path(directory)
     study = read_study(directory)
     results, sizes = compare_study(study), scaling(study)
     write_scaling(directory, sizes)

@@ -33,8 +33,6 @@ RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answe
 class RewardError(FtisError):
     """A reward function that cannot be called, raises, or returns what is no reward."""
 
-    changed_nothing = True  # completions are scored before anything is learned from them
-
 
 class CompletionError(RewardError, ScoringError):
     """It fails on a completion, and may not on others."""
@@ -116,12 +114,12 @@ class Scorer:
         except TypeError:
             values = None
         if values is None or isinstance(returned, (str, bytes, dict)):
-            raise RewardError(
+            raise CompletionError(
                 f"reward.function {self.path!r} returned {excerpt(returned)}; return a list of {n} numbers, "
                 "one per completion"
             )
         if len(values) != n:
-            raise RewardError(
+            raise CompletionError(
                 f"reward.function {self.path!r} returned {len(values)} values for {n} completions: "
                 f"{excerpt(returned)}; return one number per completion"
             )

@@ -33,7 +33,7 @@ OF_AN_ACCURACY: Any = {
 """The keys that an untrained model's accuracy follows from."""
 
 
-def compare(directory: Path) -> dict[str, Any]:
+def compare(directory: str | Path) -> dict[str, Any]:
     """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
 
     Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null is what cannot be known, as an
@@ -66,7 +66,7 @@ def compare(directory: Path) -> dict[str, Any]:
     Raises:
         ReportError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
     """
-    return compare_study(read_study(directory))
+    return compare_study(read_study(Path(directory)))
 
 
 def compare_study(study: Study) -> dict[str, Any]:

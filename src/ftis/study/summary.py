@@ -13,7 +13,7 @@ from ftis.loop.files import write_json
 from ftis.metric_keys import by_peer
 
 
-def summarise(run: Path) -> dict[str, Any]:
+def summarise(run: str | Path) -> dict[str, Any]:
     """What a run directory shows per arm and peer; also written there as ``summary.json``.
 
     Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.lab.reading.final_accuracy`,
@@ -24,8 +24,8 @@ def summarise(run: Path) -> dict[str, Any]:
     Raises:
         ReportError: no run is there.
     """
-    summary = summary_of(read_run(run))
-    write_json(run / "summary.json", summary)
+    summary = summary_of(read_run(Path(run)))
+    write_json(Path(run) / "summary.json", summary)
     return summary
 
 

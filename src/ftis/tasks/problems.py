@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ Problem = tuple[str, str, Mapping[str, Any]]
 """Question, answer, and further columns for the reward function."""
 
 
-def make_task(name: str, train: Sequence[Problem], validation: Sequence[Problem], answer_kind: AnswerKind) -> Task:
+def make_task(name: str, train: Iterable[Problem], validation: Iterable[Problem], answer_kind: AnswerKind) -> Task:
     """A task from (question, answer, columns) triples, with the digest that peers compare.
 
     Args:
@@ -37,6 +37,7 @@ def make_task(name: str, train: Sequence[Problem], validation: Sequence[Problem]
             ``answer_kind``.
     """
     where = f"task {name!r}"
+    train, validation = list(train), list(validation)
     splits = [tuple(_prompts(problems, where)) for problems in (train, validation)]
     require_disjoint(train, validation, f"{where}: train and validation")
     agreed: list[Any] = [[question, answer] for question, answer, _ in train]

@@ -216,7 +216,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise RunError(
                 f"{self.place} holds a run: train(resume_from_checkpoint=True), or choose another output_dir"
             )
-        claim(self.place, True, self.peer.recipe, "metrics.jsonl")
+        claim(self.place, True, self.peer.recipe, "metrics.jsonl", tasks=[self.peer.task])
         self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
         accusations.keep_undone(self.place, self.peer.cursor.step)
         accusations.accuse_again(self.place, self.peer.cursor.step, self.peer.selections)

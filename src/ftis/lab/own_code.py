@@ -1,0 +1,30 @@
+"""Errors in the parts of a recipe that are a user's own: where they happened, and what to do."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import ftis
+
+PACKAGE = Path(ftis.__file__).parent
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def told_as_own(error: BaseException) -> str | None:
+    """What went wrong in a function that ftis called, neither its own nor a library's; None if nothing did."""
+    called = False
+    place = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(PACKAGE):
+            called = True
+        elif called and path.is_file() and not any(path.is_relative_to(library) for library in LIBRARIES):
+            place = frame
+    if place is None:
+        return None
+    return (
+        f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}; mend it there, then "
+        f"start the same command again, ftis train and join with --resume"
+    )
