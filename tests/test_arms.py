@@ -18,10 +18,11 @@ from ftis.cli_groups import seeds_of
 from ftis.config import Recipe, RecipeError
 from ftis.lab import experiments, prepare
 from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
-from ftis.lab.estimate import disk_of
+from ftis.lab.estimate import disk_of, fitting_jobs
 from ftis.lab.experiments import plan
 from ftis.lab.formatting import in_bytes
 from ftis.lab.join import choose_arm
+from ftis.lab.machine import cores
 from ftis.lab.prepare import check
 from ftis.lab.recipes import load, parse, set_key, with_arm
 from ftis.objectives import resolve
@@ -370,10 +371,12 @@ def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
 
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "prepare", lambda *rest: None)
-    monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
+    at_a_time: list[int] = []
+    monkeypatch.setattr(experiments, "run_jobs", lambda jobs, n, *rest: at_a_time.append(n))
     base: dict[str, Any] = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
     recipe = parse(document(**base))
-    assert experiments.run_experiment(recipe, [0], 1)
+    assert experiments.run_experiment(recipe, [0], 0)
+    assert at_a_time == [fitting_jobs(recipe, cores())]
     place = tmp_path / recipe.name
     evaluated = place / f"{recipe.name}-seed0" / "F-TIS-2" / recipe.peers[0].name / "evaluations.jsonl"
     evaluated.parent.mkdir(parents=True)

@@ -18,6 +18,7 @@ from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, r
 from ftis.lab.recipes import load, parse, set_key, split_override, with_arm
 from ftis.objectives import resolve
 from ftis.swarm.facts import agreement, mismatch, run_id
+from recipes import write_recipe
 
 TEXT = """
 name = "pair"
@@ -752,3 +753,19 @@ def test_prompts_per_peer_holds_for_a_recipe_made_in_python_too() -> None:
     }
     for recipe in (Recipe(**document), Recipe.model_validate(document), parse(document, where="test")):
         assert (recipe.training.prompts_per_round, recipe.prompts_per_peer) == (15, 5)
+
+
+def test_a_module_beside_the_recipe_that_python_does_not_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+        write_recipe(tmp_path / place, {"a": {"model": "none"}}, reward={"function": "of_one_name.reward"})
+        (tmp_path / place / "of_one_name.py").write_text("reward = len\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    load(tmp_path / "first" / "recipe.toml")
+    importlib.import_module("of_one_name")
+    with pytest.raises(RecipeError, match=r"module 'of_one_name' stands beside the recipe, and Python takes .*first"):
+        load(tmp_path / "second" / "recipe.toml")
+    load(tmp_path / "first" / "recipe.toml")
+    sys.modules.pop("of_one_name")

@@ -27,8 +27,11 @@ from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
 
+from ftis.config import FtisError
 from ftis.lab import estimate, starters
 from ftis.lab.local import Hub
+from ftis.lab.recipes import load
+from ftis.lab.runs import run
 from ftis.loop.files import locked, read_jsonl
 from ftis.loop.records import Records, read_rollouts
 from ftis.metric_keys import peer_key
@@ -227,6 +230,22 @@ def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, mon
     assert {k: v for k, v in resumed.items() if "events" not in k} == {
         k: v for k, v in unbroken.items() if "events" not in k
     }
+
+
+def test_prompts_that_are_too_long_are_refused_before_an_earlier_run_is_deleted(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ftis("train", "recipe.toml") == 0
+    before = sorted(run_of(workplace).rglob("*"))
+    longer = ("--set", "sampling.max_completion_length=100000")
+    for how in (("--overwrite",), ("--set", "name=other")):
+        assert ftis("train", "recipe.toml", *longer, *how) == 1
+        assert "problems are too long" in capsys.readouterr().err
+    assert sorted(run_of(workplace).rglob("*")) == before
+    assert not run_of(workplace, "other").exists()
+    with pytest.raises(FtisError, match="resume=True, overwrite=True"):
+        run(load(workplace / "recipe.toml"), resume=True, overwrite=True)
+    assert sorted(run_of(workplace).rglob("*")) == before
 
 
 @pytest.mark.parametrize(("peer", "split", "step"), [("a", "validation", 3), ("b", "ood-clock", 4)])

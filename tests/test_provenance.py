@@ -15,6 +15,8 @@ from ftis.lab.arms import RunError
 from ftis.lab.provenance import claim, delete_run, read_provenance
 from ftis.lab.recipes import parse
 from ftis.loop.files import InUseError, locked
+from ftis.prompts import Task
+from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
 TOPR = {"name": "TOPR", "set": {"objective.name": "TOPR"}}
@@ -70,6 +72,20 @@ def test_the_cost_of_sampling_matters_where_arms_have_their_prompts_by_it(
     refused = pytest.raises(RunError, match=r"differ in: experiment.sampling_cost \(1.0 before, 4.0 now\)")
     with refused if matters else nullcontext():
         assert claim(tmp_path / "run", True, costing(4.0))
+
+
+def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
+    def problems(last: str) -> list[Task]:
+        validation: list[Any] = [("1+1=", "2", {}), ("2+2=", last, {})]
+        return [make_task("mine", [("3+3=", "6", {})], validation, "exact")]
+
+    run = tmp_path / "run"
+    claim(run, False, recipe(ALONE), tasks=problems("4"))
+    (run / "alone" / "a").mkdir(parents=True)
+    (run / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    assert claim(run, True, recipe(ALONE), tasks=problems("4"))
+    with pytest.raises(RunError, match="the problems of task 'mine' are not those that the run in"):
+        claim(run, True, recipe(ALONE), tasks=problems("5"))
 
 
 @pytest.mark.parametrize("lock", [".lock", ".lock@a"])
