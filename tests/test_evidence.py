@@ -421,6 +421,17 @@ def test_sizes_are_checked_before_memory_is_taken() -> None:
     assert peak_of(lambda: never_worse(hostile)) < 2**20
 
 
+def test_more_tokens_than_are_worth_reading_are_refused_and_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [signed("eve", round) for round in range(1, 5)]
+    in_each = sum(len(rollout) for group in groups_of("eve", 1) for rollout in group.rollouts)
+    monkeypatch.setattr(bundles, "MOST_TOKENS_READ", 3 * in_each)
+    checked(of(*messages[:3]).to_bytes())
+    with pytest.raises(BundleError, match=f"the bundle holds {4 * in_each} tokens, at most {3 * in_each} are read"):
+        checked(of(*messages).to_bytes())
+    bundle, _ = bundles.strongest(FACTS, messages, ROSTER)
+    assert len(bundle.messages) == 2
+
+
 def test_a_file_of_gigabytes_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "MOST_BYTES", 100)
     path = tmp_path / "eve.evidence"

@@ -495,6 +495,25 @@ def test_only_deadlines_in_a_row_count() -> None:
     assert table.kinds().count("deadline") == 4
 
 
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_who_was_asleep_does_not_wait_for_rounds_that_the_others_have_left_behind(quorum: int) -> None:
+    """Its last news is their offers of its round, which nobody holds any more; in lock-step they cannot be so far."""
+    table = seated({"quorum": quorum})
+    table.collect(2)
+    for round in (2, 6):
+        for name in "bcd":
+            table.offers(name, round)
+    began = table.now
+    collected = table.run(until=100.0)
+    if quorum == 3:
+        assert collected is None
+        return
+    assert collected is not None
+    assert (collected.missing, table.now - began) == (("b", "c", "d"), 20.5)
+    assert "finished" in table.kinds()
+    assert table.catch_up(3) == 7
+
+
 # --- presence -------------------------------------------------------------------------------------------------------
 
 

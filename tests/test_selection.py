@@ -238,6 +238,15 @@ def test_a_faultless_message_wipes_the_slate_and_a_faulty_one_does_not() -> None
     assert peer.skipped(9) == {"ada"}
 
 
+def test_an_empty_message_wipes_nothing() -> None:
+    peer = Listener()
+    for round in range(2):
+        for _ in range(2):
+            peer.admit("ada", NOISE, round)
+        peer.admit("ada", message(round=round), round)
+    assert peer.skipped(1) == {"ada"}
+
+
 def test_what_is_set_aside_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
 

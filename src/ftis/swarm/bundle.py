@@ -45,6 +45,8 @@ MOST_ROLLOUTS = 2**14
 """The most rollouts of one message by the facts: four times as many may be read, and take 1 kB each."""
 MOST_TOKENS = 2**23
 """The most tokens of one message by the facts, with every rollout as long as the run allows."""
+MOST_TOKENS_READ = 2**23
+"""The most tokens that a bundle holds: to weigh so many takes ten seconds."""
 SLACK = 2
 """Counts up to so many times what the run allows are read, as admission reads them: a liar must not escape by adding to
 its message what is left out."""
@@ -223,13 +225,16 @@ def strongest(facts: Mapping[str, Any], kept: Sequence[Signed], roster: Roster) 
         BundleError: none is left.
     """
     usable = _usable(facts, kept, roster)
-    size = 1
-    while True:
-        bundle = Bundle(facts, usable[-size:])
-        finding = examine(bundle, roster)
-        if finding.is_proof or size >= len(usable):
-            return bundle, finding
+    size, bundle = 1, Bundle(facts, usable[-1:])
+    finding = examine(bundle, roster)
+    while not finding.is_proof and size < len(usable):
         size *= 2
+        longer = Bundle(facts, usable[-size:])
+        try:
+            bundle, finding = longer, examine(longer, roster)
+        except BundleError:  # too much to read
+            break
+    return bundle, finding
 
 
 def _usable(facts: Mapping[str, Any], kept: Sequence[Signed], roster: Roster) -> list[Signed]:
@@ -263,6 +268,7 @@ def _limits(sizes: Sizes) -> Limits:
 
 def _groups(messages: Iterable[Signed], sizes: Sizes, limits: Limits) -> Iterator[Sequence[Group]]:
     """The groups of each message, once its contents are found to be what was signed."""
+    tokens = 0
     for message in messages:
         offer, place = message.offer, f"round {message.offer.round + 1} of {message.offer.peer}"
         assembly = Assembly(offer)
@@ -276,6 +282,9 @@ def _groups(messages: Iterable[Signed], sizes: Sizes, limits: Limits) -> Iterato
             decoded = decode(contents, limits)
         except CodecError as error:
             raise BundleError(f"{place}: the contents cannot be read: {error}") from None
+        tokens += sum(len(rollout) for group in decoded.groups for rollout in group.rollouts)
+        if tokens > MOST_TOKENS_READ:
+            raise BundleError(f"{place}: with it the bundle holds {tokens} tokens, at most {MOST_TOKENS_READ} are read")
         if (decoded.header.round, decoded.header.peer) != (offer.round, offer.peer):
             raise BundleError(f"{place}: the contents are {decoded.header.peer}'s for round {decoded.header.round + 1}")
         of_item = {group.item: group for group in reversed(decoded.groups)}  # the first of each

@@ -18,6 +18,8 @@ OWN_FAULTS = (Reason.OVER_TIME, Reason.UNSCORED)
 class Penalties(Selection):
     """A peer with too many rejections since its last faultless message is skipped for some rounds: it is in quarantine.
 
+    A message is faultless where something of it was admitted and nothing rejected by its sender's fault.
+
     Attributes:
         max_rejections: the most that a peer may have; 0: no limit.
         rounds: length of a quarantine.
@@ -39,7 +41,10 @@ class Penalties(Selection):
         if admission.unknown_sender:
             return
         faults = sum(r.reason not in OWN_FAULTS for r in admission.rejections)
-        self.rejections[peer] = self.rejections.get(peer, 0) + faults if faults else 0
+        if faults or not admission.admitted:
+            self.rejections[peer] = self.rejections.get(peer, 0) + faults
+        else:
+            self.rejections[peer] = 0
         if self.max_rejections and self.rejections[peer] > self.max_rejections:
             self.until[peer] = round + 1 + self.rounds
             self.rejections[peer] = 0

@@ -390,7 +390,7 @@ class Rounds:
         expected = [name for name in missing if name not in past and self._is_expected(self._others[name], now)]
         if expected and now - self._awaited.since <= self.settings.deadline:
             return expected
-        through = [name for name in missing if name in past or self._others[name].has_finished(self._last_round)]
+        through = [name for name in missing if name in past or self._has_left_behind(self._others[name])]
         # Whoever was refused still counts: nobody brings a peer to train alone by spoiling the others' offers.
         if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
             if self._waits_below_quorum(len(delivered), undelivered, now):
@@ -410,6 +410,14 @@ class Rounds:
             text = f"round {round + 1}: closed at its deadline without {', '.join(expected)}"
             decisions.append(self._notice("deadline", text))
         return []
+
+    def _has_left_behind(self, other: Other) -> bool:
+        """Whether it will not come back to this round: it has finished, or is further ahead than anybody waits.
+
+        Its offer may be known still, while nobody holds the contents any more, as where this peer was asleep.
+        """
+        far = not self.lock_step and other.newest > self._awaited.round + self.settings.max_staleness
+        return far or other.has_finished(self._last_round)
 
     def _waits_below_quorum(self, delivered: int, undelivered: list[str], now: float) -> bool:
         """Whether the round stays open below the quorum, or goes on without the others."""
