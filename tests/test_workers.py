@@ -252,6 +252,12 @@ def test_a_script_is_run_again_by_its_workers_only_where_it_has_a_main_guard(
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
 
 
+def test_a_script_from_standard_input_starts_processes() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    ended = subprocess.run([sys.executable], input=PLAIN, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "begun\n5\n"), ended.stderr
+
+
 def test_ctrl_c_does_not_reach_what_is_being_started() -> None:
     masks = []
 

@@ -206,7 +206,8 @@ class Policy:
         if not np.isfinite(grad_norm):
             raise ModelError(
                 f"peer {self.config.name!r}: the gradient's norm is {grad_norm}; the step was not taken. "
-                f'Lower the learning rate (now {self.config.learning_rate}) or set dtype = "float32"'
+                f'Lower the learning rate (now {self.config.learning_rate}), set dtype = "float32", or see whether a '
+                f"sampler or objective of your own gives NaN"
             )
         self.optimizer.step()
         return grad_norm

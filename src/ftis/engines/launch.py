@@ -54,7 +54,9 @@ def _has_no_guard() -> bool:
         return False
     try:
         return _GUARD.search(Path(script.__file__ or "").read_text(encoding="utf-8")) is None
-    except (AttributeError, OSError, ValueError):  # a notebook, or no text
+    except OSError:  # from standard input: it cannot be run again
+        return True
+    except (AttributeError, ValueError):  # a notebook, or no text
         return False
 
 
