@@ -1,8 +1,8 @@
 """A run's provenance: what its numbers depend on besides the recipe, and whether a run may go on from it.
 
 provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters, the
-objectives' numbers, digests of modules of one's own, versions, machine. (A *manifest* is something else: what a peer
-signs, see :mod:`ftis.swarm.manifest`.)
+objectives' numbers, digests of problems and of modules of one's own, versions, machine. (A *manifest* is something
+else: what a peer signs, see :mod:`ftis.swarm.manifest`.)
 """
 
 from __future__ import annotations
