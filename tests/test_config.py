@@ -761,7 +761,7 @@ def test_a_module_beside_the_recipe_that_python_does_not_take_is_refused(
     for place in ("first", "second"):
         (tmp_path / place).mkdir()
         write_recipe(tmp_path / place, {"a": {"model": "none"}}, reward={"function": "of_one_name.reward"})
-        (tmp_path / place / "of_one_name.py").write_text("reward = len\n", encoding="utf-8")
+        (tmp_path / place / "of_one_name.py").write_text(f"reward = len  # {place}\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [*sys.path])
     load(tmp_path / "first" / "recipe.toml")
     importlib.import_module("of_one_name")

@@ -271,8 +271,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "alone": (["--arm", "alone"], "none of its 0 foreign rollouts carries gradient"),
     "the last step": (["--arm", "mixed", "--step", "3"], "rollouts after steps 0 to 2, and none after 3"),
     "few fresh batches": (["--arm", "mixed", "--fresh", "2"], "at least 3"),
-    "a wrong objective": (["--arm", "mixed", "--objectives", "TIS,FTIS"], "did you mean 'F-TIS'"),
-    "no objective": (["--arm", "mixed", "--objectives", ""], "unknown objective"),
+    "a wrong objective": (["--arm", "mixed", "--objectives", "TIS,FTIS"], "there is no such objective; take NoIS"),
+    "no objective": (["--arm", "mixed", "--objectives", ""], "there is no such objective"),
     "no arm": ([], "name one with --arm"),
 }
 

@@ -16,7 +16,7 @@ import pytest
 
 from ftis.config import RecipeError
 from ftis.loop.files import read_jsonl
-from ftis.loop.records import ROLLOUTS, Records, open_trackers, read_rollouts
+from ftis.loop.records import ROLLOUTS, Records, TrackerError, open_trackers, read_rollouts
 from ftis.measures import RoundRecord
 
 SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "end": 1}
@@ -255,6 +255,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         numbers: dict[str, Any] = {"reward": step / 4, "peer/b/first_rejection": "text", "peer/b/admitted": 12}
         records.round(record(step, **numbers))
+        records.report(record(step, **numbers).metrics)
     records.evaluation({"step": 3, "split": "validation", "accuracy": 0.75}, [])
     records.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -293,6 +294,7 @@ def test_other_trackers_are_started_fed_and_finished(
     monkeypatch.setitem(sys.modules, kind, fake)
     records = Records(tmp_path, open_trackers([kind], "project", "run", tmp_path))
     records.round(record(1, reward=0.5, note="text"))
+    records.report(record(1, reward=0.5, note="text").metrics)
     records.evaluation({"step": 1, "split": "validation", "accuracy": 0.75}, [])
     records.close()
     (started, settings), *rest = fake.calls
@@ -302,6 +304,23 @@ def test_other_trackers_are_started_fed_and_finished(
         ("log", ({"eval/validation/accuracy": 0.75}, 1)),
         ("finish", None),
     ]
+
+
+def test_a_tracker_that_raises_is_named_and_what_it_was_told_of_is_recorded(tmp_path: Path) -> None:
+    class Broken:
+        def log(self, values: Mapping[str, float], step: int) -> None:
+            raise ConnectionError("nobody there")
+
+        def finish(self) -> None:
+            raise ValueError("never begun")
+
+    records = Records(tmp_path, [Broken()])
+    records.round(record(1, reward=0.5))
+    with pytest.raises(TrackerError, match="report_to: Broken raised ConnectionError: nobody there; mend"):
+        records.report({"step": 1, "reward": 0.5})
+    with pytest.raises(TrackerError, match="ValueError: never begun"):
+        records.close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1]
 
 
 @pytest.mark.parametrize(

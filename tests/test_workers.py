@@ -15,6 +15,7 @@ import pytest
 from ftis.config import FtisError
 from ftis.engines import launch
 from ftis.lab.arms import RunError
+from ftis.lab.preflight import sound_process
 from ftis.lab.workers import Job, Stop, run_jobs
 from ftis.loop.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
 
@@ -71,8 +72,8 @@ def test_no_more_run_at_a_time_than_asked_for(tmp_path: Path) -> None:
     ("error", "said"),
     [
         (FtisError("the model is too large: take a smaller one"), "^the model is too large: take a smaller one$"),
-        (OSError(28, "No space left"), "^bad: .*No space left; mend it, then start the same command again$"),
-        (KeyError("x"), "(?s)^bad met a bug:\nTraceback.*KeyError: 'x'"),
+        (OSError(28, "No space"), r"^bad: .*test_workers.py, line \d+, in fail: OSError: .*No space; mend it there"),
+        (KeyError("x"), r"^bad: .*test_workers.py, line \d+, in fail: KeyError: 'x'; mend it there"),
     ],
 )
 def test_a_failure_stops_the_others_and_is_raised(error: Exception, said: str, tmp_path: Path) -> None:
@@ -82,6 +83,16 @@ def test_a_failure_stops_the_others_and_is_raised(error: Exception, said: str, t
     with pytest.raises(RunError, match=said):
         run_jobs(jobs, 2, heard.append, threading.Event(), REMEDY)
     assert [type(event) for event in heard] == [PeerStarted, PeerStopped]
+
+
+def test_a_failure_of_the_package_itself_is_told_as_such(tmp_path: Path) -> None:
+    for place, said in (
+        (tmp_path, r"^bad: \[Errno \d+\] .*; mend it, then start the same command again$"),
+        (None, "(?s)^bad met a bug:\nTraceback.*AttributeError"),
+    ):
+        jobs = [Job("bad", sound_process, (None, "a", "model", 1, place))]
+        with pytest.raises(RunError, match=said):
+            run_jobs(jobs, 1, lambda event: None, threading.Event(), REMEDY)
 
 
 def test_a_process_that_dies_is_noticed(tmp_path: Path) -> None:

@@ -82,9 +82,11 @@ def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     try:
         inspect.signature(found).bind("a policy", **options)
     except TypeError as error:
-        given = f"sampling.options {', '.join(options)}" if options else "a policy alone"
+        if not options:
+            raise RecipeError(
+                f"sampling.sampler = {name!r}: takes no policy alone ({error}): name what opens a sampler"
+            ) from None
         raise RecipeError(
-            f"sampling.sampler: {name!r} does not take {given} ({error}): name a class or a function of the policy and "
-            f"the options"
+            f"sampling.options: sampler {name!r} does not take {', '.join(options)} ({error}): mend or leave them out"
         ) from None
     return cast(Callable[..., Any], found)

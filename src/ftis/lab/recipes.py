@@ -52,14 +52,14 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
 
 
 def _refuse_other_modules(recipe: Recipe, beside: Path) -> None:
-    """Refuse a module of which one stands beside the recipe, and Python has or finds another."""
+    """Refuse a module of which one stands beside the recipe, and Python has or finds another with other contents."""
     words = re.findall(r"[A-Za-z_]\w*(?=\.)", recipe.model_dump_json())
-    for name in dict.fromkeys(words):
-        file = beside / f"{name}.py"
-        found = importlib.util.find_spec(name) if file.is_file() else None
-        if found is not None and found.origin and Path(found.origin).resolve() != file.resolve():
+    for file in (beside / f"{name}.py" for name in dict.fromkeys(words)):
+        found = importlib.util.find_spec(file.stem) if file.is_file() else None
+        taken = Path(found.origin) if found is not None and found.origin else file
+        if file.is_file() and taken.is_file() and taken.read_bytes() != file.read_bytes():
             raise RecipeError(
-                f"module {name!r} stands beside the recipe, and Python takes {found.origin}: give one of the two "
+                f"module {file.stem!r} stands beside the recipe, and Python takes {taken}: give one of the two "
                 f"another name, or start Python anew where that one was imported for another recipe"
             )
 
