@@ -490,9 +490,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except Exception as error:
-        if not isinstance(error, (FtisError, OSError)) and told_as_own(error) is None:
+        if (own := told_as_own(error)) is None and not isinstance(error, (FtisError, OSError)):
             raise
-        errors.print(f"error: {error if isinstance(error, FtisError) else told_as_own(error) or error}")
+        errors.print(f"error: {own or error}")
         sys.exit(1)
     finally:
         if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():

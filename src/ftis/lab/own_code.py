@@ -7,13 +7,17 @@ import traceback
 from pathlib import Path
 
 import ftis
+from ftis.config import FtisError
 
 PACKAGE = Path(ftis.__file__).parent
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def told_as_own(error: BaseException) -> str | None:
-    """What went wrong in a function that ftis called, neither its own nor a library's; None if nothing did."""
+    """What went wrong in a function that ftis called, neither its own nor a library's; None if nothing did.
+
+    None of an FtisError, too: it names its place and remedy itself.
+    """
     called = False
     place = None
     for frame in traceback.extract_tb(error.__traceback__):
@@ -22,7 +26,7 @@ def told_as_own(error: BaseException) -> str | None:
             called = True
         elif called and path.is_file() and not any(path.is_relative_to(library) for library in LIBRARIES):
             place = frame
-    if place is None:
+    if place is None or isinstance(error, FtisError):
         return None
     return (
         f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}; mend it there, then "

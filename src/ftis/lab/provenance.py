@@ -179,7 +179,7 @@ def _problems(tasks: Iterable[Task]) -> list[str]:
 
 def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
     """Refuse to go on with other problems than those that a run began with, as where a file was edited since."""
-    began = read_provenance(directory).get("problems") or _problems(tasks)
+    began = read_provenance(directory).get("problems", ())  # older runs do not say
     if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
         raise RunError(
             f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
