@@ -62,7 +62,7 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
     # All tested, as is the default, with shared prompts, which two of them need and serve all.
     **{
         f"{name}-horizontal": {"objective.name": name, "training.mode": "horizontal"}
-        for name in ("F-TIS", "TOPR", "LUFFY", "HACPO", "SGT")
+        for name in ("F-TIS", "F-TIS-lifted", "TOPR", "LUFFY", "HACPO", "SGT")
     },
 }
 ROUNDS = 40

@@ -131,14 +131,14 @@ def test_a_weight_of_the_sequence_is_the_product_of_its_tokens() -> None:
     raw_NT = torch.tensor([[0.5, 3.0, 1.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     objective = resolve(ObjectiveConfig(name="ftis.lab.partners.SEQUENCE_WEIGHTS"))
     expected = [[1.5] * 3, [2.0] * 3, [1.0] * 3]  # 8 is cut at C = 2
-    np.testing.assert_allclose(objective.weight(raw_NT, objective), expected, rtol=1e-12)
+    np.testing.assert_allclose(objective.weight(raw_NT, torch.ones(3, 1), objective), expected, rtol=1e-12)
     assert objective.filtered
 
 
 def test_a_weight_of_the_sequence_stays_finite() -> None:
     raw_NT = torch.full((2, 500), 1e8)
     raw_NT[1] = 1e-8
-    weights = partners.of_the_sequence(raw_NT, OBJECTIVES["F-TIS"])
+    weights = partners.of_the_sequence(raw_NT, torch.ones(2, 1), OBJECTIVES["F-TIS"])
     assert weights.isfinite().all()
     assert weights[0].unique().tolist() == [2.0]
     assert 0 < float(weights[1].max()) < 1e-8

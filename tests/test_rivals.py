@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -92,9 +93,21 @@ def dro(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[flo
     return -0.5 * gap**2, [gap] * len(logp)
 
 
+def f_tis_lifted(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[float, Row]:
+    raw = [math.exp(a - b) for a, b in zip(old, gen, strict=True)]
+    lifts = advantage > 0 and min(raw) >= 0.1
+    weights = [1.0 if lifts else min(r, 2.0) for r in raw]
+    of_tokens = [per_token([ratio], advantage) for ratio in old_ratios(logp, old)]
+    n = len(raw)
+    return (
+        sum(w * value for w, (value, _) in zip(weights, of_tokens, strict=True)) / n,
+        [w * slope / n for w, (_, [slope]) in zip(weights, of_tokens, strict=True)],
+    )
+
+
 REFERENCES: dict[str, OfRow] = {
     "GSPO": gspo, "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy, "SFT-then-alone": score, "SGT": score, "DRO": dro,
-    "SGT-shaped": luffy,
+    "SGT-shaped": luffy, "F-TIS-lifted": f_tis_lifted,
 }  # fmt: skip
 
 
@@ -103,7 +116,7 @@ def drawn(seed: int) -> tuple[list[Row], list[Row], list[Row], Row, list[bool]]:
     rng = random.Random(seed)
     logp, old, gen = [], [], []
     for _ in range(40):
-        n, far, above = rng.randint(1, 9), rng.choice([0.05, 0.5]), rng.choice([0.2, -0.3, -0.1])
+        n, far, above = rng.randint(1, 9), rng.choice([0.05, 0.5, 2.0]), rng.choice([0.2, -0.3, -0.1])
         base = [-rng.expovariate(1.0) for _ in range(n)]
         logp.append([min(b + rng.gauss(0, 0.1), 0.0) for b in base])
         old.append(base)
@@ -149,6 +162,37 @@ def test_the_loops_meet_every_branch() -> None:
             where = sum(ratio > bound for bound in (LOW, 1, HIGH))
             seen.add((own, advantage > 0, where))
     assert len(seen) == 16
+
+
+def test_the_loops_meet_successes_that_are_lifted_and_others() -> None:
+    seen = set()
+    for seed in range(4):
+        for _, old, gen, advantage, _ in zip(*drawn(seed), strict=True):
+            raw = [math.exp(a - b) for a, b in zip(old, gen, strict=True)]
+            seen.add((advantage > 0, min(raw) >= 0.1, min(raw) < 1, max(raw) > 2))
+    assert {(True, True, True, True), (True, False, True, True), (False, True, True, True)} <= seen
+
+
+def test_a_success_is_lifted_by_its_least_likely_unit() -> None:
+    """π_old/π_gen of three completions: 1/2, 4, 1/10; 1/2, 4, 1/11; the first again with Â < 0."""
+    raw_NT = torch.tensor([[0.5, 4, 0.1], [0.5, 4, 1 / 11], [0.5, 4, 0.1]], dtype=torch.float64)
+    advantage_N1 = torch.tensor([[0.3], [0.3], [-0.3]], dtype=torch.float64)
+    weight_NT = rivals.lifted(raw_NT, advantage_N1, rivals.F_TIS_LIFTED)
+    assert weight_NT.tolist() == [[1, 1, 1], [0.5, 2, 1 / 11], [0.5, 2, 0.1]]
+    narrower = replace(rivals.F_TIS_LIFTED, importance_sampling_clip_max=1.0)
+    assert rivals.lifted(raw_NT, advantage_N1, narrower).tolist() == [[1, 1, 1], [0.5, 1, 1 / 11], [0.5, 1, 0.1]]
+
+
+def test_a_lifted_success_is_one_by_its_spans_where_units_hold_several_tokens() -> None:
+    """Two spans with π_old/π_gen of e^−0.3 and e^−2.4 < 1/10, of which the second's tokens are e^−1.2 each."""
+    old = torch.tensor([[-1.0, -2.0, -1.7, -1.7]], dtype=torch.float64)
+    logp = old.clone().requires_grad_(True)
+    mask, unit = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 1]])
+    for gen, weights in (([-2.7, -1.0], [math.exp(-0.3)] * 2 + [math.exp(-2.4)] * 2), ([-2.7, -1.2], [1.0] * 4)):
+        gen_NU = torch.tensor([gen], dtype=torch.float64)
+        loss, _ = policy_loss(rivals.F_TIS_LIFTED, logp, old, gen_NU, torch.tensor([1.0]).double(), mask, unit_NT=unit)
+        (gradient,) = torch.autograd.grad(loss, logp)
+        torch.testing.assert_close(gradient, -torch.tensor([weights], dtype=torch.float64) / 4)
 
 
 def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:

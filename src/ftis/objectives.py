@@ -101,12 +101,12 @@ def raw_weight(log: LogProbs) -> Tensor:
     return log.tokens(exp_ratio(log.units(log.old_logp_NT) - log.gen_logp_NU)).detach()
 
 
-def unweighted(raw_weight_NT: Tensor, objective: Objective) -> Tensor:
+def unweighted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
     """w = 1."""
     return torch.ones_like(raw_weight_NT)
 
 
-def truncated(raw_weight_NT: Tensor, objective: Objective) -> Tensor:
+def truncated(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
     """w = min(π_old / π_gen, C): truncated importance sampling (Yao et al. 2025)."""
     return raw_weight_NT.clamp(max=objective.importance_sampling_clip_max)
 
@@ -148,7 +148,7 @@ class Objective:
     Attributes:
         advantage: (rewards of the round) → Â [N].
         ratio: (log-probs) → ρ [N, T], which carries the gradient.
-        weight: (π_old/π_gen [N, T], objective) → w [N, T], without gradient.
+        weight: (π_old/π_gen [N, T], Â [N, 1], objective) → w [N, T], without gradient.
         surrogate: (ρ [N, T], Â [N, 1], objective) → [N, T].
         filtered: whether the KL filter drops rollouts with Â ≤ 0 and KL ≥ ``kl_threshold``.
         selections: further selections that belong to it, as functions or classes; see docs/extending.md.
@@ -163,7 +163,7 @@ class Objective:
 
     advantage: Callable[[Rewards], Tensor] = within_group
     ratio: Callable[[LogProbs], Tensor] = over_old
-    weight: Callable[[Tensor, Objective], Tensor] = unweighted
+    weight: Callable[[Tensor, Tensor, Objective], Tensor] = unweighted
     surrogate: Callable[[Tensor, Tensor, Objective], Tensor] = clipped
     filtered: bool = False
     selections: tuple[Callable[..., Any], ...] = ()
@@ -334,8 +334,8 @@ def policy_loss(
     if logp_NT.requires_grad and n and not ratio_NT.requires_grad:
         raise RecipeError("objective.ratio carries no gradient: compute it from log.logp_NT")
     raw_weight_NT = raw_weight(log)
-    weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, objective), logp_NT)
     used_advantage_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
+    weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, used_advantage_N1, objective), logp_NT)
     surrogate_NT = _of_shape("surrogate", objective.surrogate(ratio_NT, used_advantage_N1, objective), logp_NT)
     surrogate_NT = weight_NT * surrogate_NT
     if objective.clip_joint:  # a constant where it is beyond, so without gradient
@@ -351,7 +351,7 @@ def policy_loss(
             k1_N=sequence_kl(log, "k1", objective.kl_reduction).detach(),
             k3_N=sequence_kl(log, "k3", objective.kl_reduction).detach(),
             raw_weight=raw_weight_NT[mask_NT],
-            weight=truncated(raw_weight_NT, objective)[mask_NT],
+            weight=truncated(raw_weight_NT, used_advantage_N1, objective)[mask_NT],
             clipped_low=((ratio_NT < low) & (used_advantage_N1 < 0))[mask_NT],
             clipped_high=((ratio_NT > high) & (used_advantage_N1 > 0))[mask_NT],
         )

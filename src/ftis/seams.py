@@ -53,6 +53,7 @@ RIVALS: Mapping[str, str] = {
     "SGT": "ftis.lab.rivals.SGT",
     "DRO": "ftis.lab.rivals.DRO",
     "SGT-shaped": "ftis.lab.rivals.SGT_SHAPED",
+    "F-TIS-lifted": "ftis.lab.rivals.F_TIS_LIFTED",
 }
 """``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
 

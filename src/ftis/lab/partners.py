@@ -118,7 +118,7 @@ AGAINST_THE_LEARNER = replace(OBJECTIVES["F-TIS"], advantage=against_the_learner
 """F-TIS with foreign advantages relative to the learner's success rate."""
 
 
-def of_the_sequence(raw_weight_NT: Tensor, objective: Objective) -> Tensor:
+def of_the_sequence(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
     """w = min(Π_t π_old/π_gen, C), one weight for all tokens of a completion: [N, T].
 
     A unit of several tokens counts once for each of them, so this is for peers of one tokenizer.

@@ -1,4 +1,4 @@
-"""Rivals of F-TIS: what others propose for learning from rollouts that another policy sampled.
+"""Rivals of F-TIS: what others propose for learning from rollouts that another policy sampled, and two of our own.
 
 Each is an :class:`ftis.objectives.Objective` that a recipe names as it names the paper's six. Below, S is the ratio of
 a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇ is the gradient by θ:
@@ -12,17 +12,20 @@ a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇
     SGT             π_θ/π_old, clipped         ∇log π of successes, where all own rollouts of the prompt failed
     DRO             −½ (Â − τ Σ_t log π_θ/π_old)², for both
     SGT-shaped      π_θ/π_old, clipped         SGT's gate with LUFFY's π_θ / (π_θ + γ)
+    F-TIS-lifted    F-TIS's, with w = 1 in place of min(π_old/π_gen, C) where Â > 0 and no unit has π_old/π_gen < δ
 
 Where a source leaves something open, or works in another setting, the value's docstring says what is done here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ftis.config import Recipe, RecipeError
-from ftis.objectives import LogProbs, Objective, Rewards, exp_ratio, over_old, within_group
+from ftis.objectives import OBJECTIVES, LogProbs, Objective, Rewards, exp_ratio, over_old, truncated, within_group
 from ftis.selection import Judged, Selection
 
 GAMMA = 0.1
@@ -39,6 +42,9 @@ MOST_CAPABLE = 2.0
 
 SFT_PART = 0.25
 """The part of the rounds in which SFT-then-alone learns from foreign successes."""
+
+LEAST_LIFTED = 0.1
+"""δ of F-TIS-lifted, the least π_old/π_gen of a unit in a rollout that has the weight 1."""
 
 
 # --- ratios -----------------------------------------------------------------------------------------------------------
@@ -82,6 +88,16 @@ def sequence_over_old(log: LogProbs) -> Tensor:
 def _score(log: LogProbs) -> Tensor:
     """1, with the gradient ∇log π_θ."""
     return (log.logp_NT - log.logp_NT.detach()).exp()
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def lifted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
+    """w = 1 for all of a rollout if Â > 0 and π_old/π_gen ≥ :data:`LEAST_LIFTED` in each of its units, else F-TIS's."""
+    likely_N1 = raw_weight_NT.amin(-1, keepdim=True) >= LEAST_LIFTED
+    truncated_NT = truncated(raw_weight_NT, advantage_N1, objective)
+    return torch.where((advantage_N1 > 0) & likely_N1, torch.ones_like(truncated_NT), truncated_NT)
 
 
 # --- surrogates -------------------------------------------------------------------------------------------------------
@@ -219,3 +235,8 @@ docs/rivals.md compares the two, docs/log.md has other gates."""
 DRO = Objective(ratio=sequence_over_old, surrogate=squared_regret)
 """Direct Reward Optimisation (Richemond et al., arXiv 2405.19107), with the group's mean for the value function, group
 advantages for rewards, and the learner at the round's start for the reference policy."""
+
+F_TIS_LIFTED = replace(OBJECTIVES["F-TIS"], weight=lifted)
+"""F-TIS that learns others' successes at full weight, as TOPR does, unless some unit of them is one that the learner
+would write less than δ times as often as its sender. Such are the texts that a stranger plants: they keep the weight of
+F-TIS, which is next to nothing there. docs/rivals.md says what it gives."""
