@@ -164,10 +164,26 @@ def test_a_line_s_name_is_within_the_drawing(name: str) -> None:
     assert (drawn.width == plots.WIDTH) == (len(name) < 8)
 
 
+def of_lines(count: int) -> Chart:
+    return chart("Reward", "round", [Series(f"p{i}", i, [(0.0, i), (1.0, i)]) for i in range(count)])
+
+
+def names(drawn: Chart) -> list[Words]:
+    return [mark for mark in drawn.marks if isinstance(mark, Words) and mark.strong]
+
+
 def test_of_many_lines_none_is_named() -> None:
-    many = chart("Reward", "round", [Series(f"p{i}", i, [(0.0, i), (1.0, i)]) for i in range(9)])
-    assert not [mark for mark in many.marks if isinstance(mark, Words) and mark.strong]
-    assert many.alt.endswith("p7 7 and 1 more")
+    many = of_lines(13)
+    assert not names(many)
+    assert many.alt.endswith("p11 11 and 1 more")
+
+
+def test_the_names_of_twelve_lines_are_a_letter_s_height_apart_within_the_drawing() -> None:
+    heights = sorted(words.y for words in names(of_lines(12)))
+    assert len(heights) == 12
+    assert min(high - low for low, high in pairwise(heights)) >= 11  # letters are 10 high
+    assert plots.TOP <= heights[0] + 1
+    assert heights[-1] <= plots.HEIGHT
 
 
 def test_a_figure_is_one_svg_and_one_png_with_the_same_words(tmp_path: Path) -> None:

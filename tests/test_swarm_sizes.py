@@ -108,6 +108,15 @@ def test_a_series_without_the_least_swarms_is_not_joined_to_the_peers_alone(tmp_
     assert fmean(x for x, _ in square.points) == pytest.approx(right)
 
 
+def test_a_seventh_kind_of_swarms_has_dashes_where_inks_are_those_of_the_first(tmp_path: Path) -> None:
+    result = found(tmp_path, ALONE, *SIZES)
+    whole = result["series"][0]
+    result["series"] = [{**whole, "name": f"kind-{i}"} for i in range(len(COLOURS) + 1)]
+    lines = [mark for mark in draw(result)[0].chart.marks if isinstance(mark, Polyline) and mark.width == 1.9]
+    assert [line.ink for line in lines] == [*COLOURS, COLOURS[0]]
+    assert len({(line.ink, line.dashes) for line in lines}) == len(lines)
+
+
 def test_a_seed_is_one_observation_and_gains_are_by_peer(tmp_path: Path) -> None:
     result = found(tmp_path, ALONE, *SIZES)
     assert result["start"]["mean"] == pytest.approx(0.1)

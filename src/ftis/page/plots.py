@@ -21,7 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
 
 LETTER = 7
 """The approximate width of a letter in a label. A chart with long labels is wider than others."""
-NAMED = 8
+NAMED = 12
 """Up to this many lines are labelled; with more, labels would overlap."""
 
 ROUND = "round"

@@ -94,12 +94,13 @@ def _draw_sizes(plot: Plot, found: Mapping[str, Any], key: str, unit: float = 1.
     least = min((size["size"] for size in _in_swarms(found) if size["size"] > 1), default=1)
     for i, series in enumerate(found["series"]):
         ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        dashes = DASHES[(i // len(COLOURS)) % len(DASHES)]
         swarms = [size for size in series["sizes"] if size["size"] > 1]
         joined = series["sizes"] if not swarms or swarms[0]["size"] == least else swarms
         of_sizes = [(size["size"], size[key]) for size in joined]
         _draw_intervals(plot, of_sizes, ink, unit)
         points = [(x, estimate["mean"] / unit) for x, estimate in of_sizes]
-        plot.line(points, ink, series["name"], width=1.9, marker=marker)
+        plot.line(points, ink, series["name"], width=1.9, dashes=dashes, marker=marker)
 
 
 def _draw_alone(plot: Plot, found: Mapping[str, Any], key: str) -> None:
