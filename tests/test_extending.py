@@ -256,7 +256,7 @@ def test_a_module_that_cannot_be_imported_is_named(outside: Path) -> None:
     [
         ({"ratio": lambda log: log.logp_NT.sum(-1).exp()}, "objective.ratio returned the shape [2], the tokens have"),
         ({"ratio": lambda log: log.logp_NT.detach().exp()}, "objective.ratio carries no gradient"),
-        ({"weight": lambda raw, objective: raw[:, :1]}, "objective.weight returned the shape [2, 1]"),
+        ({"weight": lambda raw, advantage, objective: raw[:, :1]}, "objective.weight returned the shape [2, 1]"),
         ({"surrogate": lambda ratio, advantage, objective: advantage}, "objective.surrogate returned the shape [2, 1]"),
     ],
 )

@@ -22,6 +22,8 @@ from ftis.lab.recipes import parse
 from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, advantages, policy_loss, resolve
+from ftis.page import completions, exchanges
+from ftis.page.corrections import correction_of
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
@@ -181,6 +183,20 @@ def test_a_success_is_lifted_by_its_least_likely_unit() -> None:
     assert weight_NT.tolist() == [[1, 1, 1], [0.5, 2, 1 / 11], [0.5, 2, 0.1]]
     narrower = replace(rivals.F_TIS_LIFTED, importance_sampling_clip_max=1.0)
     assert rivals.lifted(raw_NT, advantage_N1, narrower).tolist() == [[1, 1, 1], [0.5, 1, 1 / 11], [0.5, 1, 0.1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "above"),
+    [
+        ("F-TIS", "It multiplies the gradient, cut at C = 2", "Truncated"),
+        ("F-TIS-lifted", "F-TIS-lifted has a weight of its own that follows from it: what C = 2 would cut", "Above C"),
+        ("NoIS", "NoIS does not use it: what C = 2 would cut", "Above C, which NoIS does not cut"),
+    ],
+)
+def test_the_page_says_whether_weights_are_cut_or_an_objective_s_own(name: str, use: str, above: str) -> None:
+    correction = correction_of(parse({**recipe_of("ada").model_dump(exclude_unset=True), "objective": {"name": name}}))
+    assert exchanges._use_in_words(correction).startswith(use)
+    assert completions._above(correction) == above
 
 
 def test_a_lifted_success_is_one_by_its_spans_where_units_hold_several_tokens() -> None:

@@ -237,6 +237,7 @@ DRO = Objective(ratio=sequence_over_old, surrogate=squared_regret)
 advantages for rewards, and the learner at the round's start for the reference policy."""
 
 F_TIS_LIFTED = replace(OBJECTIVES["F-TIS"], weight=lifted)
-"""F-TIS that learns others' successes at full weight, as TOPR does, unless some unit of them is one that the learner
-would write less than δ times as often as its sender. Such are the texts that a stranger plants: they keep the weight of
-F-TIS, which is next to nothing there. docs/rivals.md says what it gives."""
+"""F-TIS that gives a success the weight 1, as TOPR does, unless some unit of it is one that the learner would write
+less than δ times as often as its sender. Such is a text that a sender always writes and the learner hardly ever: it
+keeps the weights of F-TIS, next to nothing in those units. No unit has more than 1/δ times F-TIS's weight. What it
+gives and lets in: docs/rivals.md and docs/strangers.md."""

@@ -115,9 +115,9 @@ def _section(seed: int | None, cap: str, arms: Sequence[ArmCompletions]) -> Comp
 
 def _above(correction: Correction) -> str:
     """What a completion with weights above C is called."""
-    if correction.weighted is None:
-        return "Above C"
-    return "Truncated" if correction.weighted else f"Above C, which {correction.name} does not cut"
+    if correction.truncated:
+        return "Truncated"
+    return f"Above C, which {correction.name} does not cut" if correction.weighted is False else "Above C"
 
 
 def _of_arm(

@@ -28,8 +28,15 @@ class Correction:
 
     @property
     def weighted(self) -> bool | None:
-        """Whether the truncated weight multiplies the gradient; None where the objective is not importable here."""
+        """Whether a weight multiplies the gradient; None where the objective is not importable here."""
         return self.objective.weighted if self.known else None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether that weight is all there is, rather than one of the objective's own that follows from it."""
+        from ftis.objectives import truncated  # loads torch
+
+        return self.known and self.objective.weight is truncated
 
     @property
     def filtered(self) -> bool | None:
