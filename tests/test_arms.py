@@ -282,14 +282,19 @@ def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
     recipe = load(ROOT / "recipes" / "scaling_mixed.toml")
     rates = {arm.name: {(p.train, p.learning_rate) for p in arm.recipe.peers} for arm in arms_of(recipe)}
     many = {"alone-x8", "alone-x16", "F-TIS-16-late"}
-    many |= {f"{name}-{m}{mode}" for name in ("F-TIS", "TOPR") for m in (8, 16) for mode in ("", "-horizontal")}
+    many |= {
+        f"{name}-{m}{mode}"
+        for name in ("F-TIS", "F-TIS-lifted", "TOPR")
+        for m in (8, 16)
+        for mode in ("", "-horizontal")
+    }
     assert rates == {name: {("full", 6e-4 if name in many else 3e-4), ("lora", 3e-3)} for name in rates}
     # Sharing prompts changes neither what a peer samples nor what it trains on.
     budgets = {arm.name: rollouts_per_round(arm.swarms[0]) for arm in arms_of(recipe)}
     for m in (2, 4, 8, 16):
         assert budgets[f"F-TIS-{m}-horizontal"] == budgets[f"F-TIS-{m}"] == (36, 36 * m)
     for m in (4, 8, 16):
-        assert budgets[f"TOPR-{m}-horizontal"] == (36, 36 * m)
+        assert budgets[f"TOPR-{m}-horizontal"] == budgets[f"F-TIS-lifted-{m}-horizontal"] == (36, 36 * m)
     # A key from the command line stands above an arm's own, written nested or dotted.
     for arm in ("F-TIS-16", "F-TIS-16-late"):
         changed = load(ROOT / "recipes" / "scaling_mixed.toml", [f"arms.{arm}.set.peers.*.learning_rate=1e-4"])
