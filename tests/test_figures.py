@@ -158,7 +158,7 @@ def test_a_chart_of_nothing_says_so_and_values_that_are_none_are_left_out() -> N
 def test_a_line_s_name_is_within_the_drawing(name: str) -> None:
     """Measured in the letters of the PNG."""
     drawn = chart("Reward", "round", [Series(name, 0, [(0.0, 0.0), (1.0, 1.0)])])
-    (words,) = [mark for mark in drawn.marks if isinstance(mark, Words) and mark.strong]
+    (words,) = names(drawn)
     letters = FontProperties(family="DejaVu Sans", weight="bold", size=10)
     assert words.x + TextPath((0, 0), words.text, prop=letters).get_extents().x1 <= drawn.width
     assert (drawn.width == plots.WIDTH) == (len(name) < 8)

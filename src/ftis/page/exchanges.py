@@ -136,10 +136,10 @@ def _use_in_words(correction: Correction) -> str:
     cut = f"what C = {correction.cap:g} would cut is shown for comparison"
     if correction.weighted is None:
         return f"{correction.name} is not importable here, so the page cannot say whether it uses the weights: {cut}"
-    if correction.weighted and not correction.truncated:
-        return f"{correction.name} has a weight of its own that follows from it: {cut}"
-    if correction.weighted:
+    if correction.truncated:
         return f"It multiplies the gradient, cut at C = {correction.cap:g}"
+    if correction.weighted:
+        return f"{correction.name} has a weight of its own that follows from it: {cut}"
     return f"{correction.name} does not use it: {cut}"
 
 

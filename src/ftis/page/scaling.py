@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
-from ftis.page.drawing import COLOURS, DASHES, MARKERS
+from ftis.page.drawing import DASHES, arm_styles
 from ftis.page.figures import with_room
 from ftis.page.plots import Panel, Plot, Tick, logarithmic
 from ftis.page.views import Cell, PanelRow, RowGroup, Table, with_interval
@@ -92,15 +92,15 @@ def _draw_sizes(plot: Plot, found: Mapping[str, Any], key: str, unit: float = 1.
     One that lacks the least swarms of the others begins with its own: joined to the peers alone it would pass by them.
     """
     least = min((size["size"] for size in _in_swarms(found) if size["size"] > 1), default=1)
-    for i, series in enumerate(found["series"]):
-        ink, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        dashes = DASHES[(i // len(COLOURS)) % len(DASHES)]
+    styles = arm_styles([series["name"] for series in found["series"]], ())
+    for series in found["series"]:
+        style = styles[series["name"]]
         swarms = [size for size in series["sizes"] if size["size"] > 1]
         joined = series["sizes"] if not swarms or swarms[0]["size"] == least else swarms
         of_sizes = [(size["size"], size[key]) for size in joined]
-        _draw_intervals(plot, of_sizes, ink, unit)
+        _draw_intervals(plot, of_sizes, style.ink, unit)
         points = [(x, estimate["mean"] / unit) for x, estimate in of_sizes]
-        plot.line(points, ink, series["name"], width=1.9, dashes=dashes, marker=marker)
+        plot.line(points, style.ink, series["name"], width=1.9, dashes=style.dashes, marker=style.marker)
 
 
 def _draw_alone(plot: Plot, found: Mapping[str, Any], key: str) -> None:
