@@ -117,7 +117,7 @@ class Delayed:
 class DirectoryExchange:
     """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
 
-    A killed peer that resumes finds the messages of the round it was in, and replaces its own with the same bytes.
+    All of a swarm start, and start again, at the same round in a directory without messages.
 
     Args:
         has_left: whether a peer publishes no more; looked at once ``should_stop`` says so.

@@ -262,6 +262,10 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
 
 def _run_in_processes(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
     """Train each peer in a process of its own. A peer that fails stops the others, and its error is raised here."""
+    for job in jobs:
+        # With what a killed attempt left, a peer would run ahead, and delete its own messages before others read them.
+        with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that the kill did not reach
+            shutil.rmtree(job.exchange_directory, ignore_errors=True)
     in_processes = [Job(f"peer {job.peer!r}", run_peer_process, (job,)) for job in jobs]
     run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume")
     return all(job.finished for job in jobs)
