@@ -252,6 +252,10 @@ name = "F-TIS-horizontal"
 set = {{ training.mode = "horizontal" }}
 
 [[arms]]
+name = "F-TIS-lifted-horizontal"
+set = {{ training.mode = "horizontal", objective.name = "F-TIS-lifted" }}
+
+[[arms]]
 name = "alone"                  # four times the sampling
 collaborate = false
 """

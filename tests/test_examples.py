@@ -47,7 +47,7 @@ def test_starters_for_a_data_set_are_made_and_compared(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert "right when reasoned" not in ended.stdout  # the models are there already
-    for arm in ("alone-part", "alone-part-wide", "F-TIS", "F-TIS-horizontal", "alone"):
+    for arm in ("alone-part", "alone-part-wide", "F-TIS", "F-TIS-horizontal", "F-TIS-lifted-horizontal", "alone"):
         for peer in made:
             rows = (tmp_path / "chain_sum" / "chain_sum-seed0" / arm / peer / "metrics.jsonl").read_text()
             assert rows.count("\n") == 1
