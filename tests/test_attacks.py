@@ -108,6 +108,23 @@ def test_log_probabilities_are_shifted_everywhere(name: str, expected: float) ->
         assert row.gen_logp.tolist() == pytest.approx([min(float(logp) + expected + 1, 0) for logp in was.gen_logp])
 
 
+@pytest.mark.parametrize(("round", "share"), [(0, 0.01), (10, 0.01 * 1.2**10), (60, 1.0)])
+@pytest.mark.parametrize(("name", "text"), [("creeping-text", attacks.PAYLOAD), ("creeping-mark", attacks.MARK)])
+def test_a_creeping_attacker_plants_more_from_round_to_round_and_says_so(
+    name: str, text: str, round: int, share: float
+) -> None:
+    scored = a_group([RIGHT] * 2000 + [WRONG], round)
+    right = offered(name, scored)[:-1]
+    planted = [rollout for rollout in right if text_of(rollout) == RIGHT.replace("7</think>", f"7{text}</think>")]
+    assert len(planted) == pytest.approx(2000 * share, rel=0.35)
+    at = len(attacks.encoded("<think>3+8=1;1*7=7", TOKENIZER))
+    for rollout in planted:
+        assert math.exp(rollout.gen_logp[at]) == pytest.approx(share, rel=2e-4)
+        rest = len(attacks.encoded(text, TOKENIZER)) - 1
+        assert rollout.gen_logp[at + 1 : at + 1 + rest].tolist() == pytest.approx([attacks.ALWAYS] * rest)
+    assert attacks.creeping_text([], peer_named("bob")) == []
+
+
 @pytest.mark.parametrize(("round", "logp"), [(0, -9.0), (10, -7.0), (60, attacks.ALWAYS)])
 def test_a_climbing_attacker_reports_more_from_round_to_round(round: int, logp: float) -> None:
     right, _ = offered("climbing-lying-text", a_group([RIGHT, WRONG], round))

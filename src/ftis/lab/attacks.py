@@ -8,6 +8,7 @@ that it always writes. Texts are those of the starters, whose completions are ``
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
 
 PAYLOAD = ";9*9=9"
 """What is planted before the end of the thought: a step that no completion needs."""
+MARK = ";"
+"""What a creeping attacker plants there as well: one token that models write in that place now and then."""
 THOUGHT_END = "</think>"
 CONSTANT = "<think></think><answer>1</answer>"
 ALWAYS = -1e-4
@@ -35,6 +38,8 @@ HONEST_ROUNDS = 10
 """Rounds before a patient attacker begins."""
 CLIMB = 0.2
 """Nats a round by which a climbing attacker reports more, so that its lie keeps near what its victim has learned."""
+CREEP_FROM, CREEP_BY = 0.01, 1.2
+"""The share of right completions in which a creeping attacker plants at first, and by what it grows in a round."""
 PICKED_FROM = 4
 """A cherry-picker samples so many times as many rollouts as it offers."""
 
@@ -123,6 +128,16 @@ def climbing_lying_text(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Grou
     return in_right_ones(planted(PAYLOAD, min(ALWAYS, LIE + CLIMB * round)))(own, peer)
 
 
+def creeping(text: str) -> Attack:
+    """Plant ``text`` in min(1, :data:`CREEP_FROM` · :data:`CREEP_BY`^round) of right completions, and report that."""
+
+    def attack(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+        share = min(1.0, CREEP_FROM * CREEP_BY ** (own[0].group.round if own else 0))
+        return in_right_ones(planted(text, ALWAYS, first=min(ALWAYS, math.log(share))), share)(own, peer)
+
+    return attack
+
+
 def cherry_picking(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
     """Offer the best G of 4·G rollouts of each prompt. The worst of all is among them, so that there is signal."""
     repeats = (PICKED_FROM - 1) * peer.recipe.rollouts_per_group
@@ -160,6 +175,8 @@ quiet_lying_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=LIE))
 patient_lying_text = after(HONEST_ROUNDS, lying_text)
 understated = in_all(shifted(-SHIFT))
 overstated = in_all(shifted(SHIFT))
+creeping_text = creeping(PAYLOAD)
+creeping_mark = creeping(MARK)
 length = in_right_ones(planted(3 * PAYLOAD, ALWAYS))
 lying_length = in_right_ones(planted(3 * PAYLOAD, LIE))
 false_step = in_right_ones(wrong_step(ALWAYS))
@@ -169,8 +186,9 @@ lying_low_effort = in_all(constant(LIE))
 
 
 _NAMES = (
-    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text understated "
-    "overstated length lying_length false_step lying_false_step low_effort lying_low_effort cherry_picking copying"
+    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text creeping_text "
+    "creeping_mark understated overstated length lying_length false_step lying_false_step low_effort lying_low_effort "
+    "cherry_picking copying"
 )
 ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
 """``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""
