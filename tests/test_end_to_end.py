@@ -195,9 +195,12 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_round_that_fails_before_it_learns_loses_no_round(
+    workplace: Path, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reward function may fail on a completion of any round; it is mended, and the run goes on."""
-    keys = ("--set", "processes=inline", "--set", "training.save_every=100")
+    keys = ("--set", "processes=inline", "--set", "training.save_every=100", "--set", f"peers.b.rounds_late={late}")
     assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
     sample_items = Peer.sample_items
 
@@ -215,6 +218,7 @@ def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, mon
     monkeypatch.setattr(Peer, "sample_items", sample_items)
     assert ftis("train", "recipe.toml", *keys, "--resume") == 0
     unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
+    assert [row["peer/b/late"] for row in resumed["F-TIS/a/metrics.jsonl"]] == [0] + [late] * 3
     assert differences(resumed, unbroken) == []
 
 

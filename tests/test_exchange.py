@@ -426,7 +426,7 @@ def test_a_killed_process_is_waited_for_and_its_successor_takes_over(tmp_path: P
             process.communicate()
 
 
-def test_messages_of_slow_peers_come_late_and_once() -> None:
+def test_messages_of_slow_peers_come_late_and_once(tmp_path: Path) -> None:
     class Everybody:
         def catch_up(self, round: int) -> int:
             return round
@@ -436,7 +436,7 @@ def test_messages_of_slow_peers_come_late_and_once() -> None:
         def collect(self, round: int, skip: Any = (), offers_only: Any = ()) -> Collected:
             return Collected({name: message(name, round) for name in ("b", "c", "d") if name not in offers_only})
 
-    exchange = Delayed(Everybody(), {"c": 1, "d": 2})
+    exchange = Delayed(Everybody(), {"c": 1, "d": 2}, tmp_path)
     rounds = [exchange.collect(round) for round in range(3)]
     assert [list(collected.messages) for collected in rounds] == [["b"]] * 3
     assert [collected.missing for collected in rounds] == [("c", "d")] * 3
@@ -445,4 +445,9 @@ def test_messages_of_slow_peers_come_late_and_once() -> None:
         (("c", 0, message("c", 0)),),
         (("c", 1, message("c", 1)), ("d", 0, message("d", 0))),
     ]
-    assert exchange.collect(3, offers_only=("c",)).missing == ("d",)
+    exchange = Delayed(Everybody(), {"c": 1, "d": 2}, tmp_path)  # resumed, it finds what is on its way
+    again = exchange.collect(2)
+    assert again.late == rounds[2].late
+    after = exchange.collect(3, offers_only=("c",))
+    assert (after.missing, after.late) == (("d",), (("c", 2, message("c", 2)), ("d", 1, message("d", 1))))
+    assert exchange.collect(4).late == (("d", 2, message("d", 2)),)  # c offered only

@@ -141,7 +141,7 @@ def assemble(
         header=header,
         objective=objective,
         selections=selections,
-        exchange=Delayed(exchange, late) if late and not networked else exchange,
+        exchange=Delayed(exchange, late, directory / "late") if late and not networked else exchange,
         attack=look_up(config.attack, f"peers.{name}.attack", ATTACKS) if config.attack else None,
         should_stop=should_stop,
         cursor=cursor,

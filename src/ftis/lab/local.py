@@ -97,21 +97,29 @@ class HubEndpoint:
 
 
 class Delayed:
-    """Another exchange, in which some peers' messages come ``rounds_late`` rounds late."""
+    """Another exchange, in which some peers' messages come ``rounds_late`` rounds late.
 
-    def __init__(self, inner: Exchange, rounds_late: Mapping[str, int]) -> None:
-        self.inner, self.rounds_late = inner, rounds_late
+    Args:
+        directory: where messages wait. A peer that is resumed finds there what was on its way to it.
+    """
+
+    def __init__(self, inner: Exchange, rounds_late: Mapping[str, int], directory: Path) -> None:
+        self.inner, self.rounds_late, self.directory = inner, rounds_late, directory
         self.catch_up, self.publish = inner.catch_up, inner.publish
-        self._due: dict[tuple[int, str], bytes] = {}
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         collected = self.inner.collect(round, skip, offers_only)
         slow = [name for name in collected.messages if name in self.rounds_late]
-        self._due |= {(round + self.rounds_late[name], name): collected.messages[name] for name in slow}
-        came = [key for key in sorted(self._due) if key[0] <= round]
-        late = tuple((name, due - self.rounds_late[name], self._due.pop((due, name))) for due, name in came)
+        for name in slow:
+            self.directory.mkdir(exist_ok=True)
+            write_whole(self._path(name, round), collected.messages[name], sync=False)
+        sent = [(name, round - by) for name, by in sorted(self.rounds_late.items())]
+        late = tuple((n, r, self._path(n, r).read_bytes()) for n, r in sent if self._path(n, r).exists())
         in_time = {name: data for name, data in collected.messages.items() if name not in slow}
         return replace(collected, messages=in_time, missing=(*collected.missing, *slow), late=(*collected.late, *late))
+
+    def _path(self, peer: str, round: int) -> Path:
+        return _message_path(self.directory, peer, round)
 
 
 class DirectoryExchange:
@@ -160,4 +168,8 @@ class DirectoryExchange:
             time.sleep(POLL_SECONDS)
 
     def _path(self, peer: str, round: int) -> Path:
-        return self.directory / f"{round:06d}-{peer}.ftis"
+        return _message_path(self.directory, peer, round)
+
+
+def _message_path(directory: Path, peer: str, round: int) -> Path:
+    return directory / f"{round:06d}-{peer}.ftis"
