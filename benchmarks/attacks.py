@@ -10,7 +10,8 @@ attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm withou
 signal then. ``copying`` needs horizontal mode and is to be compared with ``none-horizontal``. Of the honest peers'
 greedy answers to 300 validation problems after the last round, means over them and over seeds:
 
-- ``final``: the accuracy; ``payload``: the share that holds what was planted; ``length``: tokens;
+- ``final``: the accuracy, with Student's 95% interval over seeds; ``− no attack``: its difference from the swarm
+  without attack, paired by seed; ``payload``: the share that holds what was planted; ``length``: tokens;
 - ``found``: an attacker's tokens from its first attack until it was accused, at most over seeds and peers, and in how
   many of the cases. A case is an honest peer, an attacker and a seed.
 
@@ -36,6 +37,7 @@ from ftis.lab.experiments import run_experiment
 from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
 from ftis.lab.recipes import load
 from ftis.study.progress import Display
+from ftis.study.stats import mean_interval, paired_difference
 from ftis.tasks.clock import clock_solution
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -125,6 +127,7 @@ def rows_of(names: Sequence[str]) -> list[str]:
 
 def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) -> list[str]:
     arm = f"{as_seen_by(defence, attack)}.{defence}" if defence else attack
+    without = f"{'none-horizontal' if attack in HORIZONTAL else 'none'}.{defence}"
     names = [peer.name for peer in study.recipe.peers if peer.name not in attackers]
     victims = [study.peer(seed, arm, name) for seed in study.seeds for name in names]
     holds = payload_of(attack)
@@ -133,12 +136,24 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
     lengths = [fmean(answer["length"] for answer in of_one) for of_one in answers]
     after = [found_after(victim, attack, name) for victim in victims for name in attackers]
     found = [tokens for tokens in after if tokens is not None]
+    finals = finals_of(study, arm, names)
+    final = mean_interval(finals)
+    difference = ""
+    if defence and not attack.startswith("none") and len(finals) > 1:
+        by = paired_difference(finals, finals_of(study, without, names))
+        difference = f"{by.mean:+z.3f} ({by.low:+z.3f} to {by.high:+z.3f})".replace("-", "−")
     return [
-        f"{fmean(final_accuracy(victim.on(VALIDATION)) for victim in victims):.3f}",
+        f"{final.mean:.3f} ({final.low:.3f}–{final.high:.3f})",
+        difference,
         f"{fmean(shares):.3f} ({max(shares):.3f})",
         f"{fmean(lengths):.1f}",
         f"{max(found):,} ({len(found)} of {len(after)})" if found else "",
     ]
+
+
+def finals_of(study: Study, arm: str, names: Sequence[str]) -> list[float]:
+    """Of each seed, the mean over the peers of ``names``."""
+    return [fmean(final_accuracy(study.peer(seed, arm, name).on(VALIDATION)) for name in names) for seed in study.seeds]
 
 
 def found_after(victim: PeerRun, attack: str, attacker: str) -> int | None:
@@ -164,8 +179,8 @@ def main() -> None:
     recipe = recipe_of(given.swarm, given.attacks, given.defences, given.to)
     run_experiment(recipe, range(given.seeds), given.jobs, Display(Console(stderr=True)))
     study = read_study(experiment_directory(recipe))
-    print("| attack | defence | final | payload: mean (highest) | length | found after tokens: most (seeds) |")
-    print("|---|---|---|---|---|---|")
+    print("| attack | defence | final | − no attack | payload: mean (highest) | length | found after tokens (cases) |")
+    print("|---|---|---|---|---|---|---|")
     attackers = SWARMS[given.swarm][1]
     rows = [("alone-part", ""), *((a, d) for a in rows_of(given.attacks) for d in given.defences)]
     for attack, defence in rows:
