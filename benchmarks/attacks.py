@@ -69,7 +69,10 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
 }
 ROUNDS = 40
 LOG_PROBS_UNREAD = "NoIS"
-TWINS = {"quiet-lying-text": "text", "climbing-lying-text": "text", "understated": "none", "overstated": "none"}
+TWINS = {
+    **dict.fromkeys(("quiet-lying-text", "climbing-lying-text", "sized-lying-text"), "text"),
+    **dict.fromkeys(("understated", "overstated"), "none"),
+}
 """What an attack comes to where nobody reads log-probabilities; of ``lying-…`` else what follows these letters."""
 
 

@@ -63,7 +63,10 @@ def text_of(rollout: Rollout) -> str:
     return str(TOKENIZER.decode(rollout.completion_ids.tolist())).replace(" ", "")
 
 
-@pytest.mark.parametrize(("name", "logp"), [("text", attacks.ALWAYS), ("lying-text", attacks.LIE)])
+@pytest.mark.parametrize(
+    ("name", "logp"),
+    [("text", attacks.ALWAYS), ("lying-text", attacks.LIE), ("sized-lying-text", attacks.LIE + math.log(10))],
+)
 def test_a_text_is_planted_in_right_completions(name: str, logp: float) -> None:
     right, wrong = offered(name, scored := a_group([RIGHT, WRONG]))
     assert text_of(right) == "<think>3+8=1;1*7=7;9*9=9</think><answer>7</answer>"

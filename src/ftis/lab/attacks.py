@@ -17,6 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ftis.codec import decode
+from ftis.lab.rivals import LEAST_LIFTED
 from ftis.peer import Attack, Peer
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
 
@@ -30,6 +31,8 @@ ALWAYS = -1e-4
 """Log-probability of a token that the attacker always writes."""
 LIE = -9.0
 """What is reported for such a token instead."""
+SIZED_LIE = LIE + math.log(1 / LEAST_LIFTED)
+"""As much less of a lie as F-TIS-lifted needs for a success to have the weight 1."""
 SHIFT = 1.0
 """Nats a token by which all log-probabilities are reported too low, or too high."""
 RARELY = 0.3
@@ -172,6 +175,7 @@ lying_text = in_right_ones(planted(PAYLOAD, LIE))
 rare_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=float(np.log(RARELY))), RARELY)
 lying_rare_text = in_right_ones(planted(PAYLOAD, LIE), RARELY)
 quiet_lying_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=LIE))
+sized_lying_text = in_right_ones(planted(PAYLOAD, SIZED_LIE))
 patient_lying_text = after(HONEST_ROUNDS, lying_text)
 understated = in_all(shifted(-SHIFT))
 overstated = in_all(shifted(SHIFT))
@@ -186,9 +190,9 @@ lying_low_effort = in_all(constant(LIE))
 
 
 _NAMES = (
-    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text creeping_text "
-    "creeping_mark understated overstated length lying_length false_step lying_false_step low_effort lying_low_effort "
-    "cherry_picking copying"
+    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text "
+    "sized_lying_text creeping_text creeping_mark understated overstated length lying_length false_step "
+    "lying_false_step low_effort lying_low_effort cherry_picking copying"
 )
 ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
 """``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""
