@@ -34,10 +34,11 @@ from ftis.lab import attacks
 from ftis.lab.arms import experiment_directory
 from ftis.lab.attacks import ATTACKS
 from ftis.lab.experiments import run_experiment
+from ftis.lab.formatting import interval_text, number, true_minus
 from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
 from ftis.lab.recipes import load
 from ftis.study.progress import Display
-from ftis.study.stats import mean_interval, paired_difference
+from ftis.study.stats import Interval, PairedDifference, mean_interval, paired_difference
 from ftis.tasks.clock import clock_solution
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -140,18 +141,21 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
     after = [found_after(victim, attack, name) for victim in victims for name in attackers]
     found = [tokens for tokens in after if tokens is not None]
     finals = finals_of(study, arm, names)
-    final = mean_interval(finals)
-    difference = ""
-    if defence and not attack.startswith("none") and len(finals) > 1:
-        by = paired_difference(finals, finals_of(study, without, names))
-        difference = f"{by.mean:+z.3f} ({by.low:+z.3f} to {by.high:+z.3f})".replace("-", "−")
+    compared = defence and not attack.startswith("none")
     return [
-        f"{final.mean:.3f} ({final.low:.3f}–{final.high:.3f})",
-        difference,
+        with_ends(mean_interval(finals)),
+        with_ends(paired_difference(finals, finals_of(study, without, names)), "+") if compared else "",
         f"{fmean(shares):.3f} ({max(shares):.3f})",
         f"{fmean(lengths):.1f}",
         f"{max(found):,} ({len(found)} of {len(after)})" if found else "",
     ]
+
+
+def with_ends(estimate: Interval | PairedDifference, sign: str = "") -> str:
+    """A mean with the ends of its interval, of which one seed has none."""
+    mean = number(estimate.mean, sign)
+    known = estimate.n > 1
+    return true_minus(f"{mean} ({interval_text(vars(estimate), sign, ' to ')})" if known else mean)
 
 
 def finals_of(study: Study, arm: str, names: Sequence[str]) -> list[float]:

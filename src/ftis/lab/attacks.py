@@ -125,6 +125,11 @@ def shifted(nats: float) -> Change:
     return change
 
 
+def now_and_then(text: str, share: float) -> Attack:
+    """Plant ``text`` in ``share`` of the right completions, and report that truly: once begun it is always written."""
+    return in_right_ones(planted(text, ALWAYS, first=min(ALWAYS, math.log(share))), share)
+
+
 def climbing_lying_text(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
     """Plant the text, at :data:`LIE` in the first round and :data:`CLIMB` more in each."""
     round = own[0].group.round if own else 0
@@ -132,11 +137,11 @@ def climbing_lying_text(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Grou
 
 
 def creeping(text: str) -> Attack:
-    """Plant ``text`` in min(1, :data:`CREEP_FROM` · :data:`CREEP_BY`^round) of right completions, and report that."""
+    """Plant ``text`` :func:`now_and_then`, in min(1, :data:`CREEP_FROM` · :data:`CREEP_BY`^round) of them."""
 
     def attack(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
         share = min(1.0, CREEP_FROM * CREEP_BY ** (own[0].group.round if own else 0))
-        return in_right_ones(planted(text, ALWAYS, first=min(ALWAYS, math.log(share))), share)(own, peer)
+        return now_and_then(text, share)(own, peer)
 
     return attack
 
@@ -172,7 +177,7 @@ def copying(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
 
 text = in_right_ones(planted(PAYLOAD, ALWAYS))
 lying_text = in_right_ones(planted(PAYLOAD, LIE))
-rare_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=float(np.log(RARELY))), RARELY)
+rare_text = now_and_then(PAYLOAD, RARELY)
 lying_rare_text = in_right_ones(planted(PAYLOAD, LIE), RARELY)
 quiet_lying_text = in_right_ones(planted(PAYLOAD, ALWAYS, first=LIE))
 sized_lying_text = in_right_ones(planted(PAYLOAD, SIZED_LIE))
