@@ -260,7 +260,7 @@ def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
     recipe = load(ROOT / "recipes" / "scaling.toml")
     arms = arms_of(recipe)
     together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
-    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 8, 16, 2, 4, 8, 16, 8]
+    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 8, 16, 2, 4, 8, 16, 2, 4, 8, 16, 8]
     alone = {arm.name: {rollouts_per_round(swarm)[0] for swarm in arm.swarms} for arm in arms if arm not in together}
     more = {f"alone-x{times}": {36 * times} for times in (2, 4, 8, 16)}
     assert alone == {"alone-part": {36}, "alone-part-wide": {36}, "alone-part-wider": {36}, **more}
@@ -273,7 +273,7 @@ def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
     assert by_name["F-TIS-8-limited"] == by_name["F-TIS-16-limited"] == by_name["F-TIS-4"]
     # Swarms that share prompts sample and train as the others do, and the arm beside pairs samples as their members do.
     for m in (2, 4, 8, 16):
-        assert by_name[f"F-TIS-{m}-horizontal"] == by_name[f"F-TIS-{m}"]
+        assert by_name[f"F-TIS-{m}-horizontal"] == by_name[f"F-TIS-lifted-{m}-horizontal"] == by_name[f"F-TIS-{m}"]
     assert next(arm for arm in arms if arm.name == "alone-part-wide").swarms[0].rollouts_per_group == 6
     assert next(arm for arm in arms if arm.name == "F-TIS-2-horizontal").swarms[0].rollouts_per_group == 6
 
