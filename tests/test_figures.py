@@ -154,11 +154,14 @@ def test_a_chart_of_nothing_says_so_and_values_that_are_none_are_left_out() -> N
     assert (line.ink, bool(line.dashes)) == ("line-1", True)
 
 
-@pytest.mark.parametrize("name", ["alone", "F-TIS-16-limited", "alone-with-all-of-it", "SmolLM2-MATH-LoRA"])
+@pytest.mark.parametrize(
+    "name", ["alone", "F-TIS-16-limited", "alone-with-all-of-it", "SmolLM2-MATH-LoRA", "F-TIS-lifted-2-horizontal"]
+)
 def test_a_line_s_name_is_within_the_drawing(name: str) -> None:
     """Measured in the letters of the PNG."""
     drawn = chart("Reward", "round", [Series(name, 0, [(0.0, 0.0), (1.0, 1.0)])])
     (words,) = names(drawn)
+    assert words.text == name
     letters = FontProperties(family="DejaVu Sans", weight="bold", size=10)
     assert words.x + TextPath((0, 0), words.text, prop=letters).get_extents().x1 <= drawn.width
     assert (drawn.width == plots.WIDTH) == (len(name) < 8)

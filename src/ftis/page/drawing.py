@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LONGEST_NAME = 18
+LONGEST_BESIDE = 26
+"""Of a name beside a line, where the chart grows by it."""
 
 INKS: Mapping[str, str] = {
     "line-0": "#1f5fd0",
@@ -84,6 +86,6 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def short(name: str) -> str:
-    """A name that leaves room for the chart; names may have 64 letters."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6]}…{name[-5:]}"
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """A name of at most ``longest`` letters, that leaves room for the chart; names may have 64."""
+    return name if len(name) <= longest else f"{name[: longest - 6]}…{name[-5:]}"

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ftis.lab.formatting import true_minus
-from ftis.page.drawing import LINES, in_short, short, spread_out
+from ftis.page.drawing import LINES, LONGEST_BESIDE, in_short, short, spread_out
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
@@ -261,11 +261,12 @@ class Plot:
         marks, (_, top, last, bottom) = list(self._marks), self._frame
         width = WIDTH
         if len(self._names) <= NAMED:
-            width = max([WIDTH, *(last + 8 + LETTER * len(short(text)) for _, text, _ in self._names)])
+            names = [(short(text, LONGEST_BESIDE), ink) for _, text, ink in self._names]
+            width = max([WIDTH, *(last + 8 + LETTER * len(name) for name, _ in names)])
             ends = [self.place(self._x[0], y)[1] for y, _, _ in self._names]
             heights = spread_out([(bottom - y) / (bottom - top) for y in ends], GAP)
-            for (_, text, ink), height in zip(self._names, heights, strict=True):
-                marks.append(Words(last + 6, round(bottom - (bottom - top) * height, 1), short(text), ink, strong=True))
+            for (name, ink), height in zip(names, heights, strict=True):
+                marks.append(Words(last + 6, round(bottom - (bottom - top) * height, 1), name, ink, strong=True))
         for i, (ink, text, opacity) in enumerate(self._legend):
             x, y = self._frame[0] + 150 * (i % 2), self._height + 8 + LEGEND_ROW * (i // 2)
             marks += [
