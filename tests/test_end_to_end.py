@@ -1072,9 +1072,10 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     settings += [f"arms.F-TIS-{m}-limited.set.training.max_foreign_rollouts=12" for m in (8, 16)]
     settings += ["arms.F-TIS-8-steps.set.training.steps_per_generation=2"]
     settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
-    # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
-    settings += ["arms.F-TIS-2-horizontal.set.training.prompts_per_round=2"]
-    settings += [f"arms.F-TIS-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
+    for way in ("F-TIS", "F-TIS-lifted"):
+        # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
+        settings += [f"arms.{way}-2-horizontal.set.training.prompts_per_round=2"]
+        settings += [f"arms.{way}-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
     settings += ["arms.alone-part-wide.set.training.prompts_per_peer=2"]
     settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
     settings += ["arms.alone-part-wider.set.training.prompts_per_peer=2"]
@@ -1082,7 +1083,7 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
     arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     done = subprocess.run(command(*arguments), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "147 jobs, 0 of them finished before" in done.stdout
+    assert "162 jobs, 0 of them finished before" in done.stdout
     assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
     directory = workplace / "runs" / "scaling"
     found = json.loads((directory / "scaling.json").read_text())
@@ -1094,6 +1095,8 @@ def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[st
         ("F-TIS-limited", [1, 8, 16]),
         ("F-TIS-2-horizontal", [2]),
         ("F-TIS-horizontal", [1, 4, 8, 16]),  # groups of 16
+        ("F-TIS-lifted-2-horizontal", [2]),
+        ("F-TIS-lifted-horizontal", [1, 4, 8, 16]),
         ("F-TIS-8-steps", [8]),
     ]
     assert [size["trained"] for size in sizes[0]["sizes"]] == [4, 8, 16, 32, 64]
