@@ -34,6 +34,7 @@ from ftis.policy import Policy
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError
 from ftis.schedule import assigned
+from ftis.study import tables
 from ftis.study.progress import Display
 from ftis.study.tables import LONG, print_soundings, shortened
 from recipes import write_recipe
@@ -316,6 +317,23 @@ def test_numbers_that_are_compared_as_text(task: str, reward: dict[str, Any], sa
     found = without_effect(arms_of(recipe))
     assert len(found) == said
     assert all("so 1,000 is not 1000: set reward.answer" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("processes", "number", "told"),
+    [
+        ("inline", 4, "in turns, all peers' seconds: 80 s"),
+        ("parallel", 4, "at the same time on 2 cores: 40 s"),
+        ("parallel", 2, "at the same time, the slowest peer's seconds: 20 s"),
+    ],
+)
+def test_seconds_of_all_peers(processes: str, number: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "cores", lambda: 2)
+    peers = [{"name": name, "model": "starter:small"} for name in "abcd"[:number]]
+    keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
+    recipe = parse({**keys, "peers": peers}, where="test")
+    looked = [sounding(SOME, peer=peer["name"], seconds_to_sample=0.5, seconds_to_learn=1.5) for peer in peers]
+    assert f"10 rounds of all peers, {told}\n" in shown(looked, recipe)
 
 
 def shown(looked: list[Sounding], recipe: Recipe) -> str:

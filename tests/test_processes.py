@@ -70,6 +70,20 @@ def test_adapters_on_one_large_base_share_a_process(
     assert parallel(starter, starter)
 
 
+@pytest.mark.parametrize(
+    ("number", "on", "expected"), [(4, 2, True), (6, 2, False), (3, 2, True), (2, 1, False), (1, 1, True), (8, 4, True)]
+)
+def test_two_small_models_share_a_core(
+    number: int, on: int, expected: bool, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: on)
+    peers = [{"model": str(tiny_model_dir()), "device": "cpu"}] * number
+    assert parallel(*peers) == expected
+    assert not parallel(*peers, processes="inline")
+    monkeypatch.setattr(processes, "SMALL", 0)  # each is large
+    assert parallel(*peers) == (number <= on)
+
+
 def test_peers_with_a_gpu_each_share_nothing(
     tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

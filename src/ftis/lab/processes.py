@@ -15,20 +15,29 @@ from ftis.lab.machine import cores
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""
 
+PEERS_A_CORE = 2
+"""Of small models, how many on one core get a process each. In turns they would keep one core of several busy."""
+
 UNKNOWN_PARAMETERS = 100_000_000
 """What a model is taken to have if it cannot be examined."""
 
 
 def runs_in_parallel(recipe: Recipe) -> bool:
-    """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`."""
+    """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`.
+
+    ``auto``: where each has a core or a GPU of its own, and of small models where two share a core.
+    """
     if any(peer.data_parallel_size > 1 for peer in recipe.peers):
         return True
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
-    if (torch.cuda.device_count() if on_gpu else cores()) < recipe.swarm_size:
-        return False
-    return on_gpu or not _share_a_large_base(recipe.peers)  # each has a GPU of its own, where nothing can be shared
+    if on_gpu:
+        return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
+    if cores() >= recipe.swarm_size:
+        return not _share_a_large_base(recipe.peers)
+    some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
+    return some_share and all(parameters_of(peer.model) < SMALL for peer in recipe.peers)
 
 
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:

@@ -17,6 +17,7 @@ from ftis.config import Recipe
 from ftis.lab.advice import BELOW, advice, easy_formats, verdict
 from ftis.lab.estimate import checkpoints_kept
 from ftis.lab.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
+from ftis.lab.machine import cores
 from ftis.lab.outlook import in_time
 from ftis.lab.plan import rate_advice
 from ftis.lab.preflight import Sounding
@@ -201,12 +202,16 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one",
             highlight=False,
         )
-    in_parallel = runs_in_parallel(recipe)
     each = [rounds * one.seconds_per_round for one in soundings]
-    seconds = max(each, default=0.0) if in_parallel else sum(each)
+    seconds, how = sum(each), "in turns, all peers' seconds"
+    if runs_in_parallel(recipe):
+        slowest, on_cores = max(each, default=0.0), sum(each) / cores()
+        seconds = max(slowest, on_cores)
+        how = f"at the same time on {cores()} cores"
+        if seconds == slowest:
+            how = "at the same time, the slowest peer's seconds"
     if len(soundings) > 1:
-        how = "at the same time, the slowest peer's" if in_parallel else "in turns, all peers'"
-        console.print(f"{rounds} rounds of all peers, {how} seconds: {in_time(seconds)}", highlight=False)
+        console.print(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}", highlight=False)
     if seconds > LONG:
         console.print(SHORTER, highlight=False)
     if soundings and (compared := soundings[0].compared):  # the peers have one task
