@@ -202,6 +202,28 @@ def test_a_figure_is_one_svg_and_one_png_with_the_same_words(tmp_path: Path) -> 
     assert (tmp_path / "one.png").read_bytes() == first
 
 
+def test_one_far_row_of_differences_does_not_flatten_the_others() -> None:
+    arms = ["near", "nearer", "far"]
+    means = dict(zip(arms, (-0.05, 0.03, -0.6), strict=True))
+    rows = [
+        {"arm": arm, "split": "v", "per_seed": {"0": mean}, "mean": mean, "low": mean - 0.02, "high": mean + 0.02}
+        for arm, mean in means.items()
+    ]
+    rows = [{"baseline": "alone", **row} for row in rows]
+    drawn = figures.differences("small", rows, arm_styles([*arms, "alone"], ["alone"])).chart
+    (number,) = [mark for mark in drawn.marks if isinstance(mark, Words) and mark.text == "−0.60"]
+    assert (number.x, number.anchor) == (110.0, "start")  # at the left edge
+    alone = figures.differences("small", rows[2:], arm_styles([*arms, "alone"], ["alone"])).chart
+    assert not [mark for mark in alone.marks if isinstance(mark, Words) and mark.text == "−0.60"]
+
+    def lengths(chart: Chart) -> list[float]:
+        intervals = [m.points for m in chart.marks if isinstance(m, Polyline) and m.width == 2.2]
+        return [points[1][0] - points[0][0] for points in intervals]
+
+    usual = 1.12 * 3 * 0.07  # three times as far as the median row, the first
+    assert lengths(drawn) == pytest.approx([236 * 0.04 / (2 * usual)] * 2 + [0], abs=0.11)
+
+
 def test_rows_of_differences_name_the_split_where_there_are_several() -> None:
     styles = arm_styles(["F-TIS", "NoIS", "alone"], ["alone"])
 

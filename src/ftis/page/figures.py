@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from ftis.lab.formatting import true_minus
 from ftis.lab.reading import VALIDATION, PeerRun, read_run
 from ftis.page.drawing import Style, arm_styles, short
 from ftis.page.figure_files import write_sheet
@@ -19,6 +21,9 @@ from ftis.study.summary import accuracy_is
 
 MOST_SIDE_BY_SIDE = 8
 """Panels in a line of ``learning_curves.png``."""
+
+MOST_OF_USUAL = 3.0
+"""How many times as far as the median row of a chart of differences reaches its axis goes at most."""
 
 MEAN = "mean over peers"
 """No peer can be called so: a name has no blanks."""
@@ -123,11 +128,16 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> Panel:
-    """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed."""
+    """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed.
+
+    What lies beyond the axis stands as an arrow on its edge, a mean with its number.
+    """
     baseline = comparisons[0]["baseline"]
-    far = max(abs(v) for c in comparisons for v in (*c["per_seed"].values(), c["mean"]))
-    ends = [abs(v) for c in comparisons for v in (c["low"], c["high"]) if v is not None]
-    reach = max(0.02, min(max([far, *ends]), max(2.5 * far, 0.05))) * 1.12
+    reach = _reach(comparisons)
+
+    def shown(x: float, marker: str) -> str:
+        return marker if abs(x) <= reach else "<" if x < 0 else ">"
+
     splits = list(dict.fromkeys(c["split"] for c in comparisons))
     rows = [-(i + 0.3 * splits.index(c["split"])) for i, c in enumerate(comparisons)]
     labels = [short(c["arm"]) + (f"\n{short(c['split'])}" if len(splits) > 1 else "") for c in comparisons]
@@ -146,18 +156,30 @@ def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Map
         style = styles[c["arm"]]
         if c["low"] is not None:
             plot.line([(c["low"], y), (c["high"], y)], style.ink, width=2.2)
-            for bound, edge, marker in ((c["low"], -reach, "<"), (c["high"], reach, ">")):
+            for bound in (c["low"], c["high"]):
                 if abs(bound) > reach:
-                    plot.mark(edge, y, marker, style.ink, 3.5)
+                    plot.mark(bound, y, shown(bound, ""), style.ink, 3.5)
         for value in c["per_seed"].values():
-            plot.mark(value, y + 0.24, "o", style.ink, 1.9, opacity=0.55)
-        plot.mark(c["mean"], y, style.marker, style.ink, 4)
+            plot.mark(value, y + 0.24, shown(value, "o"), style.ink, 1.9, opacity=0.55)
+        plot.mark(c["mean"], y, shown(c["mean"], style.marker), style.ink, 4)
+        if abs(c["mean"]) > reach:
+            at, height = plot.place(c["mean"], y - 0.3)
+            plot.words(at, height, true_minus(f"{c['mean']:+.2f}"), "start" if c["mean"] < 0 else "end")
     plot.words(110, 7, "← worse")
     plot.words(346, 7, "better →", "end")
     text = "; ".join(f"{c['arm']} on {c['split']} {c['mean']:+.3f}" for c in comparisons)
     alt = f"{peer}: final accuracy minus {baseline}: {text}"
     name = f"difference-{peer}-from-{baseline}".replace(" ", "~")
     return Panel(name, plot.chart(short(peer), alt, f"difference from {short(baseline)}"))
+
+
+def _reach(comparisons: Sequence[Mapping[str, Any]]) -> float:
+    """How far an axis of differences goes to both sides: neither a single far row nor a wide interval sets it."""
+    measured = [max(abs(v) for v in (*c["per_seed"].values(), c["mean"])) for c in comparisons]
+    bounds = [[abs(v) for v in (c["low"], c["high"]) if v is not None] for c in comparisons]
+    rows = [max([own, *ends]) for own, ends in zip(measured, bounds, strict=True)]
+    most: float = min(max(rows), max(2.5 * max(measured), 0.05), MOST_OF_USUAL * median(rows))
+    return 1.12 * max(0.02, most)
 
 
 def plot_learning_curves(directory: Path) -> Path:
