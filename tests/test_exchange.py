@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from ftis.exchange import Collected, Stopped
-from ftis.lab.local import KEEP_ROUNDS, AloneExchange, Delayed, DirectoryExchange, Hub
+from ftis.lab.local import KEEP_ROUNDS, AloneExchange, Cores, Delayed, DirectoryExchange, Hub
+from ftis.loop.files import InUseError, locked
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""
@@ -365,6 +366,40 @@ def test_old_messages_are_deleted_by_their_sender_alone(tmp_path: Path) -> None:
     for round in kept:
         assert b.collect(round).messages == {"a": message("a", round)}
     assert a.collect(0).messages == {"b": b"b's first and only"}
+
+
+def test_who_waits_for_messages_leaves_its_core_to_others(tmp_path: Path) -> None:
+    cores = {name: Cores(tmp_path, 1) for name in "ab"}
+    a, b = (DirectoryExchange(tmp_path, name, ("a", "b"), cores=cores[name]) for name in "ab")
+    core = tmp_path / ".core@0"
+    cores["a"].take()
+
+    def work_and_publish() -> None:
+        cores["b"].take()
+        b.publish(0, b"b")
+        cores["b"].give_up()
+
+    working = in_thread(work_and_publish)
+    with pytest.raises(TimeoutError):
+        working.result(timeout=0.05)
+    assert a.collect(0).messages == {"b": b"b"}
+    working.result(timeout=PATIENCE)
+    with pytest.raises(InUseError), locked(core, 0):  # a computes again
+        pass
+    cores["a"].give_up()
+    with locked(core, 0):
+        pass
+
+
+def test_as_many_compute_at_a_time_as_there_are_cores(tmp_path: Path) -> None:
+    first, second, third = (Cores(tmp_path, 2) for _ in range(3))
+    first.take()
+    second.take()
+    waiting = in_thread(third.take)
+    with pytest.raises(TimeoutError):
+        waiting.result(timeout=0.05)
+    first.give_up()
+    waiting.result(timeout=PATIENCE)
 
 
 PEER = """

@@ -22,7 +22,7 @@ from ftis.lab.assembly import assemble
 from ftis.lab.estimate import checkpoints_kept, in_one_process
 from ftis.lab.local import Hub
 from ftis.lab.memory import Memory, peak_memory
-from ftis.lab.processes import runs_in_parallel
+from ftis.lab.processes import computing_at_a_time, runs_in_parallel
 from ftis.lab.recipes import load, parse
 from ftis.policy import ModelError
 from recipes import write_recipe
@@ -80,6 +80,7 @@ def test_two_small_models_share_a_core(
     peers = [{"model": str(tiny_model_dir()), "device": "cpu"}] * number
     assert parallel(*peers) == expected
     assert not parallel(*peers, processes="inline")
+    assert computing_at_a_time(recipe_of(*peers)) == min(number, on)
     monkeypatch.setattr(processes, "SMALL", 0)  # each is large
     assert parallel(*peers) == (number <= on)
 
@@ -92,6 +93,10 @@ def test_peers_with_a_gpu_each_share_nothing(
     for devices, expected in ((1, False), (2, True)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda n=devices: n)
         assert parallel(one, one) == expected
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    assert computing_at_a_time(recipe_of(one, one)) == 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert computing_at_a_time(recipe_of(one, one | {"data_parallel_size": 2})) == 2
 
 
 def test_peers_of_a_run_keep_their_base_at_one_address(

@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftis.exchange import Collected, Exchange, Stopped
-from ftis.loop.files import write_whole
+from ftis.loop.files import InUseError, locked, write_whole
 
 POLL_SECONDS = 0.005
 KEEP_ROUNDS = 2
@@ -122,12 +123,40 @@ class Delayed:
         return _message_path(self.directory, peer, round)
 
 
+class Cores:
+    """The cores that peers in processes of their own share: who computes holds one, and who waits holds none.
+
+    So a peer's own seconds have nobody else's work in them. A core whose holder dies is free.
+
+    Args:
+        directory: of all these peers; a file in it stands for each core.
+        number: how many of the peers compute at a time.
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._paths = [directory / f".core@{i}" for i in range(number)]
+        self._held = ExitStack()
+
+    def take(self) -> None:
+        """Wait for a core."""
+        while True:
+            for path in self._paths:
+                with suppress(InUseError):
+                    self._held.enter_context(locked(path, 0))
+                    return
+            time.sleep(POLL_SECONDS)
+
+    def give_up(self) -> None:
+        self._held.close()
+
+
 class DirectoryExchange:
     """Peers in processes of their own that share a directory: a message is a file that appears whole or not at all.
 
     All of a swarm start, and start again, at the same round in a directory without messages.
 
     Args:
+        cores: given up while the peer waits for the others.
         has_left: whether a peer publishes no more; looked at once ``should_stop`` says so.
     """
 
@@ -138,8 +167,9 @@ class DirectoryExchange:
         roster: tuple[str, ...],
         should_stop: Callable[[], bool] = lambda: False,
         has_left: Callable[[str], bool] = lambda peer: False,
+        cores: Cores | None = None,
     ) -> None:
-        self.directory, self.peer, self.roster = directory, peer, roster
+        self.directory, self.peer, self.roster, self.cores = directory, peer, roster, cores
         self.should_stop, self.has_left = should_stop, has_left
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -151,6 +181,15 @@ class DirectoryExchange:
         self._path(self.peer, round - KEEP_ROUNDS - 1).unlink(missing_ok=True)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+        if not self.cores:
+            return self._collect(round, offers_only)
+        self.cores.give_up()
+        try:
+            return self._collect(round, offers_only)
+        finally:
+            self.cores.take()
+
+    def _collect(self, round: int, offers_only: Collection[str]) -> Collected:
         waiting = {name: self._path(name, round) for name in self.roster if name != self.peer}
         messages: dict[str, bytes] = {}
         while True:

@@ -31,13 +31,22 @@ def runs_in_parallel(recipe: Recipe) -> bool:
         return True
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
-    on_gpu = torch.cuda.is_available() and any(p.device != "cpu" for p in recipe.peers)
-    if on_gpu:
+    if _on_gpu(recipe):
         return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
     if cores() >= recipe.swarm_size:
         return not _share_a_large_base(recipe.peers)
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
     return some_share and all(parameters_of(peer.model) < SMALL for peer in recipe.peers)
+
+
+def computing_at_a_time(recipe: Recipe) -> int:
+    """How many peers, each in a process of its own, compute at a time: on the CPU no more than there are cores.
+
+    Not so where a peer has several processes, which wait for one another.
+    """
+    if _on_gpu(recipe) or any(peer.data_parallel_size > 1 for peer in recipe.peers):
+        return recipe.swarm_size
+    return min(cores(), recipe.swarm_size)
 
 
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
@@ -47,6 +56,10 @@ def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
     """
     shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
     return (peer.model, peer.frozen_dtype, peer.device) if shared else None
+
+
+def _on_gpu(recipe: Recipe) -> bool:
+    return torch.cuda.is_available() and any(peer.device != "cpu" for peer in recipe.peers)
 
 
 def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:

@@ -27,12 +27,12 @@ from ftis.engines.models import return_freed_memory
 from ftis.exchange import Exchange, Stopped
 from ftis.lab.arms import Arm, RunError, arms_of, threads_of
 from ftis.lab.assembly import assemble
-from ftis.lab.local import AloneExchange, DirectoryExchange, Hub
+from ftis.lab.local import AloneExchange, Cores, DirectoryExchange, Hub
 from ftis.lab.machine import cores
 from ftis.lab.own_code import told_as_own
 from ftis.lab.plan import plan
 from ftis.lab.prepare import check, prepare
-from ftis.lab.processes import SMALL, parameters_of, runs_in_parallel
+from ftis.lab.processes import SMALL, computing_at_a_time, parameters_of, runs_in_parallel
 from ftis.lab.provenance import LOCK_SECONDS, claim, delete_run
 from ftis.lab.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs, stop_if
 from ftis.loop import checkpoint
@@ -49,6 +49,7 @@ class PeerJob:
         recipe: with exactly the peers of its swarm.
         resume_step: the step it goes on from; 0 is the beginning.
         threads: CPU threads.
+        at_a_time: how many peers of the arm compute at a time, where each has a process of its own.
     """
 
     arm: str
@@ -59,6 +60,7 @@ class PeerJob:
     model_path: str
     resume_step: int
     threads: int
+    at_a_time: int
 
     @property
     def finished(self) -> bool:
@@ -156,6 +158,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
+                at_a_time=computing_at_a_time(arm.recipe),
             )
             for swarm, step, peer in members
         ]
@@ -276,14 +279,18 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
     torch.set_num_threads(job.threads)
     members = tuple(p.name for p in job.recipe.peers)
     exchange: Exchange = AloneExchange()
+    shared = Cores(job.directory.parent, job.at_a_time)
     if len(members) > 1:
 
         def has_left(name: str) -> bool:
             return not _is_training(job.directory.with_name(name))
 
-        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set, has_left)
+        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set, has_left, shared)
     with locked(peer_lock(job.directory), LOCK_SECONDS):
-        run_peer_job(job, exchange, stop.is_set, say)
+        shared.take()
+        if not stop.is_set():
+            run_peer_job(job, exchange, stop.is_set, say)
+        shared.give_up()
 
 
 def peer_lock(directory: Path) -> Path:
