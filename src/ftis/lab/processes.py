@@ -36,7 +36,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if cores() >= recipe.swarm_size:
         return not _share_a_large_base(recipe.peers)
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
-    return some_share and all(parameters_of(peer.model) < SMALL for peer in recipe.peers)
+    return some_share and all(parameters_of(model) < SMALL for model in {peer.model for peer in recipe.peers})
 
 
 def computing_at_a_time(recipe: Recipe) -> int:

@@ -49,7 +49,7 @@ class PeerJob:
         recipe: with exactly the peers of its swarm.
         resume_step: the step it goes on from; 0 is the beginning.
         threads: CPU threads.
-        at_a_time: how many peers of the arm compute at a time, where each has a process of its own.
+        cores: how many peers of the arm compute at a time, where each has a process of its own.
     """
 
     arm: str
@@ -60,7 +60,7 @@ class PeerJob:
     model_path: str
     resume_step: int
     threads: int
-    at_a_time: int
+    cores: int
 
     @property
     def finished(self) -> bool:
@@ -158,7 +158,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
-                at_a_time=computing_at_a_time(arm.recipe),
+                cores=computing_at_a_time(arm.recipe),
             )
             for swarm, step, peer in members
         ]
@@ -279,7 +279,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
     torch.set_num_threads(job.threads)
     members = tuple(p.name for p in job.recipe.peers)
     exchange: Exchange = AloneExchange()
-    shared = Cores(job.directory.parent, job.at_a_time)
+    shared = Cores(job.directory.parent, job.cores)
     if len(members) > 1:
 
         def has_left(name: str) -> bool:
