@@ -157,6 +157,7 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
     ("other", "differs"),
     [
         (recipe(ALONE), "holds the arms F-TIS besides: leave --arm out"),
+        (recipe(TOPR), "holds the arms F-TIS, alone besides: leave --arm out, or name them too"),
         (
             recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
             r"differ in: arms.F-TIS.set.objective.name \(not set before, 'TIS' now\).*add arms only",
@@ -164,7 +165,7 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
         (recipe(ALONE, TOGETHER, TOPR, rounds=4), r"differ in: training.rounds \([0-9]+ before, 4 now\)"),
         (recipe(), "differ in: arms.*add arms only"),
     ],
-    ids=["an arm less", "an arm changed", "an arm more and another length", "no arms"],
+    ids=["an arm less", "another arm alone", "an arm changed", "an arm more and another length", "no arms"],
 )
 def test_anything_else_is_another_recipe(begun: Path, other: Recipe, differs: str) -> None:
     before = (begun / "recipe.json").read_bytes()

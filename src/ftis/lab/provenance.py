@@ -252,7 +252,7 @@ def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list
     differing = _that_matter(before, now)
     fewer = had - {arm["name"] for arm in now["arms"]}
     others = {**before, "arms": [arm for arm in before["arms"] if arm["name"] not in fewer]}
-    if fewer and now["arms"] and not _that_matter(others, now):
+    if fewer and recipe.arms and not _that_matter(others, now):
         raise RunError(
             f"{directory} holds the arms {', '.join(sorted(fewer))} besides: leave --arm out, or name them too; "
             f"what is finished is skipped"
