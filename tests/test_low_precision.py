@@ -17,6 +17,7 @@ from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.head import ChunkedHead
 from ftis.engines.lines import Lines
+from ftis.engines.models import share_frozen
 from ftis.engines.optimizers import load_state
 from ftis.lab.memory import Shape, _weights, checkpoint_bytes
 from ftis.lab.recipes import parse
@@ -111,6 +112,33 @@ def test_linear_layers_in_four_bits(tiny_policy: TinyPolicy, tmp_path: Path) -> 
     checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
     again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert not changed(weights(policy), again)
+
+
+def test_adapters_on_one_base_in_four_bits_share_it_and_train_apart(tiny_policy: TinyPolicy) -> None:
+    pytest.importorskip("bitsandbytes")
+    first, second = (tiny_policy(model=WIDE, **LORA, frozen_dtype="nf4") for _ in range(2))
+    frozen, others = ([p for p in policy.model.parameters() if not p.requires_grad] for policy in (first, second))
+    assert [p.data_ptr() for p in frozen] == [p.data_ptr() for p in others]
+    packed = [(p, o) for p, o in zip(frozen, others, strict=True) if p.dtype == torch.uint8]
+    assert len(packed) == 14
+    assert all(p.quant_state.absmax is o.quant_state.absmax for p, o in packed)
+    completions = [np.array([7, 8, 2], np.int32)] * 2
+    before = second.logps(PROMPTS, completions, 1.0)
+    one_step(first)
+    for was, now in zip(before, second.logps(PROMPTS, completions, 1.0), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+def test_equal_bits_under_other_scales_are_another_base(tiny_policy: TinyPolicy) -> None:
+    pytest.importorskip("bitsandbytes")
+    first, second = (tiny_policy(model=WIDE, **LORA, frozen_dtype="nf4") for _ in range(2))
+    weight = next(p for p in second.model.parameters() if p.dtype == torch.uint8)
+    weight.data = weight.data.clone()
+    weight.quant_state.absmax = 2 * weight.quant_state.absmax
+    doubled = weight.quant_state.absmax.clone()
+    share_frozen(second.model)
+    assert weight.data_ptr() not in {p.data_ptr() for p in first.model.parameters()}
+    assert torch.equal(weight.quant_state.absmax, doubled)
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def test_adapters_on_one_large_base_share_a_process(
     assert parallel(one, {"model": model, "device": "cpu"})
     assert parallel(one)
     in_four_bits = one | {"frozen_dtype": "nf4"}
-    assert parallel(in_four_bits, in_four_bits)  # has its own
+    assert not parallel(in_four_bits, in_four_bits)
+    assert parallel(one, in_four_bits)
     half = one | {"frozen_dtype": "bfloat16", "dtype": "bfloat16"}
     assert parallel(one, half)
     assert not parallel(half, half)
@@ -150,10 +151,11 @@ def test_in_one_process_a_shared_base_counts_once() -> None:
     lora = {"train": "lora"}
     assert in_one_process([(peer("a", **lora), memory)]) == memory.peak
     own = 100 + 200 + 100
-    assert in_one_process([(peer("a", **lora), memory), (peer("b", **lora), memory)]) == memory.peak + own
     in_four_bits = {"train": "lora", "frozen_dtype": "nf4"}
+    for keys in (lora, in_four_bits):
+        assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + own
     for keys in ({}, in_four_bits):
-        assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
+        assert in_one_process([(peer("a", **lora), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
 
 
 @pytest.mark.parametrize(

@@ -389,16 +389,25 @@ def share_frozen(model: Any) -> None:
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad or not parameter.is_floating_point():
-            continue  # what is in 4 bits has its scales beside it
+        scales = getattr(parameter, "quant_state", None)  # of what is in 4 bits; they lie beside it
+        if parameter.requires_grad or not (parameter.is_floating_point() or scales is not None):
+            continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)
-        earlier = _FROZEN.get(key)
-        if earlier is not None and torch.equal(earlier, parameter):
-            parameter.data = earlier.data
-            parameter.shared_with = earlier  # which stays known as long as one of them is in use
-        else:
+        earlier: Any = _FROZEN.get(key)
+        if earlier is None or not _equal(earlier, parameter):
             _FROZEN[key] = parameter
+            continue
+        parameter.data = earlier.data
+        if scales is not None:
+            scales.absmax = earlier.quant_state.absmax
+        parameter.shared_with = earlier  # which stays known as long as one of them is in use
     return_freed_memory()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two frozen parameters are the same numbers: in 4 bits, also the scales of their blocks."""
+    scales = [of.quant_state.absmax for of in (one, other) if getattr(of, "quant_state", None) is not None]
+    return torch.equal(one, other) and (not scales or torch.equal(*scales))
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()

@@ -52,10 +52,9 @@ def computing_at_a_time(recipe: Recipe) -> int:
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
     """What LoRA peers of one process have in common if their frozen weights lie in memory once.
 
-    None: the peer has weights of its own. :func:`ftis.engines.models.share_frozen` leaves those in 4 bits alone.
+    None: the peer has weights of its own.
     """
-    shared = peer.train == "lora" and peer.frozen_dtype != "nf4"
-    return (peer.model, peer.frozen_dtype, peer.device) if shared else None
+    return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
 
 
 def _on_gpu(recipe: Recipe) -> bool:
