@@ -22,21 +22,23 @@ from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
 from ftis.lab import preflight as preflight_module
 from ftis.lab import prepare
-from ftis.lab.advice import advice
+from ftis.lab.advice import advice, easy_formats
 from ftis.lab.arms import Arm, arms_of, rollouts_per_round
 from ftis.lab.assembly import assemble
 from ftis.lab.local import AloneExchange
 from ftis.lab.plan import rate_advice, without_effect
-from ftis.lab.preflight import Sounding, extrapolated, sound
+from ftis.lab.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.lab.recipes import parse
 from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
-from ftis.rewards.answers import require_rewardable
-from ftis.rewards.scoring import RewardError
+from ftis.prompts import AnswerKind
+from ftis.rewards.answers import graded, require_rewardable
+from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.schedule import assigned
 from ftis.study import tables
 from ftis.study.progress import Display
 from ftis.study.tables import LONG, print_soundings, shortened
+from ftis.tasks.problems import make_task
 from recipes import write_recipe
 
 TAGS, WEIGHED = RewardConfig(), RewardConfig(format_weight=0.2)
@@ -54,6 +56,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "answers": None,
         "unfinished": 0,
         "instruct": True,
+        "example": None,
         "parameters": 2 * 10**9,
         "groups_a_round": 16,
         "reserve": 0.0,
@@ -85,6 +88,7 @@ FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
         (sounding(SOME, formats=0), TAGS, []),
         (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
         (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
+        (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and ask']),
         (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
         (
             sounding(NONE, formats=16),
@@ -403,6 +407,40 @@ def test_advice_that_a_recipe_follows_is_not_given_again(
     }
     assert [name for name, text in told.items() if text in said] == parts
     assert "how in plain text" not in shown([sounding(SOME)], recipe)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "extract"),
+    [
+        ("number", ["7", "1,200"], "last_number"),
+        ("exact", ["7", "12"], "last_number"),
+        ("exact", ["pit", 'ura "é'], "boxed"),
+        ("exact", ["7", "ura"], "boxed"),
+        ("math", ["\\frac{1}{2}", "x^2"], "boxed"),
+        ("exact", ["1 2\n3 4", "1 2\n3 4\n5 6"], "boxed"),
+        ("exact", ["", "no"], "boxed"),
+    ],
+    ids=["numbers", "numbers as text", "words", "both", "formulas", "grids", "one without an answer"],
+)
+def test_the_lines_advised_make_a_recipe_that_can_earn(
+    kind: AnswerKind, answers: list[str], extract: str, tiny_model_dir: TinyModelDir
+) -> None:
+    task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
+    before = parse(document(tiny_model_dir()), where="test")
+    looked = sounding(NONE, formats=0, compared=kind, example=example_to_show(task, before))
+    parts = easy_formats([looked], before.prompt, before.reward)
+    assert len(parts) == (2 if extract == "last_number" else 1)
+    for lines in (part.partition("\n")[2] for part in parts):
+        recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
+        assert recipe.reward.extract == extract
+        score = load_scorer(recipe.reward, recipe.prompt, kind)
+        require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
+        if extract == "boxed":
+            (example,) = recipe.prompt.examples
+            assert example.completion.startswith(recipe.prompt.prefill)
+            assert not any(end in example.completion for end in recipe.sampling.stop)
+            (shown,) = [problem for problem in task.train if problem.question == example.question]
+            assert graded(example.completion, shown.answer, kind, extract="boxed") == (True, 1.0)
 
 
 @pytest.mark.parametrize(

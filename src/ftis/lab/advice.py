@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import Template
 
 import numpy as np
 from scipy.stats import binomtest
@@ -37,6 +39,21 @@ WITHOUT_TAGS = """\
   extract = "last_number"
 """
 """Two parts of recipes in which small pretrained models earn a first reward, the one with more signal first."""
+IN_A_BOX = """\
+  [prompt]
+  system_prompt = ""
+  chat_template = "never"
+  template = "Question: {question}\\nAnswer:"
+  prefill = " \\\\boxed{"
+  [[prompt.examples]]    # two or three; this is a problem of the task
+  question = $question
+  completion = $completion
+  [reward]
+  extract = "boxed"
+  [sampling]
+  stop = [$stop]
+"""
+"""The same where answers are not numbers, which are begun for the model so that it writes the format."""
 EXTRACT, AS_NUMBERS = '  extract = "last_number"\n', '  answer = "number"\n'
 """A line of both, and one behind it where the task's own way is to compare answers as text or as mathematics."""
 
@@ -53,6 +70,8 @@ class Outcome:
         reserve: prompts in reserve for each of a round's, see ``training.resample``.
         compared: how answers are; None with a reward of the recipe's own.
         instruct: whether the model's tokenizer has a chat template.
+        example: a problem and its answer where not all answers are numbers; None where they are, and with a reward of
+            the recipe's own.
     """
 
     peer: str
@@ -64,6 +83,7 @@ class Outcome:
     reserve: float
     compared: AnswerKind | None
     instruct: bool
+    example: tuple[str, str] | None
 
     @property
     def completions(self) -> int:
@@ -126,20 +146,28 @@ def easy_formats(outcomes: Sequence[Outcome], prompt: PromptConfig, reward: Rewa
     Args:
         outcomes: of the peers that were referred to them.
     """
-    asks_plainly = _asks_plainly(prompt, reward)
+    example = next((one.example for one in outcomes if one.example), None)
+    asks_plainly = _asks_plainly(prompt, reward, example)
     parts = []
     if outcomes and not (asks_plainly and _shows(prompt)):
         what = "shown how in plain text, and stopped where the next problem would begin"
-        parts.append(f"{what} (each line goes into the recipe's own section of that name):\n{WITH_EXAMPLES}")
-    if any(one.instruct for one in outcomes) and not asks_plainly:
+        lines = _in_a_box(*example) if example else WITH_EXAMPLES
+        parts.append(f"{what} (each line goes into the recipe's own section of that name):\n{lines}")
+    if any(one.instruct for one in outcomes) and not asks_plainly and not example:
         parts.append(f"or, where that is too little, a chat model asked for a number alone:\n{WITHOUT_TAGS}")
     if reward.answer == "auto" and any(one.compared in ("exact", "math") for one in outcomes):
         parts = [part.replace(EXTRACT, EXTRACT + AS_NUMBERS) for part in parts]
     return parts
 
 
-def _asks_plainly(prompt: PromptConfig, reward: RewardConfig) -> bool:
-    return not prompt.system_prompt and reward.extract == "last_number"
+def _in_a_box(question: str, answer: str) -> str:
+    stop = "\nQuestion:" if "\n" in answer else "\n"
+    texts = {"question": question, "completion": f" \\boxed{{{answer}}}", "stop": stop}
+    return Template(IN_A_BOX).substitute({key: json.dumps(text, ensure_ascii=False) for key, text in texts.items()})
+
+
+def _asks_plainly(prompt: PromptConfig, reward: RewardConfig, example: tuple[str, str] | None) -> bool:
+    return not prompt.system_prompt and reward.extract == ("boxed" if example else "last_number")
 
 
 def _shows(prompt: PromptConfig) -> bool:
@@ -170,11 +198,12 @@ def _about_rewards(outcome: Outcome, reward: RewardConfig, prompt: PromptConfig)
     if formats is not None and formats < n / 10:
         other = "say in prompt.system_prompt what it is"
         if reward.extract == "tags":
+            ways = '"boxed"' if outcome.example else '"last_number" or "boxed"'
             other = (
-                'read the answer another way (reward.extract = "last_number" or "boxed") and ask for tags no more '
-                '(prompt.system_prompt = "")'
+                f"read the answer another way (reward.extract = {ways}) and ask for tags no more "
+                f'(prompt.system_prompt = "")'
             )
-        shown = "" if _asks_plainly(prompt, reward) and _shows(prompt) else f", {BELOW}"
+        shown = "" if _asks_plainly(prompt, reward, outcome.example) and _shows(prompt) else f", {BELOW}"
         return [
             f"the format is right in {formats} of {n} completions: show it in prompt.examples, begin it in "
             f"prompt.prefill, or {other}{shown}"

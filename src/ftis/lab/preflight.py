@@ -35,7 +35,9 @@ from ftis.loop.parts import graded_in
 from ftis.measures import RoundExchange, has_ended
 from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch, learn_from
-from ftis.rewards.scoring import kind_of_answers
+from ftis.prompts import Task
+from ftis.rewards.answers import require_rewardable
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.schedule import assigned
 
@@ -118,6 +120,7 @@ def _read(file: Path) -> Sounding:
     values = json.loads(file.read_text(encoding="utf-8"))
     values["rewards"] = tuple(map(tuple, values["rewards"]))
     values["samples"] = tuple(map(tuple, values["samples"]))
+    values["example"] = values["example"] and tuple(values["example"])
     return Sounding(**values)
 
 
@@ -263,7 +266,22 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:
         reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
         instruct=peer.policy.tokenizer.chat_template is not None,
+        example=None if answers is None else example_to_show(peer.task, swarm),
     )
+
+
+def example_to_show(task: Task, swarm: Recipe) -> tuple[str, str] | None:
+    """The shortest training problem and its answer, where the task's answers cannot be read as last numbers."""
+    as_numbers = swarm.reward.model_copy(update={"extract": "last_number"})
+    if kind_of_answers(swarm.reward, task.answer_kind) in ("exact", "math"):
+        as_numbers = as_numbers.model_copy(update={"answer": "number"})
+    try:
+        score = load_scorer(as_numbers, swarm.prompt, task.answer_kind)
+        require_rewardable(score, [*task.train, *task.validation], task.name)
+    except RewardError:
+        shown = min(task.train, key=lambda p: (not p.answer.strip(), len(p.question) + len(p.answer)))
+        return shown.question, shown.answer
+    return None
 
 
 def sample(peer: Peer, items: Sequence[int]) -> Trial:
