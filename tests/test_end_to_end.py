@@ -801,6 +801,7 @@ def test_a_run_that_is_under_way_is_not_said_to_be_over(workplace: Path, capsys:
             "peer 'b': trainable_parameters = ['none']",
         ),
         (["reward.function=ftis.rewards.format_and_answer", "reward.pass_mark=0.5"], "reward.pass_mark = 0.5"),
+        (['sampling.stop=["1", "<eos>"]'], "sampling.stop: '<eos>' holds '<eos>', a special token of"),
     ],
 )
 def test_a_dry_run_refuses_what_a_run_refuses_and_neither_writes(

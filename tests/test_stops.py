@@ -175,19 +175,19 @@ def test_padding_behind_an_end_is_not_read(policy: Policy) -> None:
 
 
 def test_a_stop_string_that_text_never_holds_is_refused(policy: Policy) -> None:
-    check_stop(("a", "</answer>"), policy)
+    check_stop(("a", "</answer>"), policy.tokenizer, "m")
     with pytest.raises(RecipeError) as caught:
-        check_stop(("a", "x<eos>"), policy)
-    assert_one_line(caught, "'x<eos>' holds '<eos>', a special token", "put it in sampling.end_tokens")
+        check_stop(("a", "x<eos>"), policy.tokenizer, "m")
+    assert_one_line(caught, "'x<eos>' holds '<eos>', a special token of m", "put it in sampling.end_tokens")
 
 
 def test_a_special_token_without_a_role_is_no_stop_string_either(policy: Policy) -> None:
     """As most of SmolLM2's: decoding leaves it out, but ``all_special_tokens`` does not name it."""
     policy.tokenizer.add_tokens([AddedToken("<sep>", special=True), AddedToken("<plain>", special=False)])
     assert "<sep>" not in policy.tokenizer.all_special_tokens
-    check_stop(("<plain>",), policy)
+    check_stop(("<plain>",), policy.tokenizer, "m")
     with pytest.raises(RecipeError) as caught:
-        check_stop(("<sep>",), policy)
+        check_stop(("<sep>",), policy.tokenizer, "m")
     assert_one_line(caught, "'<sep>' holds '<sep>', a special token", "put it in sampling.end_tokens")
 
 

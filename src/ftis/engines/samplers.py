@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
+from transformers import PreTrainedTokenizerBase
+
 from ftis.config import RecipeError
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
@@ -35,17 +37,17 @@ class InPlace(Sampler):
         return self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)
 
 
-def check_stop(stop: Sequence[str], policy: Policy) -> None:
+def check_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase, model: str) -> None:
     """Refuse stop strings that text never holds, since special tokens are left out of it.
 
     Raises:
-        RecipeError: a stop string holds a special token.
+        RecipeError: a stop string holds a special token of ``model``, whose tokenizer it is.
     """
-    for token in sorted(left_out(policy.tokenizer)):
+    for token in sorted(left_out(tokenizer)):
         if found := [s for s in stop if token in s]:
             raise RecipeError(
-                f"sampling.stop: {found[0]!r} holds {token!r}, a special token of {policy.config.model} that text "
-                f"leaves out: put it in sampling.end_tokens"
+                f"sampling.stop: {found[0]!r} holds {token!r}, a special token of {model} that text leaves out: put it "
+                f"in sampling.end_tokens"
             )
 
 

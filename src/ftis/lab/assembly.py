@@ -117,7 +117,7 @@ def assemble(
     end_tokens = end_tokens_of(recipe, policy.tokenizer, text=recipe.exchange != "ids" and not networked)
     own_ends = policy.end_ids
     policy.end_at(end_tokens)
-    check_stop(recipe.sampling.stop, policy)
+    check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
     header, terms = agreed(recipe, name, task, policy.tokenizer, policy.end_ids, policy.vocab_size)
     late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
@@ -271,7 +271,7 @@ def examine(
         config = config.model_copy(update={"device": run_as.device, "dtype": run_as.dtype})
     policy = Policy.load(config)
     policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
-    check_stop(sampling.stop, policy)
+    check_stop(sampling.stop, policy.tokenizer, model)
     return Examinee(
         policy,
         open_sampler(sampling.sampler, policy, sampling.options),

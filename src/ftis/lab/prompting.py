@@ -12,6 +12,7 @@ from typing import Any
 from ftis.config import PromptConfig, Recipe, RewardConfig
 from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
+from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
 from ftis.lab import starters
 from ftis.lab.arms import Arm, RunError
@@ -47,6 +48,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         what to know of the prompts, a line for each thing and the models that it is about.
 
     Raises:
+        RecipeError: a stop string holds a token that text leaves out.
         TaskError: a chat template refuses a problem's messages.
         RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
             tags that text leaves out.
@@ -55,13 +57,15 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
     for arm, of_arm in zip(arms, tasks, strict=True):
         recipe = arm.recipe
         texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
-        sampled = str(recipe.sampling.max_completion_length), *recipe.sampling.end_tokens
+        sampling = recipe.sampling
+        sampled = str(sampling.max_completion_length), *sampling.end_tokens, "", *sampling.stop
         for model, place in tokenizers_here(arm).items():
             _, _, models = asked.setdefault((place, *texts, *sampled), (recipe, of_arm, []))
             models += [model] if model not in models else []
     lines: list[str] = []
     for (place, *_), (recipe, of_arm, models) in asked.items():
         tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
+        check_stop(recipe.sampling.stop, tokenizer, models[0])
         _require_tags(models[0], recipe, tokenizer)
         require_fit(models[0], place, recipe.prompt, most, tokenizer, list(_problems(of_arm)))
         lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
