@@ -18,7 +18,7 @@ from ftis.engines import slots
 from ftis.engines.models import load_tokenizer
 from ftis.lab import estimate, machine, memory
 from ftis.lab.estimate import fitting_jobs, guess_seconds
-from ftis.lab.memory import Memory, Shape, peak_memory
+from ftis.lab.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.lab.recipes import parse
 
 REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
@@ -60,12 +60,22 @@ def test_a_likely_peak_has_a_smaller_update_and_all_else_as_it_is() -> None:
 
 
 def test_what_is_likely_of_a_round(tiny_model_dir: TinyModelDir) -> None:
-    """Of prompts of 4 tokens on the mean and completions of 8, half of the groups and of the completions' length."""
+    """Of prompts of 4 tokens on the mean and completions of 8, half of the completions' length."""
     model = tiny_model_dir()
-    found = peak_memory(recipe_of(model), recipe_of(model).peers[0], shape_of(model), [2, 6], 0)
-    assert found.share == 0.5 * (4 + 0.5 * 8) / (4 + 8)
+    recipe = recipe_of(model)
+    found = peak_memory(recipe, recipe.peers[0], shape_of(model), [2, 6], 0)
+    assert found.share == likely_signal(2, recipe.training.rounds) * (4 + 0.5 * 8) / (4 + 8)
     assert 0 < found.activations < found.update
     assert found.likely().update == found.update - int(found.activations * (1 - found.share))
+
+
+def test_the_fullest_of_many_rounds_has_more_signal_than_one() -> None:
+    assert likely_signal(2, 1) == 0.5
+    # Of 12 groups at most 8, 9 and 10 have signal with probabilities .927, .981 and .997, which to the 12th power are
+    # .40, .79 and .96.
+    assert likely_signal(12, 12) == 9 / 12
+    assert likely_signal(12, 1000) == 11 / 12
+    assert likely_signal(1, 12) == 1.0
 
 
 def test_in_parts_a_process_has_its_share_and_for_a_while_all_weights(tiny_model_dir: TinyModelDir) -> None:

@@ -124,8 +124,8 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
         f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
         f"{in_bytes(memory.peak)}{each}, as if every group had signal and every completion the greatest length "
         f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
-        f"{in_bytes(memory.likely().peak)}, if {LIKELY_SIGNAL:.0%} of the groups have signal and completions take "
-        f"{LIKELY_LENGTH:.0%} of that length on the mean"
+        f"{in_bytes(memory.likely().peak)} in the round that takes most, if on the mean {LIKELY_SIGNAL:.0%} of the "
+        f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -40,7 +41,15 @@ MEASURED = 5e10
 rows are run."""
 
 LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
-"""Assumed of a typical round: the fraction of groups with signal, and the mean completion's fraction of the maximum."""
+"""Assumed: how probable it is that a group has signal, and the mean completion's fraction of the maximum."""
+
+
+def likely_signal(groups: int, rounds: int) -> float:
+    """The fraction of groups with signal in that one of ``rounds`` which has most of them.
+
+    It is the median of the largest of ``rounds`` draws from a binomial distribution over a round's groups.
+    """
+    return float(binom.ppf(0.5 ** (1 / rounds), groups, LIKELY_SIGNAL)) / groups
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Memory:
             weights, too, or what is gathered for a checkpoint in main memory.
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
-        share: tokens that a step is likely to have, of those it has at most.
+        share: tokens that a step of the fullest round is likely to have, of those it has at most.
     """
 
     program: int
@@ -156,7 +165,9 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         sampling=cache + copied + whole,
         microbatches=microbatches,
         activations=kept,
-        share=LIKELY_SIGNAL * (prompt + LIKELY_LENGTH * completion) / (prompt + completion),
+        share=likely_signal(len(prompt_lengths), swarm.training.rounds)
+        * (prompt + LIKELY_LENGTH * completion)
+        / (prompt + completion),
     )
 
 
