@@ -145,7 +145,7 @@ def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the
 def test_a_sliding_window_is_respected(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("sliding")
     prompts = rows_of((9, 12, 3))
-    groups = generate_sampler(policy, prompts, 2, Decoding(12), 0)
+    groups = sampler(policy, prompts, 2, Decoding(12), 0)
     for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
         np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
 

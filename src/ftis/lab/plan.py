@@ -28,6 +28,7 @@ OF_REWARD = {key: key for key in ("extract", "format_weight", "pass_mark", "part
 }
 """The reward's settings, and the arguments by which a reward function takes them."""
 OF_FILTER = ("kl_threshold", "kl_estimator", "kl_reduction")
+BEGIN_LORA = "begin with 1e-4 (3e-4 broke Gemma 3 270M on sums)"
 LEARNED_AT = (
     "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
     "3e-4"
@@ -165,7 +166,7 @@ def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
     """What to change where a peer's learning rate does not fit the way it trains; empty where nothing is known."""
     rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
     if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA:
-        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4: {key}"]
+        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4, of which {BEGIN_LORA}: {key}"]
     if peer.train == "full" and parameters < LARGE and rate < LOW_FOR_FULL:
         wants = f"models of {parameters / 1e6:,.3g} million parameters want more"
         return [f"the learning rate is {rate:g}, and {wants}: {LEARNED_AT}: {key}"]
