@@ -31,17 +31,18 @@ _DECIMAL = re.compile(
     rf"(?:(?P<whole>{_WHOLE})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
 )
 _CODES = "USD|EUR|GBP"
-_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US)?\\?\$|[€£¥]|(?:{_CODES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
+_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US|AU?|CA?|NZ)?\\?\$|[€£¥₹]|(?:{_CODES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
 _IN_WORDS = re.compile(rf"{TEXT}([^{{}}A-Za-z]*)\}}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
-_CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥¢]$")
+_COLON = re.compile(r"^([A-Za-z][A-Za-z' ]*):(?=\s)")
+_CURRENCY_BEHIND = re.compile(r"(?<=[0-9.])\s*[€£¥₹¢]$")
 _TOUCHING = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2})")
 _SYMBOL = re.compile(rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})$")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])")
 _RATIO = re.compile(rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})")
 _MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 
-_GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!])(?=[0-9]{3}(?![0-9]))")
+_GAP = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!]|['’])(?=[0-9]{3}(?![0-9]))")
 _SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![\w/]|,[0-9])")
 _SCIENTIFIC = re.compile(
@@ -67,7 +68,7 @@ _POWER = re.compile(
 )
 _TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
 _OVER = re.compile(r"÷|\\div(?![A-Za-z])")
-_MONEY = re.compile(r"\\?\$|[€£¥¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_MONEY = re.compile(r"\\?\$|[€£¥₹¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _COUNTED = re.compile(r"(?<=[0-9])\s*([A-Za-z]{2,})")
 _BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
 _BRACKETED = re.compile(r"\(\s*([0-9.,]+)\s*\)")
@@ -119,7 +120,7 @@ def read_number(text: str) -> Fraction | None:
     text = _joined(raised(text.strip()).translate(_DASHES).translate(_FRACTIONS)).replace("{,}", ",")
     text = _IN_WORDS.sub(r"\1", text)
     text = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", bare(text.lstrip("#")))
-    first, *others = text.split("=")
+    first, *others = _COLON.sub(r"\1=", text).split("=")
     if not others:
         return _amount(first)
     value = _amount(others.pop())

@@ -107,7 +107,7 @@ NUMBER_WORDS = re.compile(rf"(?i:(?:(?:{_CARDINALS})(?:[\s-]+|$))+)")
 _NUMBERS = (
     rf"{_CARDINALS}|{_MULTIPLE}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
     r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand)th|[a-z]*illion(?:th)?|sixe|grand|double|triple|negative|"
-    r"equal|time|percent|doe"
+    r"equal|time|percent|doe|wrong|not|minuse|pluse"
 )
 _NO_NUMBER = rf"(?!(?i:{_NUMBERS})s?\b)"
 _NOUNS = (

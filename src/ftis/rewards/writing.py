@@ -18,12 +18,12 @@ MOST_POWERS = 3
 """Powers of powers; what they are worth cannot be computed."""
 
 _WRAPPERS = (
-    *(("**", "**"), ("*", "*"), ("`", "`"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
+    *(("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
     *((f"\\{command}{{", "}") for command in ("boxed", "boldsymbol", "bm", "mathbf")),
     ("{", "}"),
 )
 """What people put around an answer without meaning another: bold type, a box, dollar signs."""
-_SIGNS = {"∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-", "·": r"\cdot ", "×": r"\times "}
+_SIGNS = {"∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-", "·": r"\cdot ", "×": r"\times ", "∅": r"\emptyset "}
 _SIGNS |= {sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in ("½12", "¼14", "¾34", "⅓13", "⅔23")}
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -34,6 +34,7 @@ _OF_DEGREES = re.compile(
     rf"([0-9]+(?:\.[0-9]+)?){DEGREE}"
 )
 _SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*")
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])")
 _LINE_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
 _DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|,\\!\s*|\{,\}|~)(?=[0-9]{3}(?![0-9]))")
 _THOUSANDS = re.compile(r"^([+-]?[1-9][0-9]{0,2})((?: [0-9]{3})+)(?=$|\.[0-9]+$)")
@@ -59,6 +60,7 @@ _MORE = (">", "≥", r"\g")
 _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z](?!_)")
 _INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
 _AROUND_INTERVALS = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*|\\(?:left|right)(?![A-Za-z])\s*")
+_AND = re.compile(rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])")
 _OR = re.compile(rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])")
 _IN_BASE = re.compile(
     r"(?<![\\A-Za-z0-9.])(?:[A-Za-z]*[0-9.][0-9A-Za-z.]*|[A-Za-z]{2,}|^[A-Za-z](?=\s*_[^_=]*$)|[)\]}])(?:\s|\\[,;:! ])*"
@@ -69,6 +71,7 @@ _WHOLE_IN_BASE = re.compile(r"[+-]?[0-9][0-9A-Za-z.]*\s*_[^_=]*")
 _BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 _BASES += ["fourteen", "fifteen", "sixteen"]
 _NAMED_BASE = re.compile(rf"_((?:\s|\{{|\\(?:text|mathrm|mbox)\s*\{{)+)({'|'.join(_BASES)})((?:\s*\}})+)")
+_BASE_IN_TEXT = re.compile(rf"_\s*\{{\s*{TEXT}\s*([0-9]+)\s*\}}\s*\}}")
 _BRACKET = re.compile(
     r"(?P<power>\^\s*)?(?:\\left\s*)?(?P<opening>\\l(?:floor|ceil|angle|vert)(?![A-Za-z])|\\?[(\[{])"
     r"|\\r(?:floor|ceil|angle|vert)(?![A-Za-z])|[)\]}]"
@@ -97,7 +100,7 @@ def bare(text: str) -> str:
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
-        if wrapped and not inner.endswith("\\") and balanced(inner) and not (opening[0] in "*`" and opening in inner):
+        if wrapped and not inner.endswith("\\") and balanced(inner) and not (opening[0] in "*_`" and opening in inner):
             return bare(inner)
     return text
 
@@ -150,12 +153,12 @@ def _after(mark: str, digits: str) -> str:
 def tidied(formula: str) -> str:
     """A formula with one way to write what people write in several: degrees, spaces in numbers, brackets, units."""
     formula = without_doubles(formula)
-    formula = _LINE_GAP.sub(r"\\\\", formula)
+    formula = _EMPTY.sub(r"\\emptyset ", _LINE_GAP.sub(r"\\\\", formula))
     formula = _SIZES.sub("", formula)
     formula = _DIGIT_GAP.sub("", formula).replace("~", " ")
     formula = _IMAGINARY.sub(_with_i_above, formula)
     formula = _UNION.sub(r"\1 \\cup ", formula)
-    formula = _BRACKETED.sub(r"\1", _NAMED_BASE.sub(_with_digits, formula))
+    formula = _BASE_IN_TEXT.sub(r"_{\1}", _BRACKETED.sub(r"\1", _NAMED_BASE.sub(_with_digits, formula)))
     formula = _REPEATING.sub(_as_fraction, formula)
     formula = _OF_DEGREES.sub(r"\1\\frac{\2\\pi}{180}", formula)
     if formula.lstrip("+-").startswith(("$", r"\$")):
@@ -246,15 +249,22 @@ def _is_interval(text: str) -> bool:
 
 
 def _intervals(text: str) -> str:
-    """The intervals of inequalities that ``or`` joins, in one variable, else the text."""
+    """The intervals of inequalities that ``or`` and ``and`` join, in one variable, else the text."""
     parts = _OR.split(text)
     joined = r" \cup ".join(map(_interval, parts))
     variables = {name for part in parts for name in re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", part)}
-    return joined if len(parts) == 1 or (len(variables) == 1 and _is_interval(joined)) else text
+    alone = len(parts) == 1 and not _AND.search(text)
+    return joined if alone or (len(variables) == 1 and _is_interval(joined)) else text
 
 
 def _interval(text: str) -> str:
-    """The interval of an inequality with one variable between or beside its bounds, else the text."""
+    """The interval of an inequality with one variable between or beside its bounds, or of two, as in ``x > 3 and
+    x \\le 4``; else the text."""
+    both = _AND.split(text)
+    if len(both) == 2:
+        low, high = sorted(map(_interval, both), key=lambda one: one.startswith(r"(-\infty,"))
+        bounded = low.endswith(r",\infty)") and high.startswith(r"(-\infty,")
+        return low.removesuffix(r"\infty)") + high.removeprefix(r"(-\infty,") if bounded else text
     parts = [part.strip() for part in _ORDER.split(text)]
     if len({part.startswith(_MORE) for part in parts[1::2]}) != 1 or any("=" in part for part in parts[::2]):
         return text
