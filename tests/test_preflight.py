@@ -257,6 +257,19 @@ KL_IDLE = "without effect, since VIS drops nothing by KL: leave out, or take F-T
         ),
         ({"training": {"resample": "fill"}}, [{"training.resample_budget": 3}], []),
         (
+            {"sampling": {"sampler": "vllm", "batch_size": 8}},
+            [{}],
+            ["sampling.batch_size without effect, since vLLM sees to its own memory"],
+        ),
+        ({"sampling": {"batch_size": 8}}, [{}], []),
+        (
+            {"prompt": {"think_tag": "t", "answer_tag": "a"}, "reward": {"extract": "boxed"}},
+            [{}],
+            ["prompt.think_tag, prompt.answer_tag without effect, since the reward reads no tags"],
+        ),
+        ({"prompt": {"think_tag": "t"}, "reward": {"extract": "boxed"}}, [{}, {"reward.extract": "tags"}], []),
+        ({"prompt": {"think_tag": "t", "answer_tag": "a"}}, [{}], []),
+        (
             {"reward": {"function": "test_preflight.by_length", "format_weight": 0.2, "extract": "boxed"}},
             [{}],
             [

@@ -254,6 +254,14 @@ def test_git_names_a_file_by_its_content(tmp_path: Path) -> None:
     assert pretrained._git_blob(tmp_path / "file") == "eb404c43b5760d4f6939c2d959eb64c0efe7b5e1"
 
 
+@pytest.mark.usefixtures("offline")
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError) as caught:
+        pretrained.get("smollm2-135m", tmp_path / "file" / "models", lambda line: None)
+    assert_one_line(caught, "smollm2-135m cannot be written", "name another --directory")
+
+
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("models", "get", "smolm2-135m") == 1
     assert "(did you mean 'smollm2-135m'?); any other is fetched when a recipe names its" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ftis.config import FtisError, PeerConfig, Recipe, RewardConfig, TrainingConfig
+from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.lab.arms import Arm, rollouts_per_round
 from ftis.lab.estimate import known_parameters
 from ftis.lab.formatting import counted
@@ -87,7 +87,15 @@ def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.prompt.template_options:
         plain = "" if recipe.prompt.chat_template == "auto" else ", since prompts are plain text: leave out"
         yield "prompt.template_options", plain
+    if recipe.sampling.batch_size:
+        engine = ", since vLLM sees to its own memory: leave out, or give max_num_seqs in sampling.options"
+        yield "sampling.batch_size", engine if recipe.sampling.sampler == "vllm" else ""
     taken = load_scorer(reward, recipe.prompt, "exact").settings
+    for tag in ("think_tag", "answer_tag"):
+        if getattr(recipe.prompt, tag) != PromptConfig.model_fields[tag].default:
+            read = tag in taken and (reward.extract == "tags" or reward.function != RewardConfig().function)
+            how = ', since the reward reads no tags: leave out, or set reward.extract = "tags"'
+            yield f"prompt.{tag}", "" if read else how
     for key, argument in OF_REWARD.items():
         if getattr(reward, key) != RewardConfig.model_fields[key].default:
             left = f", since {reward.function} has no argument {argument}: leave out, or give it one"

