@@ -193,7 +193,7 @@ def test_a_rate_that_does_not_fit_a_models_size(parameters: int, keys: dict[str,
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"train": "lora"}, "the learning rate is 1e-06, and LoRA wants about 1e-4 to 3e-4: set peers.a.learning_rate"),
+        ({"train": "lora"}, "the learning rate is 1e-06, and LoRA wants about 1e-4 to 3e-4, of which begin with 1e-4"),
         ({"train": "lora", "learning_rate": 9e-6}, "the learning rate is 9e-06, and LoRA"),
         ({"train": "lora", "learning_rate": 1e-5}, ""),
         ({"train": "lora", "learning_rate": 3e-3}, ""),
