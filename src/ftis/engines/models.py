@@ -394,7 +394,10 @@ def share_frozen(model: Any) -> None:
             continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)
         earlier: Any = _FROZEN.get(key)
-        if earlier is None or not _equal(earlier, parameter):
+        equal = earlier is not None and torch.equal(earlier, parameter)
+        if equal and scales is not None:
+            equal = torch.equal(earlier.quant_state.absmax, scales.absmax)
+        if not equal:
             _FROZEN[key] = parameter
             continue
         parameter.data = earlier.data
@@ -402,12 +405,6 @@ def share_frozen(model: Any) -> None:
             scales.absmax = earlier.quant_state.absmax
         parameter.shared_with = earlier  # which stays known as long as one of them is in use
     return_freed_memory()
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two frozen parameters are the same numbers: in 4 bits, also the scales of their blocks."""
-    scales = [of.quant_state.absmax for of in (one, other) if getattr(of, "quant_state", None) is not None]
-    return torch.equal(one, other) and (not scales or torch.equal(*scales))
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()

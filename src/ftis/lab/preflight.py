@@ -164,8 +164,8 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             raise Stopped
 
     advance(0, 1)
-    first = sample(peer, items[:1])
-    say(_first_group(peer, swarm, first))
+    first, example = sample(peer, items[:1]), example_to_show(peer.task, swarm)
+    say(_first_group(peer, swarm, first, example))
     quick = first.seconds < QUICK
     parts = [items[: max(1, len(items) // 2)], items] if quick else [part for part in [items[1:]] if part]
     n_groups = sum(map(len, parts))
@@ -191,7 +191,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         learning.append(seconds_to_learn(peer, one.scored))
         advance(LEARNING * len(one.scored), most)
     message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
-    outcome = outcome_of(peer, swarm, looked_at)
+    outcome = outcome_of(peer, swarm, looked_at, example)
     sampled, trained = rollouts_per_round(swarm)
     all_sampled = round(sampled * tries(swarm, outcome.signal))
     sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
@@ -252,8 +252,8 @@ def _idle_filter(objective: Objective, mean_length: float) -> float | None:
     return objective.kl_threshold if summed and objective.kl_threshold > mean_length else None
 
 
-def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:
-    """What became of some groups."""
+def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> Outcome:
+    """What became of some groups. ``example`` is :func:`example_to_show`'s."""
     formats, answers = _right(peer, tried.scored)
     _, trained = rollouts_per_round(swarm)
     return Outcome(
@@ -266,7 +266,7 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial) -> Outcome:
         reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
         instruct=peer.policy.tokenizer.chat_template is not None,
-        example=None if answers is None else example_to_show(peer.task, swarm),
+        example=None if answers is None else example,
     )
 
 
@@ -310,8 +310,8 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
     return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
-def _first_group(peer: Peer, swarm: Recipe, tried: Trial) -> FirstGroup:
-    found = outcome_of(peer, swarm, tried)
+def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> FirstGroup:
+    found = outcome_of(peer, swarm, tried, example)
     told = []
     if not found.signal and found.reward < 1:  # all right in one group is no sign yet
         told = advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)
