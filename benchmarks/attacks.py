@@ -29,17 +29,17 @@ from typing import Any
 
 from rich.console import Console
 
+from ftis.check.formatting import interval_text, number, true_minus
+from ftis.comparison.stats import Interval, PairedDifference, mean_interval, paired_difference
 from ftis.config import ArmConfig, Recipe
 from ftis.lab import attacks
-from ftis.lab.arms import experiment_directory
 from ftis.lab.attacks import ATTACKS
-from ftis.lab.experiments import run_experiment
-from ftis.lab.formatting import interval_text, number, true_minus
-from ftis.lab.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
-from ftis.lab.recipes import load
-from ftis.study.progress import Display
-from ftis.study.stats import Interval, PairedDifference, mean_interval, paired_difference
+from ftis.recipe.arms import experiment_directory
+from ftis.recipe.parsing import load
+from ftis.records.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
+from ftis.run.experiments import run_experiment
 from ftis.tasks.clock import clock_solution
+from ftis.view.progress import Display
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pair": ("demo_pair.toml", ("large",)),

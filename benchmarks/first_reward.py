@@ -23,13 +23,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ftis.check.advice import WITH_EXAMPLES, WITHOUT_TAGS
+from ftis.check.preflight import Sounding, preflight
+from ftis.comparison.summary import summarise
 from ftis.config import run_directory
-from ftis.lab.advice import WITH_EXAMPLES, WITHOUT_TAGS
-from ftis.lab.preflight import Sounding, preflight
-from ftis.lab.recipes import load
-from ftis.lab.runs import run
-from ftis.loop.events import unheard
-from ftis.study.summary import summarise
+from ftis.recipe.parsing import load
+from ftis.records.events import unheard
+from ftis.run.runs import run
 
 DEFAULT = "default prompt"
 RECIPE = """

@@ -40,15 +40,15 @@ from doubles import byte_level
 from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
 
 from ftis.admission import Admission, Admitter, Reason, Terms
-from ftis.alignment.messages import TextReader, spoken, terms_of_text
-from ftis.alignment.text import END as END_OF_TEXT
-from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Prompt
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
 from ftis.swarm.penalties import Penalties
+from ftis.text.completions import END as END_OF_TEXT
+from ftis.text.messages import TextReader, spoken, terms_of_text
+from ftis.text.token_bytes import TokenBytes
 
 PROMPTS = [Prompt(item, f"question {item}", str(item)) for item in range(12)]
 PEERS = ("ada", "bob")

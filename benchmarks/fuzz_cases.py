@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ftis.alignment.text import END as END_OF_TEXT
 from ftis.codec import Header, Message, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.swarm import manifest as manifests
 from ftis.swarm.manifest import Manifest
+from ftis.text.completions import END as END_OF_TEXT
 
 T = TypeVar("T")
 RUN, TOKENIZER = "1" * 32, "2" * 32

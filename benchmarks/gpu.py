@@ -43,7 +43,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.generate import generate_sampler
 from ftis.engines.models import load_model
-from ftis.lab.starters import make_tokenizer
+from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding

@@ -31,10 +31,10 @@ import torch
 import ftis
 from ftis.config import Recipe
 from ftis.honesty.selection import HonestyTest
-from ftis.lab.arms import arms_of
-from ftis.lab.reading import read_study
-from ftis.lab.recipes import load
-from ftis.loop.records import read_rollouts
+from ftis.recipe.arms import arms_of
+from ftis.recipe.parsing import load
+from ftis.records.reading import read_study
+from ftis.records.writing import read_rollouts
 from ftis.rollouts import MIN_LOGP, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
 

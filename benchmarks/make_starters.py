@@ -3,14 +3,15 @@
     python benchmarks/make_starters.py OUT                         # those that the package ships: about five minutes
     python benchmarks/make_starters.py OUT small@3 small@4 …       # candidates for others
 
-Each starter is warmed up from its recipe in ``ftis.lab.starters.STARTERS`` on one thread (and kept in ``$FTIS_HOME``,
-so that a second call does not repeat it), rounded to float16, and written to ``OUT/<name>-<digits of its sha256>``, as
-in ``src/ftis/starters``. What was written is loaded again, in float32, and answers the demo's validation problems:
+Each starter is warmed up from its recipe in ``ftis.models.starters.STARTERS`` on one thread (and kept in
+``$FTIS_HOME``, so that a second call does not repeat it), rounded to float16, and written to
+``OUT/<name>-<digits of its sha256>``, as in ``src/ftis/starters``. It is loaded again, in float32, and answers
+the demo's validation problems:
 greedily, and by sampling at temperature 1. Prints one line a starter: name, seed, steps, fraction right when reasoned,
 greedy and sampled accuracy, CPU seconds, directory.
 
 Another CPU or another version of torch rounds a warm-up otherwise and makes another model, which is why they are
-shipped. To ship others, replace those in ``src/ftis/starters``, the digests in ``ftis.lab.starters.SHIPPED`` and the
+shipped. To ship others, replace those in ``src/ftis/starters``, the digests in ``ftis.models.starters.SHIPPED`` and the
 table in docs/starters.md.
 """
 
@@ -29,10 +30,10 @@ import torch
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.samplers import InPlace
-from ftis.lab import starters
-from ftis.loop.evaluate import evaluate
+from ftis.models import starters
 from ftis.policy import Policy
 from ftis.rewards.scoring import load_scorer
+from ftis.run.evaluate import evaluate
 from ftis.sampling import Decoding
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from ftis.lab.machine import cores
+from ftis.engines.machine import cores
 
 RECIPE = """
 name = "processes"

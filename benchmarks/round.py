@@ -22,7 +22,7 @@ first: of the processor, as the machine may be busy with other things, and for a
 the optimiser. `parts` splits it; of TRL alone it has the loss, around the model's pass. What a swarm does with the
 others' rollouts before the first step counts as "update" too. Memory is the process's largest resident size; the
 final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by
-ftis.loop.evaluate, TRL's by generate, since its trainer has none of its own.
+ftis.run.evaluate, TRL's by generate, since its trainer has none of its own.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def recipe_of(name: str, rounds: int, seed: int, models: Mapping[str, Path], obj
     if name == "smollm2-135m":
         words = tomllib.loads(WORDS.read_text(encoding="utf-8"))
         of_task = {"task": {**words["task"], "validation_size": 40}, "prompt": words["prompt"]}
-    from ftis.lab.recipes import parse
+    from ftis.recipe.parsing import parse
 
     return parse(
         {
@@ -131,8 +131,8 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
     import torch
 
     from ftis import peer
-    from ftis.lab.assembly import assemble
-    from ftis.lab.local import AloneExchange
+    from ftis.run.assembly import assemble
+    from ftis.run.local import AloneExchange
 
     torch.set_num_threads(1)
     of_model, recipe = MODELS[name], recipe_of(name, rounds, seed, {OWN: model}, "NoIS")
@@ -176,7 +176,7 @@ def theirs(
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from ftis.loop.files import read_jsonl
+    from ftis.records.files import read_jsonl
 
     torch.set_num_threads(1)
     of_model = MODELS[name]
@@ -295,7 +295,7 @@ def theirs(
 
 
 def theirs_in_a_swarm(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
-    from ftis.lab.local import AloneExchange
+    from ftis.run.local import AloneExchange
 
     recipe = recipe_of(name, rounds, seed, {OWN: model}, "F-TIS")
     return theirs(model, problems, name, rounds, seed, recipe, AloneExchange())
@@ -307,7 +307,7 @@ def theirs_with_another(model: Path, problems: Path, name: str, rounds: int, see
 
 
 def recipe_of_two(model: Path, name: str, rounds: int, seed: int) -> Recipe:
-    from ftis.lab import starters
+    from ftis.models import starters
 
     other = starters.make("starter:large") if name == "starter" else model
     return recipe_of(name, rounds, seed, {OWN: model, OTHER: other}, "F-TIS")
@@ -321,8 +321,8 @@ def record_another(model: Path, problems: Path, name: str, rounds: int, seed: in
     """Train :data:`OTHER` on its own share, and keep its messages."""
     import torch
 
-    from ftis.lab.assembly import assemble
     from ftis.peer import train_round
+    from ftis.run.assembly import assemble
 
     torch.set_num_threads(1)
     messages = messages_of(problems, seed)
@@ -337,7 +337,7 @@ def make_model(name: str, directory: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from ftis.lab import starters
+    from ftis.models import starters
 
     if name == "starter":
         return starters.make("starter:small")

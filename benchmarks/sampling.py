@@ -43,7 +43,7 @@ import ftis.engines.linear
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.lab.starters import make_tokenizer
+from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw

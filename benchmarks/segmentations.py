@@ -24,9 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from wire import WORDS
 
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import MOST_TOKENS, units
 from ftis.engines.models import load_tokenizer
+from ftis.text.token_bytes import TokenBytes
+from ftis.text.units import MOST_TOKENS, units
 
 
 def qwen(path: Path) -> PreTrainedTokenizerFast:

@@ -30,17 +30,17 @@ import numpy as np
 from timing import median_seconds
 from wire import HEADER, LIMITS, flat_logp, log_probabilities
 
-from ftis.alignment.text import as_texts, text_of
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import align
 from ftis.codec import Message, decode, encode
 from ftis.config import LogpPrecision, PeerConfig
 from ftis.engines.models import load_tokenizer
 from ftis.engines.samplers import open_sampler
-from ftis.loop.records import read_rollouts
 from ftis.policy import Policy
+from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.sampling import Decoding
+from ftis.text.completions import as_texts, text_of
+from ftis.text.token_bytes import TokenBytes
+from ftis.text.units import align
 from ftis.wire.streams import TEXT_LEVEL, write_logp, write_numbers, write_stream
 
 

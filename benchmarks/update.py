@@ -34,10 +34,10 @@ from sampling import random_policy
 
 import ftis
 from ftis.config import PeerConfig
+from ftis.engines.machine import resident_bytes
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
-from ftis.lab.machine import resident_bytes
-from ftis.lab.starters import make
 from ftis.learning import CHECKED_ROLLOUTS
+from ftis.models.starters import make
 from ftis.policy import PaddedRows, Policy, TokenSplit
 from ftis.rollouts import Ints, Rows
 from ftis.tasks.problems import load_task

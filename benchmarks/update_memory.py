@@ -30,7 +30,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
-from ftis.lab.starters import make_tokenizer
+from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 
 VOCABULARY, LONGEST, PROMPT = 152_000, 1024, 16

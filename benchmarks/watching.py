@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import run_directory
-from ftis.lab.recipes import parse
 from ftis.metric_keys import peer_key
+from ftis.recipe.parsing import parse
 
 RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_sampling_weight/"
 PROGRAM = "from ftis.cli import main; main()"

@@ -33,11 +33,11 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 import ftis
 from ftis import PeerConfig, Policy, Recipe, supervised_step
 from ftis.engines.samplers import open_sampler
-from ftis.loop.evaluate import evaluate, sample
 from ftis.prompts import Task
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
+from ftis.run.evaluate import evaluate, sample
 from ftis.sampling import Decoding
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt

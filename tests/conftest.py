@@ -186,7 +186,7 @@ def save_qwen2(
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random models of the starters' family, of different sizes."""
-    from ftis.lab import starters
+    from ftis.models import starters
 
     root = tmp_path_factory.mktemp("models")
     tokenizer = starters.make_tokenizer()

@@ -27,9 +27,9 @@ from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe
 from ftis.exchange import Stopped
-from ftis.lab.event_lines import to_json
-from ftis.lab.recipes import parse
-from ftis.loop.events import Event
+from ftis.recipe.parsing import parse
+from ftis.records.event_lines import to_json
+from ftis.records.events import Event
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id

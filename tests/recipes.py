@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, TaskConfig
-from ftis.lab.recipes import parse
 from ftis.prompts import Task
+from ftis.recipe.parsing import parse
 from ftis.tasks.problems import load_task
 
 SECTIONS: Mapping[str, Mapping[str, Any]] = {

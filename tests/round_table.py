@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import NetworkConfig
 from ftis.exchange import Collected
-from ftis.loop.events import NetworkEvent
+from ftis.records.events import NetworkEvent
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.identity import public_hex

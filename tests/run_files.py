@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
-from ftis.loop.files import read_jsonl
+from ftis.records.files import read_jsonl
 
 Rows = list[dict[str, Any]]
 

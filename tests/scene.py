@@ -17,13 +17,13 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
 from ftis.config import Recipe
-from ftis.lab.arms import arm_configs
-from ftis.lab.recipes import parse, with_arm
-from ftis.loop.records import Records
 from ftis.measures import RoundRecord
 from ftis.metric_keys import peer_key
-from ftis.page import report
-from ftis.study.tables import print_comparison
+from ftis.recipe.arms import arm_configs
+from ftis.recipe.parsing import parse, with_arm
+from ftis.records.writing import Records
+from ftis.view import report
+from ftis.view.tables import print_comparison
 
 ROUNDS = 4
 G = 2

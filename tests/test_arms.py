@@ -14,21 +14,21 @@ import typer
 from conftest import TinyModelDir
 from transformers import AutoModelForCausalLM
 
+from ftis.check.estimate import disk_of, fitting_jobs
+from ftis.check.formatting import in_bytes
 from ftis.cli_groups import seeds_of
+from ftis.comparison.budgets import matched
 from ftis.config import Recipe, RecipeError
-from ftis.lab import experiments, prepare
-from ftis.lab.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
-from ftis.lab.estimate import disk_of, fitting_jobs
-from ftis.lab.experiments import plan
-from ftis.lab.formatting import in_bytes
-from ftis.lab.join import choose_arm
-from ftis.lab.machine import cores
-from ftis.lab.prepare import check
-from ftis.lab.recipes import load, parse, set_key, with_arm
+from ftis.engines.machine import cores
 from ftis.objectives import resolve
 from ftis.prompts import TaskError
+from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
+from ftis.recipe.parsing import load, parse, set_key, with_arm
+from ftis.run import experiments, prepare
+from ftis.run.experiments import plan
+from ftis.run.join import choose_arm
+from ftis.run.prepare import check
 from ftis.selection import selections_of
-from ftis.study.budgets import matched
 from ftis.tasks.problems import load_task
 from recipes import recipe_of, write_recipe
 

@@ -14,7 +14,7 @@ from ftis.codec import Header, Limits, Message, encode
 from ftis.exchange import Collected
 from ftis.lab import attacks
 from ftis.lab.attacks import ATTACKS
-from ftis.lab.starters import make_tokenizer
+from ftis.models.starters import make_tokenizer
 from ftis.rollouts import Group, Rollout, ScoredGroup
 from ftis.seams import look_up
 

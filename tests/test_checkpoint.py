@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ftis.config import FtisError
-from ftis.loop import checkpoint
-from ftis.loop.checkpoint import CheckpointError
 from ftis.peer import Cursor
 from ftis.policy import Policy
+from ftis.run import checkpoint
+from ftis.run.checkpoint import CheckpointError
 
 TRAINS: dict[str, dict[str, Any]] = {
     "full": {"train": "full"},
@@ -267,7 +267,7 @@ def test_a_directory_that_is_gone(policy: Policy, tmp_path: Path) -> None:
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from ftis.loop import checkpoint
+from ftis.run import checkpoint
 from ftis.config import PeerConfig
 from ftis.policy import Policy
 

@@ -15,8 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, run_directory
-from ftis.lab.recipes import load, parse, set_key, split_override, with_arm
 from ftis.objectives import resolve
+from ftis.recipe.parsing import load, parse, set_key, split_override, with_arm
 from ftis.swarm.facts import agreement, mismatch, run_id
 from recipes import write_recipe
 

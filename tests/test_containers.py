@@ -12,7 +12,7 @@ import pytest
 import yaml
 from commands import ROOT, parsed, shell_commands
 
-from ftis.lab.recipes import load
+from ftis.recipe.parsing import load
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMAGE = f"ftis:{PROJECT['version']}"

@@ -10,8 +10,8 @@ import pytest
 from commands import ROOT, make_targets, parsed, shell_commands
 
 from ftis.admission import Reason
-from ftis.lab.arms import arms_of, keep_arms
-from ftis.lab.recipes import parse
+from ftis.recipe.arms import arms_of, keep_arms
+from ftis.recipe.parsing import parse
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -27,17 +27,19 @@ from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
 
+from ftis.check import estimate
 from ftis.config import FtisError
-from ftis.lab import estimate, processes, starters
-from ftis.lab.local import Hub
-from ftis.lab.recipes import load
-from ftis.lab.runs import run
-from ftis.loop.files import locked, read_jsonl
-from ftis.loop.records import Records, read_rollouts
 from ftis.metric_keys import peer_key
+from ftis.models import starters
 from ftis.peer import Peer
 from ftis.policy import ModelError
+from ftis.recipe.parsing import load
+from ftis.records.files import locked, read_jsonl
+from ftis.records.writing import Records, read_rollouts
 from ftis.rewards.scoring import RewardError
+from ftis.run import processes
+from ftis.run.local import Hub
+from ftis.run.runs import run
 from recipes import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -402,7 +404,7 @@ set = { "training.mode" = "horizontal" }
     "recipe", ["demo", "demo_pair", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"]
 )
 def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
-    from ftis.lab.recipes import load
+    from ftis.recipe.parsing import load
 
     loaded = load(ROOT / "recipes" / f"{recipe}.toml")
     tiny = [f"peers.{p.name}.model={models['abc'[i % 3]]}" for i, p in enumerate(loaded.peers)]
@@ -560,7 +562,7 @@ def test_a_peer_that_has_ended_is_not_at_work_while_its_thread_ends(
             super().__init__(*arguments)
             self.turn = turn  # type: ignore[assignment]
 
-    monkeypatch.setattr("ftis.lab.runs.Hub", LingeringHub)
+    monkeypatch.setattr("ftis.run.runs.Hub", LingeringHub)
     monkeypatch.setattr(os, "_exit", lambda status: pytest.fail(f"ended at once with {status}"))
     if status:
 
@@ -620,7 +622,7 @@ def test_collaborating_with_nobody_is_said_and_is_a_failure(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis.exchange import Collected
-    from ftis.lab.local import HubEndpoint
+    from ftis.run.local import HubEndpoint
 
     collect = HubEndpoint.collect
 
@@ -1041,9 +1043,9 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None
 
 
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ftis.lab.recipes import load
-    from ftis.lab.runs import run
-    from ftis.loop.files import locked
+    from ftis.recipe.parsing import load
+    from ftis.records.files import locked
+    from ftis.run.runs import run
 
     settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)
@@ -1149,7 +1151,7 @@ def test_there_is_a_recipe_for_every_figure_and_the_table_twice() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["starter", "qwen"])
 def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Path, request: Any) -> None:
-    from ftis.lab.recipes import load
+    from ftis.recipe.parsing import load
 
     tiny = request.getfixturevalue("models" if scale == "starter" else "real_text_models")
     for figure in STARTER_RECIPES:

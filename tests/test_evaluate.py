@@ -17,10 +17,10 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
-from ftis.loop.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, evaluate, sample
-from ftis.loop.files import read_jsonl
 from ftis.policy import Policy
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
+from ftis.run.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, evaluate, sample
 from ftis.sampling import Decoding
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -7,8 +7,8 @@ import typing
 
 import pytest
 
-from ftis.lab.event_lines import to_json
-from ftis.loop.events import (
+from ftis.records.event_lines import to_json
+from ftis.records.events import (
     ArmBegun,
     AskedToStop,
     Evaluated,

@@ -21,12 +21,10 @@ from light_peer import light_recipe
 from memory import peak_of
 from vocabularies import byte_level
 
-from ftis.alignment.messages import write_groups
-from ftis.alignment.token_bytes import TokenBytes
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.honesty.evidence import EQUAL, LARGEST_SHARE, TRUSTING
 from ftis.honesty.proof import ALPHA, BREAK, MOST_STARTS, Spot, evidence_in, nats_needed
-from ftis.loop.events import Event, NetworkEvent, RoundEnded
+from ftis.records.events import Event, NetworkEvent, RoundEnded
 from ftis.rollouts import Group, Rollout
 from ftis.swarm import bundle as bundles
 from ftis.swarm import manifest as manifests
@@ -35,6 +33,8 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import public_hex, roster_digest, roster_text
 from ftis.swarm.inbox import Inbox
 from ftis.swarm.witness import Witness
+from ftis.text.messages import write_groups
+from ftis.text.token_bytes import TokenBytes
 
 PEERS = ("ada", "bob", "eve")
 KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([i] * 32)) for i, name in enumerate((*PEERS, "stranger"))}

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ftis.exchange import Collected, Stopped
-from ftis.lab.local import KEEP_ROUNDS, AloneExchange, Cores, Delayed, DirectoryExchange, Hub
-from ftis.loop.files import InUseError, locked
+from ftis.records.files import InUseError, locked
+from ftis.run.local import KEEP_ROUNDS, AloneExchange, Cores, Delayed, DirectoryExchange, Hub
 
 PATIENCE = 120.0
 """Seconds until a test that hangs fails; no test needs them."""
@@ -405,7 +405,7 @@ def test_as_many_compute_at_a_time_as_there_are_cores(tmp_path: Path) -> None:
 PEER = """
 import sys
 from pathlib import Path
-from ftis.lab.local import DirectoryExchange
+from ftis.run.local import DirectoryExchange
 
 directory, name, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 exchange = DirectoryExchange(directory, name, ("a", "b"))

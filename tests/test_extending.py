@@ -20,13 +20,13 @@ from commands import ftis as ftis_command
 import ftis
 from ftis.config import FtisError, ObjectiveConfig
 from ftis.exchange import Collected
-from ftis.lab.local import AloneExchange
-from ftis.lab.provenance import read_provenance
-from ftis.lab.recipes import parse
-from ftis.loop.files import read_jsonl
-from ftis.loop.records import read_rollouts
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss, resolve
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_jsonl
+from ftis.records.writing import read_rollouts
+from ftis.run.local import AloneExchange
+from ftis.run.provenance import read_provenance
 from recipes import SECTIONS, write_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

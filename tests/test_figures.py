@@ -13,11 +13,11 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from ftis.page import drawing, figures, plots
-from ftis.page.drawing import INKS, arm_styles, in_short, spread_out
-from ftis.page.figure_files import write_figures
-from ftis.page.layout import asset
-from ftis.page.plots import (
+from ftis.view import drawing, figures, plots
+from ftis.view.drawing import INKS, arm_styles, in_short, spread_out
+from ftis.view.figure_files import write_figures
+from ftis.view.layout import asset
+from ftis.view.plots import (
     Chart,
     Panel,
     Plot,

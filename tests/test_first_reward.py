@@ -10,7 +10,7 @@ from pathlib import Path
 import first_reward
 import pytest
 
-from ftis.lab.recipes import load
+from ftis.recipe.parsing import load
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "models" / "smollm2-135m"

@@ -20,9 +20,9 @@ import ftis
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.engines.handover import Completion, Copied, Rows, SamplerError, explained_by, learner_logps, rounding
 from ftis.engines.stops import Stopping
-from ftis.lab.recipes import load
-from ftis.loop.files import read_jsonl
 from ftis.policy import Policy
+from ftis.recipe.parsing import load
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding
 from recipes import write_recipe

@@ -18,10 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vocabularies import byte_level
 
-from ftis.alignment.messages import in_tokens
-from ftis.alignment.text import END, MOST_ENDS
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import align
 from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts
@@ -31,6 +27,10 @@ from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_p
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
+from ftis.text.completions import END, MOST_ENDS
+from ftis.text.messages import in_tokens
+from ftis.text.token_bytes import TokenBytes
+from ftis.text.units import align
 from recipes import recipe_of
 
 Floats64 = npt.NDArray[np.float64]

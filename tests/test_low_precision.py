@@ -12,6 +12,7 @@ import torch
 from conftest import TinyPolicy, assert_one_line
 from policies import weights
 
+from ftis.check.memory import Shape, _weights, checkpoint_bytes
 from ftis.config import PeerConfig, RecipeError
 from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
@@ -19,11 +20,10 @@ from ftis.engines.head import ChunkedHead
 from ftis.engines.lines import Lines
 from ftis.engines.models import share_frozen
 from ftis.engines.optimizers import load_state
-from ftis.lab.memory import Shape, _weights, checkpoint_bytes
-from ftis.lab.recipes import parse
-from ftis.loop import checkpoint
 from ftis.peer import Cursor
 from ftis.policy import ModelError, Policy
+from ftis.recipe.parsing import parse
+from ftis.run import checkpoint
 from ftis.sampling import Decoding
 
 LORA: dict[str, Any] = {"train": "lora", "lora_r": 4, "lora_alpha": 8, "learning_rate": 1e-2}

@@ -11,8 +11,8 @@ import pytest
 import torch
 from policies import with_gpus
 
-from ftis.lab import machine
-from ftis.lab.doctor import diagnose
+from ftis.check.doctor import diagnose
+from ftis.engines import machine
 
 Write = Callable[[dict[str, str]], None]
 MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   6000 kB\n"

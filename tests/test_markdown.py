@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from scene import ROUNDS, Scene, both_budgets, without_drawing
 
-from ftis.page.layout import Section
-from ftis.page.markdown import escaped, of_table, tables_of
-from ftis.page.report import write_page
-from ftis.page.views import ArmLabel, Cell, RowGroup, Table
+from ftis.view.layout import Section
+from ftis.view.markdown import escaped, of_table, tables_of
+from ftis.view.report import write_page
+from ftis.view.views import ArmLabel, Cell, RowGroup, Table
 
 ROWS = [[Cell(arm=ArmLabel("F-TIS", "blue")), Cell("+0.050", "[+0.040, +0.060]", strong=True), Cell()]]
 

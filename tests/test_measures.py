@@ -12,10 +12,10 @@ import torch
 from ftis.admission import Admission, Reason, Rejection
 from ftis.exchange import Collected
 from ftis.learning import Update
-from ftis.loop.records import ROLLOUTS
 from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, Diagnostics, policy_loss
+from ftis.records.writing import ROLLOUTS
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Chosen, Judged
 from recipes import recipe_of

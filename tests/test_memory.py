@@ -13,13 +13,13 @@ import torch
 from conftest import TinyModelDir, TinyPolicy
 from transformers import AutoConfig
 
+from ftis.check import estimate, memory
+from ftis.check.estimate import fitting_jobs, guess_seconds
+from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.config import Recipe
-from ftis.engines import slots
+from ftis.engines import machine, slots
 from ftis.engines.models import load_tokenizer
-from ftis.lab import estimate, machine, memory
-from ftis.lab.estimate import fitting_jobs, guess_seconds
-from ftis.lab.memory import Memory, Shape, likely_signal, peak_memory
-from ftis.lab.recipes import parse
+from ftis.recipe.parsing import parse
 
 REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 
@@ -275,13 +275,13 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from ftis.lab.local import AloneExchange
-from ftis.lab.assembly import assemble
-from ftis.lab.estimate import _shape
-from ftis.lab.machine import resident_bytes
-from ftis.lab.memory import peak_memory
-from ftis.lab.preflight import sample, seconds_to_learn
-from ftis.lab.recipes import load
+from ftis.run.local import AloneExchange
+from ftis.run.assembly import assemble
+from ftis.check.estimate import _shape
+from ftis.engines.machine import resident_bytes
+from ftis.check.memory import peak_memory
+from ftis.check.preflight import sample, seconds_to_learn
+from ftis.recipe.parsing import load
 
 torch.set_num_threads(1)
 name, place, root = sys.argv[1:]
@@ -323,7 +323,7 @@ TRAIN = """
 import resource, sys
 from pathlib import Path
 import ftis
-from ftis.lab.recipes import load
+from ftis.recipe.parsing import load
 from ftis.rewards.helper import peak_bytes
 
 count, place, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

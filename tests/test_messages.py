@@ -16,15 +16,15 @@ from transformers import PreTrainedTokenizerBase
 from vocabularies import byte_level, texts, tokenizers
 
 from ftis.admission import Admission, Admitter, Reason, Terms
-from ftis.alignment.messages import TextReader, spoken, terms_of_text, write_groups
-from ftis.alignment.selection import Readable, readable, unit_measures
-from ftis.alignment.text import REPLACED, as_texts, ended, text_of
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import MOST_TOKENS
 from ftis.codec import Header, Message, encode
 from ftis.engines.stops import cut_at
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
+from ftis.text.completions import REPLACED, as_texts, ended, text_of
+from ftis.text.messages import TextReader, spoken, terms_of_text, write_groups
+from ftis.text.selection import Readable, readable, unit_measures
+from ftis.text.token_bytes import TokenBytes
+from ftis.text.units import MOST_TOKENS
 
 RUN, SENDER, LEARNER = "1" * 32, "2" * 32, "3" * 32
 PROMPTS = [Prompt(item, f"question {item}", f"answer {item}") for item in range(4)]

@@ -17,13 +17,13 @@ from test_network import NAMES, PATIENCE, Peers, both_ready, one_round
 
 from ftis.codec import VERSION
 from ftis.config import NetworkConfig
-from ftis.page import contents, swarms
 from ftis.swarm import manifest as manifests
 from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
 from ftis.swarm.lookout import Lookout
 from ftis.swarm.onlooker import NetworkRun, Onlooker, PeerView
+from ftis.view import contents, swarms
 
 AT = 1_000_000.0
 RECIPE = light_recipe(NAMES, 6, 2, 4, 8, {})
@@ -414,7 +414,7 @@ def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
     pytest.importorskip("starlette", reason="ftis[watch] is not installed")
     from test_watch import Page, get
 
-    from ftis.page.watch import application
+    from ftis.view.watch import application
 
     monkeypatch.setattr(contents, "time", SimpleNamespace(time=lambda: AT))
     for name in ("a", "eve"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftis.lab.outlook import Outlook, Work, in_time
-from ftis.loop.events import ArmBegun, JobEnded, Place, RoundEnded
+from ftis.records.events import ArmBegun, JobEnded, Place, RoundEnded
+from ftis.run.outlook import Outlook, Work, in_time
 
 
 class Clock:

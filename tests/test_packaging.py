@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from ftis.cli import app
 from ftis.cli_groups import ORDER
-from ftis.lab.starters import STARTERS
+from ftis.models.starters import STARTERS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -32,18 +32,18 @@ from scene import (
     without_waiting,
 )
 
+from ftis.comparison.budgets import mean_spent
+from ftis.comparison.results import compare, headlines
 from ftis.config import ObjectiveConfig
-from ftis.lab.reading import PeerRun, RoundRow, read_study, recorded_rounds, tokenizer_file
-from ftis.page.arm_rounds import ArmRounds
-from ftis.page.completions import completions
-from ftis.page.corrections import correction_of
-from ftis.page.exchanges import exchanges, honesty, weighed
-from ftis.page.report import write_page
-from ftis.page.samples import Tokens, choose
-from ftis.page.taken import taken
-from ftis.study.budgets import mean_spent
-from ftis.study.following import ArmOfRun, Directory
-from ftis.study.results import compare, headlines
+from ftis.records.following import ArmOfRun, Directory
+from ftis.records.reading import PeerRun, RoundRow, read_study, recorded_rounds, tokenizer_file
+from ftis.view.arm_rounds import ArmRounds
+from ftis.view.completions import completions
+from ftis.view.corrections import correction_of
+from ftis.view.exchanges import exchanges, honesty, weighed
+from ftis.view.report import write_page
+from ftis.view.samples import Tokens, choose
+from ftis.view.taken import taken
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 

@@ -16,10 +16,10 @@ from earned import rewards
 import ftis
 from ftis.config import ObjectiveConfig
 from ftis.lab import partners
-from ftis.lab.recipes import parse
-from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, resolve
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_jsonl
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
 

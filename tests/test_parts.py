@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ftis.config import Recipe
-from ftis.lab.recipes import parse
-from ftis.loop.parts import parts_of_reward
 from ftis.prompts import Task
+from ftis.recipe.parsing import parse
 from ftis.rewards.answers import format_and_answer
+from ftis.rewards.parts import parts_of_reward
 from ftis.rollouts import Prompt
 
 BOTH = "<think>x</think><answer>7</answer>"
@@ -60,7 +60,7 @@ def test_what_the_reward_does_not_tell_is_graded_again() -> None:
 def test_an_answer_in_a_wrong_format_is_right_from_the_pass_mark_on(
     mark: float, right: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis.loop.parts.graded", lambda *_: (False, 0.6))
+    monkeypatch.setattr("ftis.rewards.parts.graded", lambda *_: (False, 0.6))
     assert found(recipe(pass_mark=mark), [ANSWER]) == {"format_right": 0.0, "answer_right": right}
 
 

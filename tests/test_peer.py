@@ -17,16 +17,16 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.exchange import Collected
-from ftis.lab.assembly import assemble
-from ftis.lab.local import AloneExchange
-from ftis.lab.recipes import parse
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn
-from ftis.loop.events import ArmBegun, RoundEnded, placed
 from ftis.peer import OwnGroups, Peer, train_round
+from ftis.recipe.parsing import parse
+from ftis.records.events import ArmBegun, RoundEnded, placed
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
-from ftis.study.progress import Display
+from ftis.view.progress import Display
 
 MakePeer = Callable[..., Peer]
 

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
 
+from ftis.check.estimate import _shape
 from ftis.config import PeerConfig
 from ftis.engines import models
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
 from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprint
-from ftis.lab.estimate import _shape
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 

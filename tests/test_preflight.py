@@ -18,27 +18,27 @@ from commands import ftis
 from conftest import TinyModelDir
 from rich.console import Console
 
+from ftis.check import preflight as preflight_module
+from ftis.check.advice import advice, easy_formats
+from ftis.check.plan import rate_advice, without_effect
+from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.exchange import Stopped
-from ftis.lab import preflight as preflight_module
-from ftis.lab import prepare
-from ftis.lab.advice import advice, easy_formats
-from ftis.lab.arms import Arm, arms_of, rollouts_per_round
-from ftis.lab.assembly import assemble
-from ftis.lab.local import AloneExchange
-from ftis.lab.plan import rate_advice, without_effect
-from ftis.lab.preflight import Sounding, example_to_show, extrapolated, sound
-from ftis.lab.recipes import parse
-from ftis.loop.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.policy import Policy
 from ftis.prompts import AnswerKind
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
+from ftis.recipe.parsing import parse
+from ftis.records.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
 from ftis.rewards.answers import graded, require_rewardable
 from ftis.rewards.scoring import RewardError, load_scorer
+from ftis.run import prepare
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
-from ftis.study import tables
-from ftis.study.progress import Display
-from ftis.study.tables import LONG, print_soundings, shortened
 from ftis.tasks.problems import make_task
+from ftis.view import tables
+from ftis.view.progress import Display
+from ftis.view.tables import LONG, print_soundings, shortened
 from recipes import write_recipe
 
 TAGS, WEIGHED = RewardConfig(), RewardConfig(format_weight=0.2)

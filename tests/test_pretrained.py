@@ -17,7 +17,7 @@ from commands import ftis
 from conftest import TinyModelDir, assert_one_line
 from huggingface_hub.hf_api import ModelInfo
 
-from ftis.lab import pretrained
+from ftis.models import pretrained
 from ftis.policy import ModelError
 
 CONTENT = b"GGUF weights"

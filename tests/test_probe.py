@@ -13,9 +13,9 @@ from commands import ftis, trained
 
 from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
-from ftis.loop.records import read_rollouts
 from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
+from ftis.records.writing import read_rollouts
 from recipes import write_recipe
 
 

@@ -15,16 +15,17 @@ from commands import ROOT, ftis
 from conftest import TinyModelDir, assert_one_line
 from policies import with_gpus
 
+from ftis.check import estimate
+from ftis.check.estimate import checkpoints_kept, in_one_process
+from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
-from ftis.lab import estimate, prepare, processes, runs
-from ftis.lab.arms import RunError, arms_of
-from ftis.lab.assembly import assemble
-from ftis.lab.estimate import checkpoints_kept, in_one_process
-from ftis.lab.local import Hub
-from ftis.lab.memory import Memory, peak_memory
-from ftis.lab.processes import computing_at_a_time, runs_in_parallel
-from ftis.lab.recipes import load, parse
 from ftis.policy import ModelError
+from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.parsing import load, parse
+from ftis.run import prepare, processes, runs
+from ftis.run.assembly import assemble
+from ftis.run.local import Hub
+from ftis.run.processes import computing_at_a_time, runs_in_parallel
 from recipes import write_recipe
 
 LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}

@@ -13,14 +13,14 @@ from commands import ftis
 from rich.console import Console
 from scene import Scene
 
+from ftis.comparison.results import compare
 from ftis.config import Recipe, RecipeError, TaskConfig
-from ftis.lab.arms import RunError, arms_of
-from ftis.lab.provenance import provenance
-from ftis.lab.reading import read_study
-from ftis.lab.recipes import load, parse
 from ftis.prompts import Task, TaskError
+from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.parsing import load, parse
+from ftis.records.reading import read_study
+from ftis.run.provenance import provenance
 from ftis.study.rates import TriedRate, advice, multiples, read_trials, table, trial_name, trials
-from ftis.study.results import compare
 from ftis.study.scaling import scaling
 from ftis.tasks.problems import load_task
 from recipes import write_recipe

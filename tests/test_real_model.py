@@ -16,10 +16,10 @@ from ftis.engines.generate import generate_sampler
 from ftis.engines.lines import Lines
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.engines.stops import stopped_at
-from ftis.loop.files import read_jsonl
-from ftis.loop.records import read_rollouts
 from ftis.metric_keys import by_peer, peer_key
 from ftis.policy import Policy
+from ftis.records.files import read_jsonl
+from ftis.records.writing import read_rollouts
 from ftis.rollouts import Prompt
 from ftis.sampling import Decoding
 from ftis.tasks.rendering import render_prompt

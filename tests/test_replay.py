@@ -15,10 +15,10 @@ import torch
 from commands import ftis, trained
 from run_files import weights, without_times
 
-from ftis.lab.arms import RunError
 from ftis.lab.replay import recordings
-from ftis.loop.files import read_jsonl
-from ftis.loop.records import read_rollouts
+from ftis.recipe.arms import RunError
+from ftis.records.files import read_jsonl
+from ftis.records.writing import read_rollouts
 from recipes import write_recipe
 
 
@@ -165,8 +165,8 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
 def test_numbers_survive_the_records_exactly(tmp_path: Path) -> None:
     import numpy as np
 
-    from ftis.loop.records import ROLLOUTS, Records
     from ftis.measures import RoundRecord
+    from ftis.records.writing import ROLLOUTS, Records
 
     rng = np.random.default_rng(0)
     logps = [-np.exp(rng.normal(0, 8, n)).astype(np.float32) for n in (1, 5, 9)]

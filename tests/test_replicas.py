@@ -32,11 +32,11 @@ from ftis.engines.samplers import open_sampler
 from ftis.engines.shards import Shard
 from ftis.lab.replay import recordings
 from ftis.learning import judge, learn
-from ftis.loop.checkpoint import open_policy
-from ftis.loop.files import read_jsonl
 from ftis.objectives import Diagnostics, resolve
 from ftis.policy import ModelError, Policy
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Batch, Group, ScoredGroup, collate
+from ftis.run.checkpoint import open_policy
 from ftis.sampling import Decoding
 from ftis.selection import OwnOld, select
 from recipes import write_recipe

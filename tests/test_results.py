@@ -31,12 +31,12 @@ from scene import (
     without_waiting,
 )
 
-from ftis.lab.reading import EvaluationRow, ReportError, final_accuracy, read_run
-from ftis.page.figures import accuracy_limits, plot_learning_curves
-from ftis.page.report import write_page
-from ftis.study.results import compare, headlines
-from ftis.study.summary import summarise
-from ftis.study.tables import closing_table, print_comparison, whereabouts
+from ftis.comparison.results import compare, headlines
+from ftis.comparison.summary import summarise
+from ftis.records.reading import EvaluationRow, ReportError, final_accuracy, read_run
+from ftis.view.figures import accuracy_limits, plot_learning_curves
+from ftis.view.report import write_page
+from ftis.view.tables import closing_table, print_comparison, whereabouts
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,14 @@ from earned import rewards
 import ftis
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.lab import rivals
-from ftis.lab.recipes import parse
-from ftis.loop.files import read_jsonl
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, advantages, policy_loss, resolve
-from ftis.page import completions, exchanges
-from ftis.page.corrections import correction_of
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_jsonl
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
+from ftis.view import completions, exchanges
+from ftis.view.corrections import correction_of
 from recipes import pair_of, recipe_of
 
 Row = list[float]

@@ -14,12 +14,11 @@ from commands import ftis, trained
 from run_files import differences, records_of, weights, without_times
 
 from ftis.config import FtisError
-from ftis.lab import accusations
-from ftis.lab.provenance import read_provenance
-from ftis.lab.rollback import roll_back
-from ftis.lab.runs import swarm_lock
-from ftis.loop import checkpoint
-from ftis.loop.files import InUseError, locked, read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.run import accusations, checkpoint
+from ftis.run.provenance import read_provenance
+from ftis.run.rollback import roll_back
+from ftis.run.runs import swarm_lock
 from recipes import recipe_of, write_recipe
 
 RUN = Path("runs") / "tiny-seed0"
@@ -396,7 +395,7 @@ def test_a_run_killed_while_it_went_back_can_be_resumed(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("ftis.loop.records.Records.cut_back_to", killed)
+        patch.setattr("ftis.records.writing.Records.cut_back_to", killed)
         with pytest.raises(Killed):
             roll_back(run, 2)
     assert len(rows(run, "a")) == 6

@@ -12,9 +12,9 @@ import round_swarm
 from commands import ROOT
 from round_swarm import HOST, Recorded, Spent, adapters
 
-from ftis.lab.assembly import assemble
-from ftis.lab.starters import make
+from ftis.models.starters import make
 from ftis.peer import Peer, train_round
+from ftis.run.assembly import assemble
 
 GROUPS, ROUNDS = 4, 2
 ADMITTED = GROUPS // 2 * 12

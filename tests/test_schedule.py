@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ftis.config import PeerConfig, RecipeError
-from ftis.lab.recipes import parse
+from ftis.recipe.parsing import parse
 from ftis.schedule import assigned, draw_items, learning_rate, minibatches
 from recipes import recipe_of, swarm
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ftis.admission import Reason
-from ftis.lab.reading import RoundRow
 from ftis.metric_keys import peer_key
-from ftis.page.sentences import REASONS, About, about, headline, share
-from ftis.study import standing as standings
-from ftis.study.standing import Formats, RewardMeans, Source, Standing
+from ftis.records import standing as standings
+from ftis.records.reading import RoundRow
+from ftis.records.standing import Formats, RewardMeans, Source, Standing
+from ftis.view.sentences import REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
 SMALL = Standing(

@@ -26,8 +26,17 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.engines.samplers import InPlace, open_sampler
 from ftis.engines.stops import Stopping
-from ftis.lab import starters
-from ftis.lab.starters import STARTERS, STYLES, TAGS, _example, _problem, _with_slip, make_tokenizer, write_completion
+from ftis.models import starters
+from ftis.models.starters import (
+    STARTERS,
+    STYLES,
+    TAGS,
+    _example,
+    _problem,
+    _with_slip,
+    make_tokenizer,
+    write_completion,
+)
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
@@ -217,11 +226,11 @@ def test_variants_lie_under_home_and_their_paths_change_with_what_they_are_made_
 
 def test_the_digest_covers_all_code_that_computes_a_warm_up() -> None:
     """Whatever of the engines is loaded with starters may have computed them."""
-    program = "import sys, ftis.lab.starters; print(*(m for m in sys.modules if m.startswith('ftis.engines.')))"
+    program = "import sys, ftis.models.starters; print(*(m for m in sys.modules if m.startswith('ftis.engines.')))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     engines = {module.removeprefix("ftis.").replace(".", "/") + ".py" for module in loaded.stdout.split()}
     assert engines
-    assert engines | {"lab/starters.py", "policy.py", "sampling.py"} <= set(starters.CODE)
+    assert engines | {"models/starters.py", "policy.py", "sampling.py"} <= set(starters.CODE)
     for file in starters.CODE:
         assert (Path(starters.__file__).parents[1] / file).exists()
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from ftis.study.stats import (
+from ftis.comparison.stats import (
     ALPHA,
     RESAMPLES,
     Interval,

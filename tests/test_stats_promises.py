@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ftis.study import stats
-from ftis.study.stats import holm, mean_interval, paired_difference, smallest_detectable, verdict
+from ftis.comparison import stats
+from ftis.comparison.stats import holm, mean_interval, paired_difference, smallest_detectable, verdict
 
 p_value = st.floats(0, 1)
 

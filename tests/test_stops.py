@@ -19,9 +19,9 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import InPlace, check_stop, open_sampler
 from ftis.engines.stops import Stopping, StopStrings, cut_at, stopped_at
-from ftis.loop.evaluate import evaluate
 from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout
+from ftis.run.evaluate import evaluate
 from ftis.sampling import Decoding, Draw
 
 WORDS = ["a", "b", "ab", "</answer>", ">\n", "<", "é", "x>"]

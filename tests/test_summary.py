@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ftis.comparison.summary import unused
 from ftis.metric_keys import peer_key
-from ftis.study.progress import _why
-from ftis.study.summary import unused
+from ftis.view.progress import _why
 
 SENT: dict[str, Any] = {"delivered": True, "admitted": 4, "zero_advantage": 2, "passed_over": 0, "rejected": 0}
 

@@ -19,11 +19,10 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import Watched
 
-from ftis.lab import accusations
-from ftis.lab import join as swarm
-from ftis.lab.recipes import load
-from ftis.loop import checkpoint
-from ftis.loop.files import locked, read_jsonl
+from ftis.recipe.parsing import load
+from ftis.records.files import locked, read_jsonl
+from ftis.run import accusations, checkpoint
+from ftis.run import join as swarm
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow

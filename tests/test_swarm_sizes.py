@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from scene import ROUNDS, G, Scene
 
-from ftis.lab.formatting import seconds_text
-from ftis.lab.reading import read_study
-from ftis.page.drawing import COLOURS
-from ftis.page.plots import Area, Polyline, Words
-from ftis.page.report import write_page
+from ftis.check.formatting import seconds_text
 from ftis.page.scaling import draw, section
+from ftis.records.reading import read_study
 from ftis.study.scaling import scaling, write_scaling
+from ftis.view.drawing import COLOURS
+from ftis.view.plots import Area, Polyline, Words
+from ftis.view.report import write_page
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}

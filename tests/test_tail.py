@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftis.loop.files import append_jsonl, write_jsonl
-from ftis.study.tail import BLOCK, Tail, last_row
+from ftis.records.files import append_jsonl, write_jsonl
+from ftis.records.tail import BLOCK, Tail, last_row
 
 
 @pytest.fixture

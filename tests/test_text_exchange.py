@@ -18,24 +18,24 @@ from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level
 
-from ftis.alignment.messages import end_of_text, in_tokens, write_groups
-from ftis.alignment.text import as_texts
-from ftis.alignment.token_bytes import AlignmentError, TokenBytes
-from ftis.alignment.units import align
 from ftis.codec import Message, encode
 from ftis.config import Recipe
 from ftis.engines.models import generation_defaults
-from ftis.lab import starters
-from ftis.lab.assembly import assemble
 from ftis.lab.cuts import in_senders_cuts
-from ftis.lab.local import AloneExchange
-from ftis.lab.recipes import load
-from ftis.loop.files import read_jsonl
-from ftis.loop.records import read_rollouts
-from ftis.page.samples import Tokens, sample_view
+from ftis.models import starters
 from ftis.peer import Peer
+from ftis.recipe.parsing import load
+from ftis.records.files import read_jsonl
+from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Rollout
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
+from ftis.text.completions import as_texts
+from ftis.text.messages import end_of_text, in_tokens, write_groups
+from ftis.text.token_bytes import AlignmentError, TokenBytes
+from ftis.text.units import align
+from ftis.view.samples import Tokens, sample_view
 from recipes import write_recipe
 
 SMALL, MERGED = "starter:small", "starter:small-merged"

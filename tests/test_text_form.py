@@ -33,10 +33,10 @@ from wire_messages import (
     zstd,
 )
 
-from ftis.alignment.text import END, MOST_ENDS
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
+from ftis.text.completions import END, MOST_ENDS
 from ftis.wire.plain import weight_error
 
 

@@ -15,10 +15,10 @@ from vocabularies import byte_level, sentencepiece
 
 from ftis.config import PromptConfig, RewardConfig
 from ftis.engines.texts import texts_of
-from ftis.page.completions import spells
-from ftis.page.samples import Tokens
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
+from ftis.view.completions import spells
+from ftis.view.samples import Tokens
 
 WORDS = (" 7", " the", "is", " a")
 VOCABULARY = {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3, "7": 4, "\u25817": 5, "a": 6, "<0xE2>": 7, "<0x96>": 8}

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from vocabularies import END, byte_level, sentencepiece, texts, tokenizers
 
-from ftis.alignment.token_bytes import AlignmentError, TokenBytes, token_bytes
 from ftis.engines.models import load_tokenizer
-from ftis.lab import starters
+from ftis.models import starters
+from ftis.text.token_bytes import AlignmentError, TokenBytes, token_bytes
 
 MODELS = Path(__file__).parents[1] / "models"
 

@@ -34,19 +34,19 @@ from ftis.codec import Limits, decode
 from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RecipeError
 from ftis.exchange import Stopped
 from ftis.honesty.selection import HonestyTest
-from ftis.lab import starters
-from ftis.lab.assembly import assemble
-from ftis.lab.join import choose_arm
-from ftis.lab.local import AloneExchange, Hub
-from ftis.lab.recipes import load
 from ftis.learning import StepLoss, judge
-from ftis.loop.events import unheard
-from ftis.loop.files import read_jsonl
-from ftis.loop.records import read_rollouts
+from ftis.models import starters
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.policy import Policy
 from ftis.prompts import Task
+from ftis.recipe.parsing import load
+from ftis.records.events import unheard
+from ftis.records.files import read_jsonl
+from ftis.records.writing import read_rollouts
 from ftis.rollouts import Batch, Group, Prompt, Rows, ScoredGroup, collate
+from ftis.run.assembly import assemble
+from ftis.run.join import choose_arm
+from ftis.run.local import AloneExchange, Hub
 from ftis.sampling import Decoding
 from ftis.selection import Chosen, Judged, select, selections_of
 from ftis.swarm.link import NetworkExchange
@@ -543,7 +543,7 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
 
 @needs_trl
 def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: Path) -> None:
-    from ftis.lab.arms import RunError
+    from ftis.recipe.arms import RunError
 
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
@@ -556,10 +556,10 @@ def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: 
 
 @needs_trl
 def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path, tmp_path: Path) -> None:
-    from ftis.lab.arms import RunError
-    from ftis.lab.provenance import read_provenance
-    from ftis.lab.runs import peer_lock
-    from ftis.loop.files import InUseError, locked
+    from ftis.recipe.arms import RunError
+    from ftis.records.files import InUseError, locked
+    from ftis.run.provenance import read_provenance
+    from ftis.run.runs import peer_lock
 
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()

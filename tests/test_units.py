@@ -12,10 +12,10 @@ from memory import peak_of
 from transformers import PreTrainedTokenizerBase
 from vocabularies import byte_level, sentencepiece, texts, tokenizers
 
-from ftis.alignment.text import END, REPLACED, as_texts, ended, text_of
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.alignment.units import MOST_TOKENS, Aligned, align, as_sampled, units
 from ftis.rollouts import Rollout
+from ftis.text.completions import END, REPLACED, as_texts, ended, text_of
+from ftis.text.token_bytes import TokenBytes
+from ftis.text.units import MOST_TOKENS, Aligned, align, as_sampled, units
 
 
 def spoken(tokenizer: PreTrainedTokenizerBase, text: str, end: bool, seed: int = 0) -> Rollout:

@@ -29,9 +29,9 @@ from ftis.engines.builtin import builtin_sampler  # noqa: E402
 from ftis.engines.handover import Copied, SamplerError  # noqa: E402
 from ftis.engines.samplers import InPlace  # noqa: E402
 from ftis.engines.stops import Stopping  # noqa: E402
-from ftis.lab.recipes import load  # noqa: E402
-from ftis.loop.files import read_jsonl  # noqa: E402
 from ftis.policy import Policy  # noqa: E402
+from ftis.recipe.parsing import load  # noqa: E402
+from ftis.records.files import read_jsonl  # noqa: E402
 from ftis.sampling import Decoding  # noqa: E402
 from recipes import write_recipe  # noqa: E402
 

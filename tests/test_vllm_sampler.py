@@ -25,15 +25,15 @@ from light_swarm import free_port
 from test_handover import move
 
 import ftis
+from ftis.check.preflight import sound
 from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
 from ftis.engines.handover import Copied, SamplerError
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import Stopping
-from ftis.lab.join import join
-from ftis.lab.preflight import sound
-from ftis.lab.recipes import parse
 from ftis.policy import Policy
+from ftis.recipe.parsing import parse
+from ftis.run.join import join
 from ftis.sampling import Decoding
 
 PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31])]

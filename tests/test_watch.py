@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scene import HOSTILE, ROUNDS, Scene, both_budgets, cut, joined
 
-from ftis.lab.reading import ReportError
-from ftis.lab.starters import path_of
-from ftis.loop.files import append_jsonl, read_jsonl
-from ftis.page import contents, live, samples, watch
-from ftis.page.completions import latest, tokenizers_of
-from ftis.page.glance import glance
-from ftis.study.following import ArmOfRun, Directory
+from ftis.models.starters import path_of
+from ftis.records.files import append_jsonl, read_jsonl
+from ftis.records.following import ArmOfRun, Directory
+from ftis.records.reading import ReportError
+from ftis.view import contents, live, samples, watch
+from ftis.view.completions import latest, tokenizers_of
+from ftis.view.glance import glance
 
 pytest.importorskip("starlette", reason="ftis[watch] is not installed")
 

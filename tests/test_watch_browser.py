@@ -16,7 +16,7 @@ from commands import ROOT, command
 from scene import HOSTILE, Scene, both_budgets, cut
 from watched import Watched
 
-from ftis.loop.files import append_jsonl, read_jsonl, write_jsonl
+from ftis.records.files import append_jsonl, read_jsonl, write_jsonl
 
 pytest.importorskip("starlette", reason="ftis[watch] is not installed")
 pytest.importorskip("uvicorn", reason="ftis[watch] is not installed")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from ftis.check.preflight import sound_process
 from ftis.config import FtisError
 from ftis.engines import launch
-from ftis.lab.arms import RunError
-from ftis.lab.preflight import sound_process
-from ftis.lab.workers import Job, Stop, run_jobs
-from ftis.loop.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
+from ftis.recipe.arms import RunError
+from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
+from ftis.run.workers import Job, Stop, run_jobs
 
 REMEDY = "start it again"
 
@@ -127,13 +127,13 @@ def test_somebody_else_can_ask_to_stop(tmp_path: Path) -> None:
 PROGRAM = """
 import signal, sys, threading
 from pathlib import Path
-from ftis.lab import workers
-from ftis.lab.workers import Job, run_jobs
+from ftis.run import workers
+from ftis.run.workers import Job, run_jobs
 from test_workers import {function}
 
 signal.signal(signal.SIGINT, signal.{handling})
 
-workers.PRELOADED = "ftis.lab.workers"  # these jobs need no more, and it is loaded in a moment
+workers.PRELOADED = "ftis.run.workers"  # these jobs need no more, and it is loaded in a moment
 
 def say(event):
     print(type(event).__name__, getattr(event, "step", ""), flush=True)
@@ -222,7 +222,7 @@ def assert_gone(pid: int) -> None:
 
 PLAIN = """
 import threading
-from ftis.lab.workers import Job, run_jobs
+from ftis.run.workers import Job, run_jobs
 from test_workers import count
 print("begun", flush=True)
 heard = []
@@ -232,7 +232,7 @@ print(len(heard), flush=True)
 GUARDED = """
 import threading
 import test_workers
-from ftis.lab.workers import Job, run_jobs
+from ftis.run.workers import Job, run_jobs
 test_workers.MARK = 7  # as a script registers a model that the recipe names
 if __name__ == "__main__":
     heard = []

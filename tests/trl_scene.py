@@ -24,8 +24,8 @@ import numpy as np
 from ftis.codec import Message, encode
 from ftis.config import Recipe
 from ftis.exchange import Collected
-from ftis.lab.recipes import parse
 from ftis.peer import Peer
+from ftis.recipe.parsing import parse
 from ftis.rollouts import Group, Rollout
 from ftis.schedule import assigned
 from recipes import SECTIONS, evenness

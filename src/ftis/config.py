@@ -1,5 +1,5 @@
 """The recipe: everything that a run depends on, as frozen, strict, typed values: peers, their task, how they sample and
-learn, and the arms to compare. :mod:`ftis.lab.recipes` reads it from TOML and from the command line.
+learn, and the arms to compare. :mod:`ftis.recipe.parsing` reads it from TOML and from the command line.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class Recipe(_Section):
     exchange: Literal["auto", "ids", "text"] = "auto"
     """Token ids, or text, which models of any tokenizer read. ``auto``: text where tokenizers here differ, else ids."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
-    """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.lab.processes``."""
+    """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.run.processes``."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()

@@ -1,7 +1,7 @@
 """How a round's messages get from peer to peer: the protocol.
 
 ``publish`` offers this peer's bytes for a round; ``collect`` waits for the others'. An exchange does not read them.
-:mod:`ftis.lab.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a network.
+:mod:`ftis.run.local` has exchanges for one machine, :mod:`ftis.swarm.link` one for a network.
 """
 
 from __future__ import annotations

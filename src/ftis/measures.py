@@ -46,7 +46,7 @@ class RoundRecord:
 
     Attributes:
         metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
-        rollouts: the columns of :data:`ftis.loop.records.ROLLOUTS`.
+        rollouts: the columns of :data:`ftis.records.writing.ROLLOUTS`.
     """
 
     metrics: dict[str, Any]
@@ -212,7 +212,7 @@ def participation(
 
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The round's rollouts as the columns of :data:`ftis.loop.records.ROLLOUTS`."""
+    """The round's rollouts as the columns of :data:`ftis.records.writing.ROLLOUTS`."""
     batch = judged.batch
     kl_R = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
     return {

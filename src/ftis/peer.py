@@ -1,6 +1,6 @@
 """One peer and its round, which reads like the paper's algorithm: start with :func:`train_round`.
 
-:mod:`ftis.loop.train` has the loop around it.
+:mod:`ftis.run.training` has the loop around it.
 """
 
 from __future__ import annotations

@@ -61,16 +61,16 @@ SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
     "penalty": "ftis.swarm.penalties.penalties",
     "honesty": "ftis.honesty.selection.honesty_test",
-    "alignment": "ftis.alignment.selection.readable",
+    "alignment": "ftis.text.selection.readable",
 }
 """Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 
 TRACKERS: Mapping[str, str] = {
-    "tensorboard": "ftis.lab.trackers.TensorBoard",
-    "wandb": "ftis.lab.trackers.WandB",
-    "trackio": "ftis.lab.trackers.Trackio",
+    "tensorboard": "ftis.records.trackers.TensorBoard",
+    "wandb": "ftis.records.trackers.WandB",
+    "trackio": "ftis.records.trackers.Trackio",
 }
-"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.loop.records`."""
+"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records.writing`."""
 
 FORMS: Mapping[str, str] = {name: f"ftis.wire.{name}.{name.upper()}" for name in ("plain", "packed", "text")}
 """Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its position here,

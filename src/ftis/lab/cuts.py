@@ -22,12 +22,12 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ftis.alignment.token_bytes import TokenBytes
-from ftis.lab.arms import RunError
-from ftis.lab.machine import with_threads
+from ftis.engines.machine import with_threads
 from ftis.lab.replay import recordings
 from ftis.peer import Peer
+from ftis.recipe.arms import RunError
 from ftis.rollouts import Batch, Floats, Ints, Rollout, Rows, Sent
+from ftis.text.token_bytes import TokenBytes
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 

@@ -37,14 +37,14 @@ from scipy import stats
 from torch import Tensor
 
 from ftis.config import ObjectiveConfig, RecipeError
-from ftis.lab.arms import RunError
-from ftis.lab.machine import with_threads
+from ftis.engines.machine import with_threads
 from ftis.lab.replay import recordings
 from ftis.learning import StepLoss, judge
-from ftis.loop.files import write_json
 from ftis.measures import by_source, order_preserved
 from ftis.objectives import OBJECTIVES, resolve
 from ftis.peer import Peer
+from ftis.recipe.arms import RunError
+from ftis.records.files import write_json
 from ftis.rollouts import Batch, Group, collate
 from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, KLFilter, select

@@ -25,23 +25,23 @@ import numpy as np
 
 from ftis.admission import Admission
 from ftis.config import Recipe, RecipeError
+from ftis.engines.machine import with_threads
 from ftis.exchange import Collected
-from ftis.lab import starters
-from ftis.lab.arms import PROVENANCE, RunError, arms_of, threads_of
-from ftis.lab.assembly import assemble
-from ftis.lab.local import AloneExchange
-from ftis.lab.machine import with_threads
-from ftis.lab.provenance import made_otherwise, provenance, read_provenance
-from ftis.lab.recipes import parse, set_key, split_override
-from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
-from ftis.loop.files import read_jsonl, write_json
-from ftis.loop.records import Records, read_rollouts, rollouts_path
-from ftis.loop.train import Trainer
 from ftis.measures import RoundExchange, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
+from ftis.models import starters
 from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.recipe.arms import PROVENANCE, RunError, arms_of, threads_of
+from ftis.recipe.parsing import parse, set_key, split_override
+from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
+from ftis.records.files import read_jsonl, write_json
+from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
+from ftis.run import checkpoint
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
+from ftis.run.provenance import made_otherwise, provenance, read_provenance
+from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ftis.lab.formatting import amount, counted, number, p_text, seconds_text, true_minus
-from ftis.page.drawing import DASHES, arm_styles
-from ftis.page.figures import with_room
-from ftis.page.plots import Panel, Plot, Tick, logarithmic
-from ftis.page.views import Cell, PanelRow, RowGroup, Table, with_interval
+from ftis.check.formatting import amount, counted, number, p_text, seconds_text, true_minus
+from ftis.view.drawing import DASHES, arm_styles
+from ftis.view.figures import with_room
+from ftis.view.plots import Panel, Plot, Tick, logarithmic
+from ftis.view.views import Cell, PanelRow, RowGroup, Table, with_interval
 
 
 @dataclass(frozen=True)

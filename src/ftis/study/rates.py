@@ -20,13 +20,13 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ftis.check.formatting import counted, number
+from ftis.comparison.results import finals
+from ftis.comparison.summary import accuracy_is
 from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
-from ftis.lab.arms import RunError, arm_configs, arms_of
-from ftis.lab.formatting import counted, number
-from ftis.lab.reading import read_study
-from ftis.lab.recipes import matches, parse
-from ftis.study.results import finals
-from ftis.study.summary import accuracy_is
+from ftis.recipe.arms import RunError, arm_configs, arms_of
+from ftis.recipe.parsing import matches, parse
+from ftis.records.reading import read_study
 
 FEW = 3
 """So many peers are named, more are counted."""

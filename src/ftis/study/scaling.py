@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.lab.arms import Arm, arms_of, rollouts_per_round
-from ftis.lab.reading import VALIDATION, PeerRun, Study
-from ftis.loop.files import write_json
-from ftis.study.results import differences_of, finals, mean_finals, over_seeds, without_nan
-from ftis.study.summary import accuracy_is
+from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
+from ftis.comparison.summary import accuracy_is
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
+from ftis.records.files import write_json
+from ftis.records.reading import VALIDATION, PeerRun, Study
 
 FEWEST_SIZES = 3
 """Sizes of swarms, the peer alone among them, that make a curve."""

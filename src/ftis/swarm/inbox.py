@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.codec import CodecError, Reader
-from ftis.loop.files import write_whole
+from ftis.records.files import write_whole
 from ftis.swarm import manifest as manifests
 from ftis.swarm.bundle import Signed
 from ftis.swarm.manifest import Manifest

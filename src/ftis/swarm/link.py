@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import Recipe
 from ftis.exchange import Collected, Stopped
-from ftis.loop.events import NetworkEvent, Say, unheard
+from ftis.records.events import NetworkEvent, Say, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis.loop.files import write_whole
+from ftis.records.files import write_whole
 from ftis.swarm import manifest as manifests
 
 

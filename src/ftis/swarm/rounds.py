@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ftis.admission import Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
 from ftis.exchange import Collected, ExchangeError
-from ftis.loop.events import NetworkEvent
+from ftis.records.events import NetworkEvent
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import Mismatch
 from ftis.swarm.manifest import Manifest

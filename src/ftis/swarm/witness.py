@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftis.loop.events import Event, NetworkEvent, RoundEnded, Say
-from ftis.loop.files import write_whole
 from ftis.metric_keys import by_peer
+from ftis.records.events import Event, NetworkEvent, RoundEnded, Say
+from ftis.records.files import write_whole
 from ftis.swarm.bundle import BundleError, strongest
 from ftis.swarm.identity import Roster
 from ftis.swarm.inbox import Inbox

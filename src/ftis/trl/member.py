@@ -24,23 +24,23 @@ from rich.console import Console
 from ftis.admission import Admitter
 from ftis.config import FtisError, Recipe, RecipeError
 from ftis.exchange import Exchange
-from ftis.lab.arms import arm_configs, arms_of
-from ftis.lab.assembly import agreed, end_tokens_of, exchange_text
-from ftis.lab.join import EventLog, choose_arm, credentials, in_network
-from ftis.lab.local import AloneExchange
-from ftis.lab.recipes import load, network_settings
-from ftis.loop import checkpoint
-from ftis.loop.events import ArmBegun, PeerStarted, Say, placed
-from ftis.loop.files import read_jsonl
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
+from ftis.recipe.arms import arm_configs, arms_of
+from ftis.recipe.parsing import load, network_settings
+from ftis.records.events import ArmBegun, PeerStarted, Say, placed
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt
+from ftis.run import checkpoint
+from ftis.run.assembly import agreed, end_tokens_of, exchange_text
+from ftis.run.join import EventLog, choose_arm, credentials, in_network
+from ftis.run.local import AloneExchange
 from ftis.sampling import Sampler
 from ftis.selection import selections_of
-from ftis.study.progress import Display
 from ftis.tasks.rendering import render_prompt
+from ftis.view.progress import Display
 
 
 class AloneError(FtisError):

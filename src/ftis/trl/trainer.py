@@ -31,18 +31,19 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
-from ftis.lab import accusations, starters
-from ftis.lab.arms import RunError
-from ftis.lab.provenance import claim
-from ftis.lab.runs import peer_lock
 from ftis.learning import StepLoss, Update, weighed
-from ftis.loop.events import RoundEnded, Say, unheard
-from ftis.loop.files import locked, write_whole
-from ftis.loop.records import Records
 from ftis.measures import RoundExchange, round_record
+from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Stopwatch
+from ftis.recipe.arms import RunError
+from ftis.records.events import RoundEnded, Say, unheard
+from ftis.records.files import locked, write_whole
+from ftis.records.writing import Records
 from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
+from ftis.run import accusations
+from ftis.run.provenance import claim
+from ftis.run.runs import peer_lock
 from ftis.schedule import assigned, minibatches, seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task

@@ -10,7 +10,7 @@
           stream    B bytes: the texts in UTF-8, end to end
           numbers   T: log-probabilities, as in the packed form
 
-It carries rollouts over bytes, see :mod:`ftis.alignment.text`: each of the sender's tokens is a unit, and an end that
+It carries rollouts over bytes, see :mod:`ftis.text.completions`: each of the sender's tokens is a unit, and an end that
 the sender sampled is its last. *Stream* and *numbers* are described in :mod:`ftis.wire.streams`.
 """
 
@@ -20,8 +20,8 @@ import struct
 
 import numpy as np
 
-from ftis.alignment.text import END, MOST_ENDS, all_utf8
 from ftis.codec import MOST_BYTES, CodecError, Columns, Form, Limits, Reader
+from ftis.text.completions import END, MOST_ENDS, all_utf8
 from ftis.wire.streams import (
     TEXT_LEVEL,
     check_totals,

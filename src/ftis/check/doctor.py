@@ -1,0 +1,99 @@
+"""What this machine has, what is missing, and how to get it: ``ftis doctor``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from ftis.check.formatting import in_bytes
+from ftis.config import FtisError, Recipe
+from ftis.engines.machine import cores, total_bytes
+from ftis.models import starters
+from ftis.models.pretrained import MODELS
+from ftis.policy import resolve_dtype
+from ftis.recipe.arms import arms_of
+from ftis.run.prepare import exchanges
+from ftis.run.prompting import tokenizers_here
+
+
+def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
+    """What the peers of a recipe would exchange, as rows of :func:`diagnose`, by the tokenizers on this machine."""
+    arms = arms_of(recipe)
+    try:
+        rows = [("exchange", "ok", line, "") for line in exchanges(arms)]
+    except FtisError as error:
+        return [("exchange", "problem", str(error), "")]
+    absent = sorted({peer.model for peer in recipe.peers} - {model for arm in arms for model in tokenizers_here(arm)})
+    return [*rows, *(("tokenizer", "absent", f"{model} is not on this machine", _remedy(model)) for model in absent)]
+
+
+def _remedy(model: str) -> str:
+    """How to get a model that a recipe names."""
+    name = Path(model).name
+    return f"ftis models get {name}" if name in MODELS else "name its directory, or an id of the Hub"
+
+
+def diagnose() -> list[tuple[str, str, str, str]]:
+    """What this machine has: (name, "ok"|"absent"|"problem", what was found, how to get it)."""
+    rows: list[tuple[str, str, str, str]] = []
+    version = platform.python_version()
+    rows.append(("python", "ok", version, ""))
+    for package, minimum in (("torch", "2.11"), ("transformers", "5.17"), ("peft", "0.17"), ("math-verify", "0.8")):
+        found = importlib.metadata.version(package)
+        enough = _version(found) >= _version(minimum)
+        remedy = "" if enough else f'pip install "{package}>={minimum}"'
+        rows.append((package, "ok" if enough else "problem", found, remedy))
+    rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(total_bytes())}", ""))
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(i).total_memory
+            arithmetic = resolve_dtype("auto", torch.device("cuda", i))
+            bf16 = "bfloat16" if arithmetic == torch.bfloat16 else "no bfloat16"
+            rows.append((f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {in_bytes(total)}, {bf16}", ""))
+    else:
+        rows.append(
+            ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
+        )
+    home = starters.home()
+    writable = _nearest_existing(home)
+    free = shutil.disk_usage(writable).free
+    fits = os.access(writable, os.W_OK) and free > 2e9
+    rows.append(
+        (
+            "starter cache",
+            "ok" if fits else "problem",
+            f"{home}, {in_bytes(free)} free",
+            "" if fits else "set FTIS_HOME to a writable place with 2 GB free",
+        )
+    )
+    optional = {
+        "reasoning_gym": ("reasoning-gym", "procedural tasks"),
+        "bitsandbytes": ("bitsandbytes", "peers.*.optim, frozen_dtype"),
+        "gguf": ("gguf", "ftis models get"),
+        "tensorboard": ("tensorboard", "report_to"),
+        "wandb": ("wandb", "report_to"),
+        "trackio": ("trackio", "report_to"),
+        "trl": ("trl", "ftis.trl"),
+        "vllm": ("vllm", "sampling.sampler"),
+    }
+    for module, (extra, use) in optional.items():
+        present = importlib.util.find_spec(module) is not None
+        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install ".[{extra}]"'))
+    return rows
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,368 @@
+"""What a run would take, estimated before it starts: memory, bytes on the wire, and a guess of the seconds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from operator import ge
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ftis.check.formatting import counted, in_bytes
+from ftis.check.memory import LIKELY_LENGTH, LIKELY_SIGNAL, Memory, Shape, checkpoint_bytes, peak_memory
+from ftis.codec import message_size
+from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
+from ftis.engines.machine import available_bytes, resident_bytes
+from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
+from ftis.models import starters
+from ftis.policy import resolve_device
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
+from ftis.run.prepare import with_exchange
+from ftis.run.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
+from ftis.run.prompting import tokenizers_here
+from ftis.schedule import assigned
+from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
+
+SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
+"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
+train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
+log-probabilities, and another with its backward pass."""
+
+LENGTH = 0.5
+"""Mean length of a completion, as a part of the maximum."""
+
+UNKNOWN_PROBLEMS = 300
+"""What a task is taken to validate with if the recipe does not say."""
+
+UNKNOWN_PROMPT = 256
+"""Tokens that a prompt is taken to have if the task cannot be loaded."""
+
+OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True, "peers": {"__all__": {"name"}}}
+"""The keys that a peer's prompts follow from."""
+
+CPU = torch.device("cpu")
+
+CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+"""What loading a configuration or a tokenizer raises where a model is not here or is broken."""
+
+
+def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
+    """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
+
+    Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
+    signal, in the arm that takes most. What is likely stands beside it, by assumptions that the line names. Bytes are
+    an upper bound too.
+
+    Args:
+        only: the arms that are to be run; by default all.
+
+    Raises:
+        RunError: ``only`` names an arm that the recipe does not have.
+    """
+    lines: list[str] = []
+    arms = arms_of(recipe, only)
+    largest = _largest(arms, lines)
+    lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
+    if largest:
+        lines.append(_together(arms, largest))
+    known = (with_exchange(arm, tokenizers_here(arm)) for arm in arms)
+    swarms = [swarm for arm in known for swarm in arm.swarms if len(swarm.peers) > 1]
+    if swarms:
+        offered = [_offered(swarm) for swarm in swarms]
+        received = [sent * (len(swarm.peers) - 1) for sent, swarm in zip(offered, swarms, strict=True)]
+        in_all = [sent * swarm.training.rounds for sent, swarm in zip(offered, swarms, strict=True)]
+        lines.append(
+            f"wire: each peer offers at most {in_bytes(max(offered))} a round and receives {in_bytes(max(received))}; "
+            f"{in_bytes(max(in_all))} offered in all rounds"
+        )
+    return lines
+
+
+def _offered(swarm: Recipe) -> int:
+    """The most bytes that a peer offers in a round."""
+    prompts = swarm.prompts_per_peer
+    rollouts = prompts * swarm.rollouts_per_group
+    tokens = rollouts * swarm.sampling.max_completion_length
+    longest = max((peer.name for peer in swarm.peers), key=len)
+    return message_size(tokens, rollouts, prompts, longest, swarm.exchange == "text")
+
+
+def totals(recipe: Recipe, arm: str) -> list[str]:
+    """The line of :func:`estimate` about memory and disk of an arm's peers together, and those about what it lacks."""
+    arms, lines = arms_of(recipe, (arm,)), list[str]()
+    largest = _largest(arms, lines)
+    return [*dict.fromkeys(lines), *([_together(arms, largest)] if largest else [])]
+
+
+def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfig, Shape, Memory]]:
+    """Each peer's memory in the arm in which it takes most. A line says why one is left out."""
+    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
+    for examined in _examine(_costliest(arms), lines):
+        peer, _, memory = examined
+        if peer.name not in largest or memory.peak > largest[peer.name][2].peak:
+            largest[peer.name] = examined
+    return largest
+
+
+def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
+    each = f" in each of {peer.data_parallel_size} processes" if peer.data_parallel_size > 1 else ""
+    parts = {
+        "program": memory.program,
+        "weights": memory.weights,
+        "gradients and moments": memory.gradients + memory.moments,
+        "an update": memory.update,
+        "sampling": memory.sampling,
+    }
+    return (
+        f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
+        f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
+        f"{in_bytes(memory.peak)}{each}, as if every group had signal and every completion the greatest length "
+        f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
+        f"{in_bytes(memory.likely().peak)} in the round that takes most, if on the mean {LIKELY_SIGNAL:.0%} of the "
+        f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length"
+    )
+
+
+def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
+    """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
+    memories = [(peer, memory) for peer, _, memory in examined.values()]
+    likely = [(peer, memory.likely()) for peer, memory in memories]
+    if any(runs_in_parallel(arm.recipe) for arm in arms):
+        most, size = (sum(m.peak * peer.data_parallel_size for peer, m in of) for of in (memories, likely))
+        how = "where all peers work at once"
+    else:
+        bases = [base for peer, _ in memories if (base := frozen_base(peer))]
+        most, size = in_one_process(memories), in_one_process(likely)
+        how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
+        how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
+    where, free = _left_for([peer for peer, _ in memories])
+    above = ""
+    if free and most > free:
+        which = "the most is" if size <= free else "both are"
+        remedy = _remedy(memories, any(runs_in_parallel(arm.recipe) for arm in arms))
+        above = f" ({which} more than the {in_bytes(free)} that {where} has left: {remedy})"
+    checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
+    kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
+    on_disk = checkpoint * sum(kept)
+    return (
+        f"together: at most {in_bytes(most)} of memory {how}, likely {in_bytes(size)}{above}, and "
+        f"{in_bytes(on_disk)} of disk for "
+        f"{counted(max(kept), 'checkpoint')} of each"
+        + (f" in {len(arms)} arms" if len(arms) > 1 else "")
+        + too_much_for(arms[0].recipe.output_dir, on_disk)
+    )
+
+
+def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
+    """What lowers the largest part of the memory, of what the peers do not do already."""
+    peers = [peer for peer, _ in found]
+    checkpointing = (
+        "" if all(peer.gradient_checkpointing for peer in peers) else ", or set gradient_checkpointing = true"
+    )
+    trained = [
+        *([] if all(peer.train == "lora" for peer in peers) else ['train = "lora"']),
+        *([] if all(peer.optim != "adamw" for peer in peers) else ['optim = "adamw_8bit"']),
+    ]
+    tokens = "" if any(peer.tokens_per_microbatch for peer in peers) else ", such as 512"
+    parts = {
+        f"lower peers.*.tokens_per_microbatch{tokens}{checkpointing}": sum(m.update for _, m in found),
+        "lower sampling.batch_size or sampling.max_completion_length": sum(m.sampling for _, m in found),
+        f"set {' or '.join(trained)}" if trained else "train fewer of the parameters": sum(
+            m.gradients + m.moments for _, m in found
+        ),
+        "take smaller models": sum(m.weights for _, m in found),
+    }
+    turns = ', or processes = "inline", where the peers take turns' if in_parallel and len(found) > 1 else ""
+    return f"{max(parts, key=lambda part: parts[part])}{turns}"
+
+
+def _left_for(peers: Sequence[PeerConfig]) -> tuple[str, int]:
+    """Whose memory all these peers take, and its free bytes: 0 where these are not known, or there are several GPUs."""
+    devices = {resolve_device(peer.device) for peer in peers}
+    if devices == {CPU}:
+        return "this machine", available_bytes()
+    one = len(devices) == 1 and torch.cuda.device_count() == 1
+    return "its GPU", int(torch.cuda.mem_get_info(devices.pop())[0]) if one else 0
+
+
+def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
+    """Bytes of the checkpoints that lie on the disk when these swarms are trained, and the models not examined."""
+    sizes: dict[str, int] = {}
+    unknown: set[str] = set()
+    total = 0
+    for swarm in swarms:
+        for peer in swarm.peers:
+            key = peer.model_dump_json(exclude={"name"})
+            if key not in sizes:
+                sizes[key] = _checkpoint_of(peer)
+            if not sizes[key]:
+                unknown.add(peer.model)
+            total += sizes[key] * checkpoints_kept(swarm.training)
+    return total, sorted(unknown)
+
+
+def _checkpoint_of(peer: PeerConfig) -> int:
+    """Bytes of a checkpoint; 0 where the model is not here."""
+    try:
+        shape = _shape(str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model, peer)
+    except CANNOT_EXAMINE:
+        return 0
+    return checkpoint_bytes(peer, shape.parameters, shape.trained)
+
+
+def too_much_for(directory: str, needed: int) -> str:
+    """What to say in brackets where fewer bytes than needed are free below ``directory``; else nothing."""
+    place = Path(directory).absolute()
+    free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
+    return f" (more than the {in_bytes(free)} free: free some, or name another output_dir)" if needed > free else ""
+
+
+def checkpoints_kept(training: TrainingConfig) -> int:
+    """How many checkpoints of a peer lie on the disk at the end: one is saved after the last round too."""
+    return min(training.save_total_limit, math.ceil(training.rounds / training.save_every))
+
+
+def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
+    """Each peer with the swarms in which it may take most memory, without those that another exceeds in everything."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[Recipe, PeerConfig]] = {}
+    for swarm in (swarm for arm in arms for swarm in arm.swarms):
+        steps, longest = swarm.training.steps_per_generation, swarm.sampling.max_completion_length
+        for peer in swarm.peers:
+            key = peer.model_dump_json(), (*rollouts_per_round(swarm), longest, -steps)
+            found.setdefault(key, (swarm, peer))
+    return [
+        pair
+        for (peer, cost), pair in found.items()
+        if not any(peer == other and cost != more and all(map(ge, more, cost)) for other, more in found)
+    ]
+
+
+def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
+    """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
+
+    It is 1 where a peer of a large model cannot be examined or has a GPU: two jobs there share its memory, of which
+    sampling takes up to a quarter in each, and neither's seconds are then its own.
+
+    Args:
+        free: by default what this machine has available. Where that is not known, all fit.
+    """
+    arms = arms_of(recipe)
+    if max(known_parameters(recipe, arms).values()) < SMALL:
+        return jobs
+    free = available_bytes() if free is None else free
+    swarms: dict[str, Recipe] = {}  # of one set of peers, that with the most prompts
+    for swarm in sorted((s for arm in arms for s in arm.swarms), key=lambda s: s.training.prompts_per_round):
+        swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
+    if any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
+        return 1
+    if not free:
+        return jobs
+    job = max(_job_bytes(swarm, free) for swarm in swarms.values())
+    return max(1, min(jobs, free // job)) if job else jobs
+
+
+def _job_bytes(swarm: Recipe, free: int) -> int:
+    """Bytes of a job with all peers of a swarm; ``free`` where one cannot be told."""
+    examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
+    if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
+        return free
+    if any(peer.data_parallel_size > 1 for peer, _ in examined):  # then each peer has processes of its own
+        return sum(memory.peak * peer.data_parallel_size for peer, memory in examined)
+    return in_one_process(examined)
+
+
+def in_one_process(examined: Sequence[tuple[PeerConfig, Memory]]) -> int:
+    """Bytes of a process with these peers, of which one works at a time."""
+    lasting, working, program = 0, 0, 0
+    bases: dict[tuple[str, ...], int] = {}
+    for peer, memory in examined:
+        trained = memory.gradients  # as large as the weights that have them
+        bases[frozen_base(peer) or (peer.name,)] = memory.weights - trained
+        kept = memory.moments + memory.gradients
+        lasting += trained + kept
+        working = max(working, memory.peak - memory.program - memory.weights - kept)
+        program = memory.program
+    return program + sum(bases.values()) + lasting + working
+
+
+def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
+    """Each peer with its model and its memory. A line says why one is left out."""
+    return _examine([(one, peer) for one in swarms_of(swarm) for peer in one.peers], lines)
+
+
+def _examine(
+    peers: Sequence[tuple[Recipe, PeerConfig]], lines: list[str]
+) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
+    program, lengths = resident_bytes(), dict[tuple[str, str], list[int]]()
+    for swarm, peer in peers:
+        source = peer.model
+        if starters.is_starter(peer.model):
+            source = str(starters.path_of(peer.model))
+            if not (Path(source) / "config.json").exists():
+                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
+                continue
+        try:
+            shape = _shape(source, peer)
+            key = source, swarm.model_dump_json(include=OF_PROMPTS)
+            if key not in lengths:
+                lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
+            yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)
+        except CANNOT_EXAMINE as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
+
+
+def _shape(source: str, peer: PeerConfig) -> Shape:
+    """The model's size. Loads no weights."""
+    tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
+    config = with_tokens_of(source, tokenizer, load_config(source))
+    sizes = [(p.numel(), p.requires_grad) for p in without_weights(config, peer).parameters()]
+    return Shape(config, tokenizer, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+
+
+def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:
+    """Of the first round's prompts, in tokens; a line says so where they are not known."""
+    try:
+        task = load_task(swarm.task)
+        n = swarm.prompts_per_peer
+        items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)[:n]})
+        return [len(render_prompt(task.train[item], swarm.prompt, tokenizer)) for item in items]
+    except FtisError as error:
+        lines.append(f"prompts: taken to have {UNKNOWN_PROMPT} tokens, since they are not known ({error})")
+        return [UNKNOWN_PROMPT] * swarm.training.prompts_per_round
+
+
+def validation_problems(recipe: Recipe) -> int:
+    """How many problems one evaluation has, out of distribution too, as far as the recipe says. Loads no task."""
+    return sum(task.validation_size or UNKNOWN_PROBLEMS for task in (recipe.task, *recipe.ood))
+
+
+def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
+    """The parameters of each model in the arms. Loads no weights."""
+    models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
+    return {model: parameters_of(model) for model in models}
+
+
+def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -> float:
+    """A guess of the seconds of one round of one peer on one core: sampling, training, and its part of evaluations.
+
+    With ``training.resample`` it supposes that :data:`~ftis.check.memory.LIKELY_SIGNAL` of the groups have signal.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        parameters: of each model.
+        problems: that one evaluation has.
+    """
+    training = swarm.training
+    evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
+    sampled, trained = rollouts_per_round(swarm)
+    sampled_and_evaluated = sampled * tries(swarm, LIKELY_SIGNAL) + problems * evaluations / training.rounds
+    tokens = LENGTH * swarm.sampling.max_completion_length
+    operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
+    return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each

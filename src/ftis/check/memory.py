@@ -1,0 +1,236 @@
+"""What a peer's process takes at its peak: counted where that can be done, measured on two small layers where not."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ftis.config import PeerConfig, Recipe
+from ftis.engines.devices import device_kind
+from ftis.engines.head import TOKENS_AT_ONCE
+from ftis.engines.linear import PACKED_FROM
+from ftis.engines.microbatches import fit
+from ftis.engines.optimizers import MOMENT_BYTES
+from ftis.engines.slots import (
+    cache_bytes,
+    cached_number,
+    groups_within,
+    parts_of_a_group,
+    prefill_bytes,
+    prompts_prefilled,
+)
+from ftis.policy import Policy, resolve_device, resolve_dtype
+from ftis.rollouts import Ints
+from ftis.run.evaluate import EVAL_BATCH
+
+FLOAT = 4
+VOCABULARY = 512
+"""Of the model on which activations are measured. What depends on the vocabulary is counted."""
+MEASURED = 5e10
+"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
+rows are run."""
+
+LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
+"""Assumed: how probable it is that a group has signal, and the mean completion's fraction of the maximum."""
+
+
+def likely_signal(groups: int, rounds: int) -> float:
+    """The fraction of groups with signal in that one of ``rounds`` which has most of them.
+
+    It is the median of the largest of ``rounds`` draws from a binomial distribution over a round's groups.
+    """
+    return float(binom.ppf(0.5 ** (1 / rounds), groups, LIKELY_SIGNAL)) / groups
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one peer's process, or on its GPU.
+
+    Attributes:
+        program: Python, torch and what else is loaded beside models; 0 on a GPU.
+        weights: of the model, an adapter included; with ``fsdp`` this process's part of them, as of what follows.
+        moments: AdamW's two.
+        gradients: kept while a round is sampled, and within a step from the second micro-batch on.
+        update: what the largest micro-batch adds while it is run forwards and backwards; with ``fsdp`` what is gathered
+            for it, too.
+        sampling: what a round's completions, or an evaluation's, add while they are sampled; with ``fsdp`` all
+            weights, too, or what is gathered for a checkpoint in main memory.
+        microbatches: of an optimiser step.
+        activations: the part of ``update`` that is in proportion to its tokens, nearly.
+        share: tokens that a step of the fullest round is likely to have, of those it has at most.
+    """
+
+    program: int
+    weights: int
+    moments: int
+    gradients: int
+    update: int
+    sampling: int
+    microbatches: int
+    activations: int = 0
+    share: float = 1.0
+
+    def likely(self) -> Memory:
+        """This with an update of ``share`` of the tokens. Sampling keeps its slots, which are there from the start."""
+        microbatches = self.microbatches * self.share
+        spared = int(self.activations * (1 - min(1.0, microbatches)))
+        return replace(
+            self, update=self.update - spared, microbatches=math.ceil(microbatches), activations=0, share=1.0
+        )
+
+    @property
+    def peak(self) -> int:
+        """Allocators keep what sampling freed, and an update's tensors have other sizes, so that both count."""
+        updating = self.update + (self.gradients if self.microbatches > 1 else 0)
+        return self.program + self.weights + self.moments + self.sampling + max(updating, self.gradients)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as far as its memory goes: its config and tokenizer, and how many parameters it has and trains."""
+
+    config: Any
+    tokenizer: Any
+    parameters: int
+    trained: int
+
+
+def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], program: int) -> Memory:
+    """The memory of ``peer`` if every completion has the maximum length and every group carries signal.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        prompt_lengths: in tokens, of the prompts of one round, the others' too.
+        program: see :class:`Memory`.
+    """
+    device = resolve_device(peer.device)
+    dtype = resolve_dtype(peer.dtype, device)
+    number = dtype.itemsize
+    text = shape.config.get_text_config(decoder=True)
+    layers, vocabulary = text.num_hidden_layers, text.vocab_size
+    embedding = vocabulary * text.hidden_size
+
+    batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
+    # Of a task of unknown size there may be more problems than are answered at a time.
+    evaluated = max(task.validation_size or EVAL_BATCH + 1 for task in (swarm.task, *swarm.ood))
+    drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
+        (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),
+        (evaluated, 1, batch or EVAL_BATCH),
+    ]
+    longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
+    cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
+    kept_in = cached_number(dtype, refills)
+    for groups, of_each, most in drawn:
+        split = parts_of_a_group(shape.config, longest, steps, kept_in, of_each, within, refills)
+        groups, of_each = groups * split, math.ceil(of_each / split)
+        at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
+        prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
+        prefill = prefill_bytes(shape.config, prefilled * longest, number)
+        cache = max(cache, at_once * of_each * a_row + prefill)
+    head_packed = device.type == "cpu" and embedding >= PACKED_FROM
+    copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
+    if peer.frozen_dtype == "nf4":  # whose steps are the model's own
+        copied = 0
+
+    parts = peer.data_parallel_size if peer.fsdp else 1
+    ends = embedding * (1 if text.tie_word_embeddings else 2)
+    weights = _weights(shape, peer, ends)
+    moments = shape.trained * MOMENT_BYTES[peer.optim]
+    gathered = whole = 0
+    if parts > 1:  # embeddings, output layer, and two layers at a time; of one of them, and of the ends, the gradient
+        layer = (shape.parameters - ends) // layers
+        gathered = FLOAT * (ends + 2 * layer + (ends + layer if peer.train != "lora" else 0))
+        whole = weights + (moments if device.type == "cpu" else 0)
+    (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+    kept = one + (layers - 1) * (two - one)
+    prompt, completion = fmean(prompt_lengths), swarm.sampling.max_completion_length
+    head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
+    head_gradient = embedding * FLOAT if peer.train == "full" else 0
+    return Memory(
+        program=0 if device.type == "cuda" else program,
+        weights=weights // parts,
+        moments=moments // parts,
+        gradients=shape.trained * FLOAT // parts,
+        update=kept + head + head_gradient + gathered,
+        sampling=cache + copied + whole,
+        microbatches=microbatches,
+        activations=kept,
+        share=likely_signal(len(prompt_lengths), swarm.training.rounds)
+        * (prompt + LIKELY_LENGTH * completion)
+        / (prompt + completion),
+    )
+
+
+def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
+    """Bytes of the weights, of which ``ends`` numbers are the embeddings' and the output layer's."""
+    frozen = shape.parameters - shape.trained
+    in_four_bits = (frozen - ends) * 9 // 16  # a block of 64 numbers has a float32 scale
+    sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + in_four_bits}
+    return FLOAT * shape.trained + sizes[peer.frozen_dtype]
+
+
+def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:
+    """Of one checkpoint: the weights, or an adapter's alone, in float32, and AdamW's moments of what is trained."""
+    return FLOAT * (trained if peer.train == "lora" else parameters) + MOMENT_BYTES[peer.optim] * trained
+
+
+def _kept_by_autograd(
+    swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], layers: int
+) -> tuple[int, int]:
+    """Bytes kept of the largest micro-batch of a step, for a model of so many layers, and the step's micro-batches."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(shape.config)
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers, text.vocab_size = layers, VOCABULARY
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, key, None)
+    if getattr(text, "layer_types", None):
+        text.layer_types = (text.layer_types * layers)[:layers]  # a model of one layer is measured with two as well
+    small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if peer.train == "subset":  # patterns may name layers that the small model lacks: the most that it can keep
+        peer = peer.model_copy(update={"train": "full", "trainable_parameters": ()})
+    policy = Policy(small, shape.tokenizer, peer)
+    policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device, shape.config, peer)
+    prompts, completions = _step(swarm, prompt_lengths)
+    parts = policy.split(prompts, completions, peer.tokens_per_microbatch)
+    largest = max(parts, key=lambda part: len(part) * max(len(prompts[r]) + len(completions[r]) for r in part))
+    tokens = sum(len(prompts[r]) + len(completions[r]) for r in largest)
+    n = sum(p.numel() for p in policy.model.parameters())
+    rows = largest[: max(1, int(len(largest) * min(1.0, MEASURED / (n * tokens))))]
+    kept: dict[int, Any] = {p.untyped_storage().data_ptr(): None for p in policy.model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage.data_ptr(), storage)  # held, so that no other gets its address
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.backward(
+            [prompts[r] for r in rows],
+            [completions[r] for r in rows],
+            swarm.sampling.temperature,
+            lambda logp, mask, _: -logp.where(mask, 0.0).sum(),
+        )
+    measured = sum(storage.nbytes() for storage in kept.values() if storage is not None)
+    return measured * len(largest) // len(rows), len(parts)
+
+
+def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], list[Ints]]:
+    """Made-up rows of one optimiser step."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in prompt_lengths]
+    rows = [prompt for prompt in prompts for _ in range(swarm.sampling.num_generations)]
+    step = rng.permutation(len(rows))[: -(-len(rows) // swarm.training.steps_per_generation)]
+    completion = rng.integers(0, VOCABULARY, swarm.sampling.max_completion_length).astype(np.int32)
+    return [rows[r] for r in step], [completion] * len(step)

@@ -1,0 +1,183 @@
+"""What a run is about to do, in lines for people: its problems, its arms, and rates that would not serve a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ftis.check.estimate import known_parameters
+from ftis.check.formatting import counted
+from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TrainingConfig
+from ftis.objectives import resolve
+from ftis.prompts import Task
+from ftis.recipe.arms import Arm, rollouts_per_round
+from ftis.rewards.scoring import load_scorer
+from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS
+
+FEW_PROBLEMS = 50
+"""Validation problems below which one of them moves an accuracy by more than .02."""
+LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
+"""Learning rates below and above which an adapter hardly moves, or breaks: it wants ten to a hundred times the rate of
+full training."""
+LOW_FOR_FULL, LARGE = 2e-6, 1e9
+"""A learning rate below which the full training of a model with fewer parameters than that is slow."""
+HIGH_FOR_FULL = 1e-4
+"""A learning rate above which the full training of a pretrained model breaks it."""
+OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
+OF_REWARD = {key: key for key in ("extract", "format_weight", "pass_mark", "partial_credit")} | {
+    "answer": "answer_kind"
+}
+"""The reward's settings, and the arguments by which a reward function takes them."""
+OF_FILTER = ("kl_threshold", "kl_estimator", "kl_reduction")
+BEGIN_LORA = "begin with 1e-4 (3e-4 broke Gemma 3 270M on sums)"
+LEARNED_AT = (
+    "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
+    "3e-4"
+)
+
+
+def plan(arms: Sequence[Arm], tasks: Sequence[Task], of_prompts: Sequence[str], every: Sequence[Arm]) -> list[str]:
+    """The lines before a run of these arms.
+
+    Args:
+        tasks: the task that is trained on, and those out of distribution.
+        every: all arms of the recipe, one of which may use what these do not.
+    """
+    lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
+    lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
+    if len(arms) == 1:
+        lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
+    return [*lines, *without_effect(every), *of_prompts, *rates(arms)]
+
+
+def without_effect(arms: Sequence[Arm]) -> list[str]:
+    """A line for each setting that some of the arms have, and that changes nothing in any of them."""
+    try:
+        settings = [setting for arm in arms for setting in _settings(arm.recipe)]
+    except FtisError:  # an arm that cannot run is refused where it is to run
+        return _without_adapter(arms) + _compared_as_text(arms)
+    used = {key for key, why in settings if not why}
+    idle = {key: why for key, why in settings[::-1] if key not in used}  # as the first of the arms has it
+    told = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}
+    lines = [f"{', '.join(keys)} without effect{why}" for why, keys in told.items()]
+    return _without_adapter(arms) + lines[::-1] + _compared_as_text(arms)
+
+
+def _without_adapter(arms: Sequence[Arm]) -> list[str]:
+    """A line for each peer with LoRA's settings that has LoRA in none of the arms."""
+    peers = [peer for arm in arms for peer in arm.recipe.peers]
+    adapted = {peer.name for peer in peers if peer.train == "lora"}
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        keys = [key for key in OF_LORA if getattr(peer, key) != PeerConfig.model_fields[key].default]
+        if peer.name not in adapted and keys:
+            found.setdefault(peer.name, []).extend(keys)
+    return [
+        f"{name}: {', '.join(dict.fromkeys(keys))} without effect, since it has no adapter: leave out, or set "
+        f'peers.{name}.train = "lora"'
+        for name, keys in found.items()
+    ]
+
+
+def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Settings other than their defaults that others may leave without effect: why they do, or "" where they do not."""
+    training, reward, options = recipe.training, recipe.reward, recipe.objective
+    if training.resample_budget != TrainingConfig.model_fields["resample_budget"].default:
+        off = ', since no group is replaced: leave out, or set training.resample = "fill"'
+        yield "training.resample_budget", off if training.resample == "off" else ""
+    if recipe.prompt.template_options:
+        plain = "" if recipe.prompt.chat_template == "auto" else ", since prompts are plain text: leave out"
+        yield "prompt.template_options", plain
+    if recipe.sampling.batch_size:
+        engine = ", since vLLM sees to its own memory: leave out, or give max_num_seqs in sampling.options"
+        yield "sampling.batch_size", engine if recipe.sampling.sampler == "vllm" else ""
+    taken = load_scorer(reward, recipe.prompt, "exact").settings
+    for tag in ("think_tag", "answer_tag"):
+        if getattr(recipe.prompt, tag) != PromptConfig.model_fields[tag].default:
+            read = tag in taken and (reward.extract == "tags" or reward.function != RewardConfig().function)
+            how = ', since the reward reads no tags: leave out, or set reward.extract = "tags"'
+            yield f"prompt.{tag}", "" if read else how
+    for key, argument in OF_REWARD.items():
+        if getattr(reward, key) != RewardConfig.model_fields[key].default:
+            left = f", since {reward.function} has no argument {argument}: leave out, or give it one"
+            yield f"reward.{key}", "" if argument in taken else left
+    given = [key for key in OF_FILTER if getattr(options, key) is not None]
+    objective = resolve(options) if given else None
+    if objective is None or objective.selections or training.selections:  # these may read them
+        return
+    for key in given:
+        why = f", since {options.name} drops nothing by KL: leave out, or take F-TIS"
+        yield f"objective.{key}", "" if objective.filtered else why
+
+
+def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
+    """A line where numbers are read from completions, and compared with a file's answers letter by letter."""
+    for recipe in (arm.recipe for arm in arms):
+        as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
+        if as_text and recipe.reward.extract == "last_number" and recipe.reward.function == RewardConfig().function:
+            return [
+                'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so '
+                '1,000 is not 1000: set reward.answer = "number"'
+            ]
+    return []
+
+
+def problems(tasks: Sequence[Task]) -> list[str]:
+    """How many there are, and whether validation has few."""
+    task, *ood = tasks
+    more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
+    lines = [f"task {task.name}: {len(task.train):,} problems to train on, {len(task.validation)} to validate on{more}"]
+    if 0 < (n := len(task.validation)) < FEW_PROBLEMS:
+        lines.append(
+            f"{counted(n, 'validation problem')}: one of them moves an accuracy by {1 / n:.3f}, and small gains cannot "
+            f"be told from luck; set task.validation_size to {FEW_PROBLEMS} or more, and add problems if need be"
+        )
+    return lines
+
+
+def _evaluated(arm: Arm) -> str:
+    training: TrainingConfig = arm.recipe.training
+    between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
+    return f"evaluated before the first{between} and after the last"
+
+
+def _rounds(arm: Arm, first: Arm) -> str:
+    rounds = arm.recipe.training.rounds
+    return "" if rounds == first.recipe.training.rounds else f" for {counted(rounds, 'round')}"
+
+
+def _swarms(arm: Arm) -> str:
+    size, n = len(arm.swarms[0].peers), len(arm.swarms)
+    if size == 1:
+        return f"{', '.join(arm.peers)}{', each alone' if n > 1 else ' alone'}"
+    return f"{', '.join(arm.peers)} together" if n == 1 else f"{n} swarms of {size}"
+
+
+def budget(arm: Arm) -> str:
+    """What a peer of the arm samples and trains on in a round."""
+    sampled, trained = rollouts_per_round(arm.swarms[0])
+    reserve = arm.swarms[0].reserve_per_peer * arm.swarms[0].rollouts_per_group
+    more = f" and up to {reserve} in place of groups without signal" if reserve else ""
+    return f"in a round a peer samples {sampled} rollouts{more} and trains on {trained}"
+
+
+def rates(arms: Sequence[Arm]) -> list[str]:
+    """A line for each peer's learning rate that would hardly move its model, or break it."""
+    lines, parameters = list[str](), known_parameters(arms[0].recipe, arms)
+    for arm in arms:
+        for peer in arm.recipe.peers:
+            if parameters[peer.model] != UNKNOWN_PARAMETERS:
+                lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters[peer.model])]
+    return list(dict.fromkeys(lines))
+
+
+def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
+    """What to change where a peer's learning rate does not fit the way it trains; empty where nothing is known."""
+    rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
+    if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA:
+        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4, of which {BEGIN_LORA}: {key}"]
+    if peer.train == "full" and parameters < LARGE and rate < LOW_FOR_FULL:
+        wants = f"models of {parameters / 1e6:,.3g} million parameters want more"
+        return [f"the learning rate is {rate:g}, and {wants}: {LEARNED_AT}: {key}"]
+    if peer.train == "full" and parameters >= SMALL and rate > HIGH_FOR_FULL:
+        return [f"the learning rate is {rate:g}, and pretrained models break at such rates: {LEARNED_AT}: {key}"]
+    return []

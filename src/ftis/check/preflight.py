@@ -1,0 +1,345 @@
+"""A few groups per peer before a run: whether it would learn, what a round costs, and what to change.
+
+Each peer is looked at in a process of its own, so that its peak memory is its own. It samples groups of training
+problems as in its first round, and scores them. Only then it takes a round's optimiser steps on them, with rewards that
+alternate, so that a step is measured where no group carries signal too. Nothing of that is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ftis.check.advice import BELOW, Outcome, advice, easy_formats
+from ftis.check.memory import checkpoint_bytes
+from ftis.codec import Message, encode
+from ftis.config import Recipe, RewardConfig
+from ftis.engines.devices import peak_bytes
+from ftis.engines.machine import cores
+from ftis.exchange import Collected, Stopped
+from ftis.measures import RoundExchange, has_ended
+from ftis.objectives import Objective
+from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.prompts import Task
+from ftis.recipe.arms import arms_of, rollouts_per_round, threads_of, tries
+from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, unheard
+from ftis.records.files import write_json
+from ftis.rewards.answers import require_rewardable
+from ftis.rewards.parts import graded_in
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
+from ftis.rollouts import Group, ScoredGroup, collate
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
+from ftis.run.prepare import check, prepare
+from ftis.run.workers import Job, Stop, run_jobs
+from ftis.schedule import assigned
+
+SHOWN = 3
+"""Completions that are shown of each peer."""
+QUICK = 10.0
+"""Seconds of the first group up to which half of the groups, and all, are sampled and learned from, for a line through
+what they take. Where a group takes longer, the others are sampled and the first is learned from: its start is a small
+part."""
+LEARNING = 4
+"""What learning from a group counts, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
+AGAIN = 4
+"""How many times as many groups are sampled where none of the first has signal, and sampling is quick."""
+
+
+@dataclass(frozen=True)
+class Sounding(Outcome):
+    """What a few groups of one peer tell.
+
+    Attributes:
+        parameters: of the model.
+        tokens_per_second: sampled, one group after the other counted together.
+        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm: by a line through half of the groups
+            and all of them; where a group takes long, through the first and all, and by the first's tokens.
+        sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
+        peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
+        checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
+        samples: (question, completion, reward).
+        mean_length: of the completions, in tokens.
+        idle_filter: g, in nats, where the filter drops nothing, since completions of that length hardly reach it.
+    """
+
+    parameters: int
+    tokens_per_second: float
+    seconds_to_sample: float
+    seconds_to_learn: float
+    sampling_cost: float
+    peak_bytes: int
+    checkpoint_bytes: int
+    message_bytes: int
+    samples: tuple[tuple[str, str, float], ...]
+    mean_length: float
+    idle_filter: float | None
+
+    @property
+    def seconds_per_round(self) -> float:
+        """Without evaluation and waiting."""
+        return self.seconds_to_sample + self.seconds_to_learn
+
+
+def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
+    """Look at each peer of an arm (by default the first), one after the other.
+
+    Raises:
+        Stopped: asked to stop before all peers were looked at.
+        FtisError: the recipe cannot run, or a peer's process failed.
+    """
+    chosen = arms_of(recipe, (arm,) if arm else ())[0]
+    _, of_prompts = check([chosen])
+    if of_prompts:
+        say(Planned(tuple(of_prompts)))
+    stop = stop or threading.Event()
+    (chosen,), models = prepare([chosen], say, stop)
+    threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
+    with tempfile.TemporaryDirectory() as place:
+        jobs = []
+        for swarm in (one.model_copy(update=threads) for one in chosen.swarms):
+            for peer in swarm.peers:
+                model = models.get(peer.model, peer.model)
+                arguments = (swarm, peer.name, model, groups, Path(place) / peer.name)
+                jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
+        run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
+        if stop.is_set():
+            raise Stopped
+        found = [Path(place) / name / "sounding.json" for name in chosen.peers]
+        return [_read(file) for file in found if file.exists()]
+
+
+def _read(file: Path) -> Sounding:
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["rewards"] = tuple(map(tuple, values["rewards"]))
+    values["samples"] = tuple(map(tuple, values["samples"]))
+    values["example"] = values["example"] and tuple(values["example"])
+    return Sounding(**values)
+
+
+def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
+    """Sound one peer and write what it tells to ``place``."""
+    place.mkdir(parents=True)
+    torch.set_num_threads(swarm.threads)
+    with suppress(Stopped):
+        write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say, stop)))
+
+
+def sound(
+    swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None
+) -> Sounding:
+    """Sample and score, one group and then all, and more where none has signal; then take steps on some of them.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        model: the model's place.
+        place: for what assembling a peer writes.
+        say: hears what has been done so far.
+
+    Raises:
+        Stopped: ``stop`` was set.
+    """
+    with closing(assemble(swarm, name, place, AloneExchange(), model_path=model)) as trainer:
+        return _sounded(swarm, trainer.peer, groups, say, stop)
+
+
+def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
+    of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
+    in_turn = sorted(of_round)  # the same for all peers, so that they can be compared
+    items, more = in_turn[:groups], in_turn[groups : AGAIN * groups]
+    done = 0
+
+    def advance(groups: int, most: int) -> None:
+        nonlocal done
+        done += groups
+        say(Sounded(done, most, Place(peer=peer.name)))
+        if stop is not None and stop.is_set():
+            raise Stopped
+
+    advance(0, 1)
+    first, example = sample(peer, items[:1]), example_to_show(peer.task, swarm)
+    say(_first_group(peer, swarm, first, example))
+    quick = first.seconds < QUICK
+    parts = [items[: max(1, len(items) // 2)], items] if quick else [part for part in [items[1:]] if part]
+    n_groups = sum(map(len, parts))
+    most = 1 + n_groups + LEARNING * (1 + (n_groups if quick else 0))
+    advance(1, most)
+    tried = [first]
+    for part in parts:
+        tried.append(sample(peer, part))
+        advance(len(part), most)
+    if quick:
+        few, many = tried[-2:]
+        looked_at = first.with_more(many.but_the_first())
+    else:
+        few, many = first, first.with_more(*tried[1:])
+        looked_at = many
+    if quick and more and not any(group.has_signal for group in many.scored):
+        # With signal in every sixth group, one time in two none of four has it.
+        most += len(more)
+        looked_at = looked_at.with_more(sample(peer, more))
+        advance(len(more), most)
+    learning = []
+    for one in tried if quick else tried[:1]:  # last, as each takes steps
+        learning.append(seconds_to_learn(peer, one.scored))
+        advance(LEARNING * len(one.scored), most)
+    message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
+    outcome = outcome_of(peer, swarm, looked_at, example)
+    sampled, trained = rollouts_per_round(swarm)
+    all_sampled = round(sampled * tries(swarm, outcome.signal))
+    sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
+    if quick:
+        training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)
+    else:
+        training = learning[0] / first.tokens * many.tokens / many.rollouts * trained
+    return Sounding(
+        **vars(outcome),
+        parameters=peer.policy.n_parameters,
+        tokens_per_second=many.tokens / many.seconds,
+        seconds_to_sample=sampling,
+        seconds_to_learn=training,
+        sampling_cost=sampling / all_sampled / max(training / trained, 1e-9),
+        peak_bytes=peak_bytes(peer.policy.device),
+        checkpoint_bytes=checkpoint_bytes(
+            peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
+        ),
+        message_bytes=len(message) * sampled // many.rollouts,
+        samples=tuple(
+            (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
+            for group in looked_at.scored[:SHOWN]
+        ),
+        mean_length=many.tokens / many.rollouts,
+        idle_filter=_idle_filter(peer.objective, many.tokens / many.rollouts) if len(swarm.peers) > 1 else None,
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some groups, sampled and scored, and the seconds of sampling them."""
+
+    own: Sequence[Group]
+    scored: Sequence[ScoredGroup]
+    seconds: float
+
+    @property
+    def rollouts(self) -> int:
+        return sum(len(group.rollouts) for group in self.own)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout) for group in self.own for rollout in group.rollouts)
+
+    def with_more(self, *others: Trial) -> Trial:
+        own = [group for one in (self, *others) for group in one.own]
+        scored = [group for one in (self, *others) for group in one.scored]
+        return Trial(own, scored, self.seconds + sum(one.seconds for one in others))
+
+    def but_the_first(self) -> Trial:
+        """Without the first group, which was sampled before, and told."""
+        return Trial(self.own[1:], self.scored[1:], self.seconds)
+
+
+def _idle_filter(objective: Objective, mean_length: float) -> float | None:
+    """The filter's g where completions of so many tokens would need more than a nat of KL at each to come to it."""
+    summed = objective.filtered and objective.kl_reduction == "sum"
+    return objective.kl_threshold if summed and objective.kl_threshold > mean_length else None
+
+
+def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> Outcome:
+    """What became of some groups. ``example`` is :func:`example_to_show`'s."""
+    formats, answers = _right(peer, tried.scored)
+    _, trained = rollouts_per_round(swarm)
+    return Outcome(
+        peer=peer.name,
+        rewards=tuple(group.rewards for group in tried.scored),
+        formats=formats,
+        answers=answers,
+        unfinished=_unfinished(peer, tried),
+        groups_a_round=trained // swarm.sampling.num_generations,
+        reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
+        compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
+        instruct=peer.policy.tokenizer.chat_template is not None,
+        example=None if answers is None else example,
+    )
+
+
+def example_to_show(task: Task, swarm: Recipe) -> tuple[str, str] | None:
+    """The shortest training problem and its answer, where the task's answers cannot be read as last numbers."""
+    as_numbers = swarm.reward.model_copy(update={"extract": "last_number"})
+    if kind_of_answers(swarm.reward, task.answer_kind) in ("exact", "math"):
+        as_numbers = as_numbers.model_copy(update={"answer": "number"})
+    try:
+        score = load_scorer(as_numbers, swarm.prompt, task.answer_kind)
+        require_rewardable(score, [*task.train, *task.validation], task.name)
+    except RewardError:
+        shown = min(task.train, key=lambda p: (not p.answer.strip(), len(p.question) + len(p.answer)))
+        return shown.question, shown.answer
+    return None
+
+
+def sample(peer: Peer, items: Sequence[int]) -> Trial:
+    """A whole group for each item: in horizontal mode its rewards differ or agree over all peers' rollouts."""
+    watch = Stopwatch()
+    own = peer.sample_items(items, peer.recipe.sampling.num_generations, 0, "preflight")
+    watch.lap("sample")
+    return Trial(own, [peer.admitter.score_group(group) for group in own], watch.total)
+
+
+def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
+    """Take a round's steps on groups, with rewards that alternate from one rollout to the next."""
+    alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
+    watch = Stopwatch()
+    batch = collate(alternating, peer.prompt_ids, peer.name)
+    learn_from(peer, 0, batch, RoundExchange(Collected({}), 0, ()), watch)
+    return watch.laps["logp"] + watch.laps["update"]
+
+
+def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted: int) -> float:
+    """Seconds for ``wanted`` by the line through two measurements. Neither its start nor its slope is below 0."""
+    if more == n:
+        return more_seconds * wanted / more
+    slope = max(0.0, (more_seconds - seconds) / (more - n))
+    start = more_seconds - slope * more
+    return start + slope * wanted if start >= 0 else more_seconds * wanted / more
+
+
+def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> FirstGroup:
+    found = outcome_of(peer, swarm, tried, example)
+    told = []
+    if not found.signal and found.reward < 1:  # all right in one group is no sign yet
+        told = advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)
+        if any(line.endswith(BELOW) for line in told):
+            told += easy_formats([found], swarm.prompt, swarm.reward)
+    return FirstGroup(
+        completions=found.completions,
+        reward=found.reward,
+        formats=found.formats,
+        answers=found.answers,
+        unfinished=found.unfinished,
+        tokens_per_second=tried.tokens / tried.seconds,
+        advice=tuple(told),
+        place=Place(peer=peer.name),
+    )
+
+
+def _unfinished(peer: Peer, tried: Trial) -> int:
+    ends, stops = peer.policy.end_ids, peer.decoding.stop
+    texts = [text for group in tried.scored for text in group.completions]
+    rollouts = [rollout for group in tried.own for rollout in group.rollouts]
+    return sum(not has_ended(rollout, text, ends, stops) for rollout, text in zip(rollouts, texts, strict=True))
+
+
+def _right(peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
+    """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
+    reward = peer.recipe.reward
+    if reward.function != RewardConfig().function:
+        return None, None
+    found = [graded_in(peer.recipe, peer.task, g.group.item, text) for g in scored for text in g.completions]
+    return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)

@@ -1,0 +1,1 @@
+"""Comparisons of arms over seeds: budgets, statistics, verdicts."""

@@ -1,0 +1,170 @@
+"""What arms may spend and what they spent, on both axes: rollouts trained on, and rollouts a peer generates itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ftis.config import ArmConfig, Recipe
+from ftis.recipe.arms import arm_of, prompts_worth, rollouts_per_round
+from ftis.recipe.parsing import with_arm
+from ftis.records.reading import PeerRun, Study
+
+
+@dataclass(frozen=True)
+class RoundBudget:
+    """What an arm means each peer to have in a round, and the number of rounds.
+
+    Attributes:
+        trained, generated: rollouts.
+        reserve: rollouts of other prompts that may be generated beside these, in place of groups without signal.
+        worth: prompts that a peer alone could do in the same time; None where the recipe assumes no cost of sampling.
+        cost: that assumed cost.
+    """
+
+    trained: int
+    generated: int
+    rounds: int
+    worth: int | None = None
+    cost: float | None = None
+    reserve: int = 0
+
+
+def round_budget(recipe: Recipe, arm: ArmConfig) -> RoundBudget:
+    """The plan of one arm of ``recipe``."""
+    swarm = arm_of(recipe, arm).swarms[0]
+    generated, trained = rollouts_per_round(swarm)
+    cost = recipe.experiment.sampling_cost
+    worth = None if cost is None else prompts_worth(recipe, generated, trained)
+    reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
+    return RoundBudget(trained, generated, swarm.training.rounds, worth, cost, reserve)
+
+
+def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
+    """On which of the two axes arms equal each baseline.
+
+    An entry is about arms with one plan: ``baseline``, ``arms``, what is ``equal`` in a few words, and a sentence
+    (``text``).
+    """
+    plans = {arm.name: round_budget(recipe, arm) for arm in arms}
+    names_of: dict[RoundBudget, list[str]] = {}
+    for name, of_arm in plans.items():
+        if name not in baselines:
+            names_of.setdefault(of_arm, []).append(name)
+    return [
+        {
+            "baseline": baseline,
+            "arms": names,
+            "equal": equal(of_arms, plans[baseline]),
+            "text": _in_words(", ".join(names), of_arms, baseline, plans[baseline]),
+        }
+        for baseline in baselines
+        for of_arms, names in names_of.items()
+    ]
+
+
+def equal(one: RoundBudget, other: RoundBudget) -> str:
+    """Which budget two plans share, in a few words."""
+    same = [
+        what
+        for what, mine, theirs in (
+            ("rollouts trained on", one.trained, other.trained),
+            ("rollouts a peer samples itself", (one.generated, one.reserve), (other.generated, other.reserve)),
+            (
+                f"seconds, to the prompt, if sampling costs {one.cost or 0:g} times training",
+                one.worth and (one.worth, one.reserve),
+                other.worth and (other.worth, other.reserve),
+            ),
+        )
+        if mine == theirs and mine is not None
+    ]
+    text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
+    return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
+
+
+def _in_words(names: str, arms: RoundBudget, baseline: str, other: RoundBudget) -> str:
+    both, as_many = f"{names} and {baseline}", _times(arms.generated, other.generated)
+    sampled_equal = (arms.generated, arms.reserve) == (other.generated, other.reserve)
+    if arms.trained == other.trained and sampled_equal:
+        text = (
+            f"{both} are equal in both: a peer trains on {arms.trained} rollouts a round and generates {arms.generated}"
+        )
+    elif arms.trained == other.trained:
+        text = (
+            f"{both} are equal in rollouts trained on per update ({arms.trained}); a peer of {names} generates "
+            f"{as_many} itself ({arms.generated} against {other.generated} a round)"
+        )
+    elif sampled_equal:
+        text = (
+            f"{both} are equal in rollouts generated per peer and round ({arms.generated}); a peer of {names} trains "
+            f"on {_times(arms.trained, other.trained)} ({arms.trained} against {other.trained})"
+        )
+    else:
+        how = "neither"
+        if arms.worth is not None and (arms.worth, arms.reserve) == (other.worth, other.reserve):
+            how = f"seconds, assuming that sampling a rollout takes {arms.cost:g} times as long as training on it"
+        text = (
+            f"{both} are equal in {how}: a peer of {names} trains on {_times(arms.trained, other.trained)} rollouts "
+            f"a round ({arms.trained} against {other.trained}) and generates {as_many} ({arms.generated} against "
+            f"{other.generated})"
+        )
+    reserves = [
+        f" A peer of {whose} may generate up to {of.reserve} more a round, in place of groups without signal."
+        for whose, of in ((names, arms), (baseline, other))
+        if of.reserve
+    ]
+    ending = f"; {arms.rounds} rounds against {other.rounds}." if arms.rounds != other.rounds else "."
+    return text + ending + "".join(reserves)
+
+
+def _times(a: int, b: int) -> str:
+    words = {0.5: "half as many", 1.0: "as many", 2.0: "twice as many"}
+    if 3 * a == b:
+        return "a third as many"
+    return words.get(a / b, f"{a / b:.3g} times as many")
+
+
+def spent(study: Study, arm: ArmConfig, peer: str) -> dict[str, Any]:
+    """What one peer spent in one arm: totals over all rounds, means over seeds; None where it was not recorded."""
+    return mean_spent([_spent(study, arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
+
+
+def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The mean of each key over seeds or peers; None of what is not known of all."""
+    means: dict[str, float | None] = {}
+    for key in rows[0]:
+        known = [value for row in rows if (value := row[key]) is not None]
+        means[key] = fmean(known) if len(known) == len(rows) else None
+    return means
+
+
+def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | None]:
+    planned, own = round_budget(study.recipe, arm), peer.own_seconds
+    totals: dict[str, float | None] = {
+        "rounds": len(peer.rounds),
+        "optimizer_steps": peer.total("optimizer_steps"),
+        "rollouts_trained": planned.rounds * planned.trained,
+        "rollouts_with_gradient": None,
+        "tokens_trained": None,
+        "rollouts_generated": planned.rounds * planned.generated,
+        "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
+        "bytes_sent": peer.bytes_sent,
+        "bytes_received": peer.bytes_received,
+        "seconds": None if own is None else own.total,
+        "seconds_sampling": None if own is None else own.sampling,
+        "seconds_exchange": None if own is None else own.exchange,
+        "seconds_training": None if own is None else own.training,
+        "seconds_waited": peer.seconds_waited,
+    }
+    if planned.reserve:
+        groups = sum(row.measures["resample/groups"] for row in peer.rounds)
+        totals["rollouts_generated"] = groups * with_arm(study.recipe, arm).sampling.num_generations
+    if arm.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' rollouts may not have come
+        for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
+            totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))
+    recorded = peer.rollouts_kept_and_tokens()
+    if recorded is not None:
+        totals["rollouts_with_gradient"], totals["tokens_trained"] = map(float, recorded)
+    return totals

@@ -1,0 +1,383 @@
+"""Compares the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
+
+Reading is records/reading.py's, the tests are stats.py's; tables.py and the pages show what comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ftis.check.formatting import counted, number
+from ftis.comparison import stats
+from ftis.comparison.budgets import matched, spent
+from ftis.comparison.summary import PASS_AT_1, accuracy_is, summary_of, warnings
+from ftis.config import ArmConfig, Recipe
+from ftis.recipe.parsing import with_arm
+from ftis.records.files import write_json
+from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
+
+SAME_START = 0.02
+"""The untrained model's accuracy may differ between arms by this much, by rounding alone."""
+
+OF_AN_ACCURACY: Any = {
+    "task": True,
+    "prompt": True,
+    "reward": True,
+    "sampling": {"max_completion_length", "stop", "end_tokens"},
+}
+"""The keys that an untrained model's accuracy follows from."""
+
+
+def compare(directory: str | Path) -> dict[str, Any]:
+    """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
+
+    Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null is what cannot be known, as an
+    interval from one seed.
+
+    ==================  ===================================================================================
+    seeds, left_out     the complete seeds, and why each other one is left out
+    not_run             arms of the recipe that were not started
+    elsewhere           peers of a joined run whose records are on their own machines
+    curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values, and what
+                        the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
+                        and value per seed, or null
+    curves_of_mean      the same by split and arm, of the mean over peers
+    accuracy_is         what accuracies are: pass@1, or a mean reward
+    accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
+                        each with mean, interval and value per seed
+    accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
+    comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
+                        differences by seed with interval, p of t-test (``p_value``) and of sign flips
+                        (``flips_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
+                        smallest difference that would probably have shown, a verdict (``label``, ``text``), and
+                        ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
+                        over seeds
+    together            the same of the mean over peers, corrected among themselves; no ``mcnemar``
+    budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
+    matched             per baseline and arms: what is ``equal``, and a sentence on what they have as much of
+    notes               what to know before believing it
+    ==================  ===================================================================================
+
+    Raises:
+        ReportError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
+    """
+    return compare_study(read_study(Path(directory)))
+
+
+def compare_study(study: Study) -> dict[str, Any]:
+    """The same, of records that were read."""
+    results = compared(study)
+    write_json(study.directory / "results.json", results)
+    return results
+
+
+def compared(study: Study) -> dict[str, Any]:
+    """The same, written nowhere."""
+    recipe, baselines = study.recipe, study.baselines
+    equal = matched(recipe, study.arms, baselines)
+    notes = [
+        f"seed {seed}: {note}" if len(study.runs) > 1 else note
+        for seed in study.seeds
+        for note in (*warnings(summary_of(study.runs[seed])), *_unequal_starts(study, seed))
+    ]
+    budget = {
+        arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names}
+        for arm in (study.arms if study.seeds else ())
+    }
+    if any(of_peer["seconds"] is None for by_peer in budget.values() for of_peer in by_peer.values()):
+        notes.append(
+            "own seconds are unknown (–) where the records have no time/wait: an older version did not tell waiting "
+            "for the others apart from work"
+        )
+    if (measure := accuracy_is(recipe)) != PASS_AT_1:
+        notes.append(
+            "by reward.function, reward.format_weight or reward.partial_credit a reward may be other than 0 and 1: "
+            "accuracies are the mean reward of greedy completions"
+        )
+    notes += _other_measures(recipe, study.arms)
+    results: dict[str, Any] = {
+        "name": recipe.name,
+        "accuracy_is": measure,
+        "title": recipe.experiment.title or recipe.name,
+        "question": recipe.experiment.question,
+        "baselines": list(baselines),
+        "arms": [arm.name for arm in study.arms],
+        "peers": list(study.peer_names),
+        "elsewhere": list(study.elsewhere),
+        "splits": list(study.splits),
+        "seeds": list(study.seeds),
+        "left_out": {str(seed): why for seed, why in study.left_out.items()},
+        "not_run": list(study.not_run),
+        "curves": (of_peers := _by_split_arm_peer(study, _curve)),
+        "curves_of_mean": {
+            split: {arm: _mean_curve(list(by_peer.values())) for arm, by_peer in by_arm.items()}
+            for split, by_arm in of_peers.items()
+        },
+        "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
+        "accuracy_of_mean": {
+            split: {arm.name: {"final": _mean_accuracy(study, split, arm.name)} for arm in study.arms}
+            for split in (study.splits if study.seeds and len(study.peer_names) > 1 else ())
+        },
+        "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
+        "together": [c for split in study.splits for c in _together(study, split, equal)],
+        "budget": budget,
+        "matched": equal,
+        "notes": notes,
+    }
+    return dict(without_nan(results))
+
+
+def headlines(results: Mapping[str, Any]) -> list[str]:
+    """The comparisons on validation, a sentence per baseline; or one on why nothing is compared."""
+    if not results["seeds"]:
+        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
+        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
+    if results["elsewhere"]:
+        return [
+            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
+            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
+        ]
+    if not results["baselines"]:
+        return [
+            'Nothing is compared: there is no baseline arm, as experiment.baselines names them (["alone"] by default).'
+        ]
+    if not results["comparisons"]:
+        be = "is the only arm" if len(results["baselines"]) == 1 else "are the only arms"
+        return [f"Nothing is compared: {' and '.join(results['baselines'])} {be}."]
+    return [_headline(results, baseline) for baseline in results["baselines"]]
+
+
+def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Comparisons in groups: by baseline, and by what is equal to it in words."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for c in comparisons:
+        groups.setdefault((c["baseline"], c["equal"]), []).append(c)
+    return groups
+
+
+def _headline(results: Mapping[str, Any], baseline: str) -> str:
+    compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
+    equally = f" ({equal.pop()})" if len(equal) == 1 else ""
+    together = [c for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
+    if len(results["seeds"]) == 1:
+        who = f", mean over {len(results['peers'])} peers" if together else ""
+        return _of_one_seed(f"{baseline} on validation{equally}{who}", together or compared)
+    seeds = f"over {counted(len(results['seeds']), 'seed')}"
+    means = [c["label"] for c in together]
+    if not means:
+        comparisons = counted(len(labels), "comparison")
+        return f"Of {comparisons} with {baseline} on validation{equally}, {seeds}: {_by_label(labels)}."
+    return (
+        f"The mean over peers against {baseline} on validation{equally}, {seeds}: {_by_label(means)}. "
+        f"Peer by peer: {_by_label(labels)}."
+    )
+
+
+def _of_one_seed(against: str, compared: Sequence[Mapping[str, Any]]) -> str:
+    """Differences as they are: no interval, and no verdict, can be had of one seed."""
+    differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in compared)
+    return f"Against {against}: {differences}. One seed cannot tell a gain from luck; ftis experiment trains several."
+
+
+def _by_label(labels: Sequence[str]) -> str:
+    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
+    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
+
+
+def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
+    """Arms that set a key of :data:`OF_AN_ACCURACY`: their accuracies are of something else."""
+    notes = []
+    for key, measured in OF_AN_ACCURACY.items():
+        by_value: dict[str, list[str]] = {}
+        for arm in arms:
+            by_value.setdefault(with_arm(recipe, arm).model_dump_json(include={key: measured}), []).append(arm.name)
+        if len(by_value) > 1:
+            alike = " | ".join(", ".join(names) for names in by_value.values())
+            notes.append(f"arms differ in [{key}] ({alike}): an accuracy in one group is not what it is in another")
+    return notes
+
+
+def _unequal_starts(study: Study, seed: int) -> list[str]:
+    """Peers that did not start from one model in all arms although the recipe says so: their arms are no pairs."""
+    notes = []
+    for peer in study.peer_names:
+        starts: dict[tuple[str, str], dict[str, float]] = {}
+        for arm in study.arms:
+            of_arm = with_arm(study.recipe, arm)
+            untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
+            measured = of_arm.peer(peer).model, of_arm.model_dump_json(include=OF_AN_ACCURACY)
+            starts.setdefault(measured, {})[arm.name] = untrained.accuracy
+        for (model, _), by_arm in starts.items():
+            if max(by_arm.values()) - min(by_arm.values()) > SAME_START:
+                each = ", ".join(f"{accuracy:.3f} in {arm}" for arm, accuracy in by_arm.items())
+                notes.append(
+                    f"{peer} did not start from one and the same {model} in all arms ({each}): its arms are no pairs; "
+                    f"train them again"
+                )
+    return notes
+
+
+def _by_split_arm_peer(study: Study, of: Any) -> dict[str, Any]:
+    return {
+        split: {arm.name: {peer: of(study, split, arm.name, peer) for peer in study.peer_names} for arm in study.arms}
+        for split in study.splits
+    }
+
+
+def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]]:
+    at_step: dict[int, dict[str, float]] = {}
+    for seed in study.seeds_shown:
+        for row in study.peer(seed, arm, peer).on(split):
+            at_step.setdefault(row.step, {})[str(seed)] = row.accuracy
+    runs = {str(seed): study.peer(seed, arm, peer) for seed in study.seeds_shown}
+    return [
+        {
+            "step": step,
+            **over_seeds(values),
+            "tokens": _mean_of({seed: runs[seed].tokens_after(step) for seed in values}),
+            "seconds": _mean_of({seed: runs[seed].seconds_after(step) for seed in values}),
+        }
+        for step, values in sorted(at_step.items())
+    ]
+
+
+def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The mean over peers, after the steps and of the seeds in which all were evaluated."""
+
+    def mean(values: Sequence[Mapping[str, Any] | None], seed: str) -> float | None:
+        known = [value["per_seed"][seed] for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) else None
+
+    points = []
+    for step in sorted(set.intersection(*({point["step"] for point in curve} for curve in curves))):
+        at_step = [next(point for point in curve if point["step"] == step) for curve in curves]
+        seeds = [seed for seed in at_step[0]["per_seed"] if all(seed in point["per_seed"] for point in at_step)]
+        if seeds:
+            spent = {
+                key: _mean_of({seed: mean([point[key] for point in at_step], seed) for seed in seeds})
+                for key in ("tokens", "seconds")
+            }
+            accuracies = {seed: fmean(point["per_seed"][seed] for point in at_step) for seed in seeds}
+            points.append({"step": step, **over_seeds(accuracies), **spent})
+    return points
+
+
+def _mean_of(per_seed: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """None if it is not known of every seed."""
+    known = {seed: value for seed, value in per_seed.items() if value is not None}
+    return {"mean": fmean(known.values()), "per_seed": known} if len(known) == len(per_seed) else None
+
+
+def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
+    rows = {str(seed): study.peer(seed, arm, peer).on(split) for seed in study.seeds}
+    return {
+        "problems": max(of_seed[-1].problems for of_seed in rows.values()),
+        "start": over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
+        "final": over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
+    }
+
+
+def _mean_accuracy(study: Study, split: str, arm: str) -> dict[str, Any]:
+    return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
+
+
+def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
+    """A value for each seed, with their mean and its interval."""
+    interval = stats.mean_interval(list(per_seed.values()))
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "per_seed": per_seed}
+
+
+def _comparisons(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every arm that is no baseline against each baseline on one split, corrected for there being so many."""
+    if not study.seeds:
+        return []
+    compared = [
+        {"split": split, "peer": peer, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
+        for of_plan in equal
+        for peer in study.peer_names
+        for arm in of_plan["arms"]
+    ]
+    tested = differences_of(study, compared, lambda c, arm: finals(study, split, arm, c["peer"]))
+    return [
+        {**c, **difference, "mcnemar": _mcnemar(study, split, c["arm"], c["baseline"], c["peer"])}
+        for c, difference in zip(compared, tested, strict=True)
+    ]
+
+
+def _together(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same of the mean over peers: a family of its own, as small as the number of arms, so few seeds show more."""
+    if not study.seeds or len(study.peer_names) < 2 or study.elsewhere:
+        return []
+    compared = [
+        {"split": split, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
+        for of_plan in equal
+        for arm in of_plan["arms"]
+    ]
+    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, split, arm))
+    return [{**c, **difference} for c, difference in zip(compared, tested, strict=True)]
+
+
+def differences_of(
+    study: Study, compared: Sequence[Mapping[str, Any]], values_of: Callable[[Mapping[str, Any], str], Sequence[float]]
+) -> list[dict[str, Any]]:
+    """The difference of each comparison's ``arm`` from its ``baseline`` with a verdict, corrected for all of them.
+
+    Args:
+        values_of: (comparison, arm) → the arm's values there, seed by seed.
+    """
+    found = []
+    both = [(values_of(c, c["arm"]), values_of(c, c["baseline"])) for c in compared]
+    differences = [stats.paired_difference(treatment, control) for treatment, control in both]
+    adjusted = stats.holm([difference.p_value for difference in differences])
+    for c, (treatment, control), difference, p in zip(compared, both, differences, adjusted, strict=True):
+        per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
+        verdict = asdict(stats.verdict(difference, p, baseline=c["baseline"]))
+        found.append({**asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
+    return found
+
+
+def finals(study: Study, split: str, arm: str, peer: str) -> list[float]:
+    """A peer's final accuracies, seed by seed."""
+    return [final_accuracy(study.peer(seed, arm, peer).on(split)) for seed in study.seeds]
+
+
+def mean_finals(study: Study, split: str, arm: str) -> list[float]:
+    """The mean over peers of their final accuracies, seed by seed."""
+    return [fmean(of_seed) for of_seed in zip(*(finals(study, split, arm, p) for p in study.peer_names), strict=True)]
+
+
+def _mcnemar(study: Study, split: str, arm: str, baseline: str, peer: str) -> list[dict[str, Any]]:
+    """The final models of both arms on the same problems, seed by seed; a seed that cannot be paired is skipped."""
+    rows = []
+    for seed in study.seeds:
+        first, second = (study.peer(seed, name, peer).last_answers(split) for name in (arm, baseline))
+        same_problems = [a["question"] for a in first] == [a["question"] for a in second]
+        if not first or not same_problems or any(a["reward"] not in (0, 1) for a in (*first, *second)):
+            continue
+        test = stats.mcnemar([a["reward"] == 1 for a in first], [a["reward"] == 1 for a in second])
+        rows.append(
+            {
+                "seed": seed,
+                "problems": len(first),
+                "only_arm": test.only_first,
+                "only_baseline": test.only_second,
+                "p_value": test.p_value,
+            }
+        )
+    adjusted = stats.holm([row["p_value"] for row in rows])
+    return [{**row, "p_adjusted": p} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def without_nan(value: Any) -> Any:
+    """The same with None for nan, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

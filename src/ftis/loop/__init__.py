@@ -1,1 +1,0 @@
-"""The loop around a peer's rounds: events, records, evaluation and checkpoints."""

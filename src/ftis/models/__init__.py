@@ -1,0 +1,1 @@
+"""Models by name: starters that come with the package, and pretrained ones."""

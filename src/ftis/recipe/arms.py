@@ -1,0 +1,173 @@
+"""The arms of a recipe: what is compared, and which peers form a swarm in each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+from ftis.config import ArmConfig, FtisError, Recipe
+from ftis.recipe.parsing import with_arm
+
+PROVENANCE = "provenance.json"
+"""The file in a run directory that says what the run's numbers depend on besides its recipe."""
+
+
+class RunError(FtisError):
+    """A run directory that cannot be used, or a peer's process that failed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own.
+
+    Attributes:
+        first: of a part of an arm: the index of its first process among the arm's.
+    """
+
+    name: str
+    recipe: Recipe
+    swarms: tuple[Recipe, ...]
+    first: int = 0
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The peers' names, swarm by swarm."""
+        return tuple(peer.name for swarm in self.swarms for peer in swarm.peers)
+
+    def parts(self) -> list[Arm]:
+        """A part for each swarm. Swarms know nothing of each other, so parts can be run apart."""
+        sizes = [sum(peer.data_parallel_size for peer in swarm.peers) for swarm in self.swarms]
+        firsts = accumulate(sizes, initial=self.first)
+        return [
+            replace(self, recipe=swarm, swarms=(swarm,), first=first)
+            for swarm, first in zip(self.swarms, firsts, strict=False)
+        ]
+
+    def part_of(self, peer: str) -> Arm:
+        """The part that ``peer`` is in."""
+        self.recipe.peer(peer)
+        return next(part for part in self.parts() if peer in part.peers)
+
+
+def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
+    """The recipe's arms; without any, the recipe itself is one that bears its objective's name, as far as it can."""
+    fit = re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.objective.name)[-64:].lstrip("_.-")
+    return recipe.arms or (ArmConfig(name=fit or "objective"),)
+
+
+def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
+    """The recipe's arms (or those named), each with its own recipe. Without arms: one, named after the objective.
+
+    Raises:
+        RunError: ``only`` names an arm that the recipe does not have.
+    """
+    configs = arm_configs(recipe)
+    unknown = set(only) - {config.name for config in configs}
+    if unknown:
+        raise RunError(f"no arm {sorted(unknown)[0]!r} in the recipe: it has {', '.join(c.name for c in configs)}")
+    return [arm_of(recipe, config) for config in configs if not only or config.name in only]
+
+
+def check_baselines(recipe: Recipe) -> None:
+    """
+    Raises:
+        RunError: one of the baselines is no arm.
+    """
+    names = [arm.name for arm in arm_configs(recipe)]
+    if unknown := sorted(set(recipe.experiment.baselines) - set(names)):
+        raise RunError(
+            f"experiment.baselines: {unknown[0]!r} is none of the arms ({', '.join(names)}): name those to compare "
+            f"with, as in --set 'experiment.baselines=[\"{names[0]}\"]'"
+        )
+
+
+def keep_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
+    """The recipe with those arms alone, and with those of the baselines that are among them. Without names: as it is.
+
+    Raises:
+        RunError: the recipe has no such arm, none of them is a baseline, or a baseline is no arm.
+    """
+    check_baselines(recipe)
+    if not only:
+        return recipe
+    arms_of(recipe, only)  # refuses a name that it does not have
+    arms = tuple(config for config in recipe.arms if config.name in only)
+    baselines = tuple(name for name in recipe.experiment.baselines if name in only)
+    if not baselines:
+        named = " or ".join(f"--arm {name}" for name in recipe.experiment.baselines)
+        raise RunError(f"none of the arms {', '.join(only)} is one to compare with: add {named}")
+    experiment = recipe.experiment.model_copy(update={"baselines": baselines})
+    return recipe.model_copy(update={"arms": arms, "experiment": experiment})
+
+
+def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
+    """One arm of the recipe."""
+    resolved = with_arm(recipe, config)
+    if config.collaborate:
+        return Arm(config.name, resolved, swarms_of(resolved))
+    prompts = _prompts_alone(resolved, config.budget)
+    update = {"prompts_per_round": prompts, "prompts_per_peer": None, "max_foreign_rollouts": 0}
+    training = resolved.training.model_copy(update=update)
+    alone = resolved.model_copy(update={"training": training})
+    return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
+
+
+def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
+    """The recipe of each set of peers that learn together: as ``training.swarms`` says, or all peers."""
+    together = recipe.training.swarms or ([peer.name for peer in recipe.peers],)
+    return tuple(recipe.of_swarm(names) for names in together)
+
+
+def _prompts_alone(recipe: Recipe, budget: str) -> int:
+    """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
+    generated, trained = rollouts_per_round(swarms_of(recipe)[0])
+    if budget == "seconds":
+        return prompts_worth(recipe, generated, trained)
+    return max(1, (generated if budget == "generated" else trained) // recipe.sampling.num_generations)
+
+
+def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
+    """How many rollouts a peer of a swarm samples and trains on in a round, if nothing is filtered.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+    """
+    own = swarm.prompts_per_peer * swarm.rollouts_per_group
+    foreign = own * (len(swarm.peers) - 1)
+    limit = swarm.training.max_foreign_rollouts
+    return own, own + (min(foreign, limit // swarm.rollouts_per_group * swarm.rollouts_per_group) if limit else foreign)
+
+
+def threads_of(recipe: Recipe, cores: int) -> int:
+    """Torch's threads of each peer: as the recipe says, or the cores divided among those that learn together.
+
+    Args:
+        recipe: the arm's, where peers train alone too, as all of them do so at a time.
+    """
+    return recipe.threads or max(1, cores // recipe.swarm_size)
+
+
+def tries(swarm: Recipe, signal: float) -> float:
+    """How many times as many groups a peer samples with ``training.resample``, of which a share ``signal`` has signal.
+
+    That is min(1 + reserve, 1 / signal): groups without signal give way to the reserve. 1 without it.
+    """
+    return min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / max(signal, 1e-9))
+
+
+def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
+    """How many prompts of its own a peer can sample and train on in the time that ``sampled`` and ``trained`` take.
+
+    That is (ρ sampled + trained) / (ρ + 1) rollouts, where sampling one takes ρ = ``experiment.sampling_cost`` times as
+    long as training on it.
+    """
+    cost = recipe.experiment.sampling_cost
+    assert cost is not None  # a recipe with such an arm has it
+    return max(1, round((cost * sampled + trained) / (cost + 1) / recipe.sampling.num_generations))
+
+
+def experiment_directory(recipe: Recipe) -> Path:
+    """Where the runs of an experiment lie side by side."""
+    return Path(recipe.output_dir) / recipe.name

@@ -1,0 +1,173 @@
+"""What a peer leaves behind in its directory: metrics, rollouts and evaluations, appended as the run goes on.
+
+    metrics.jsonl                  one line per round
+    evaluations.jsonl              one line per evaluation and split
+    evaluations/<split>-<step>.jsonl   one line per problem
+    rollouts/round-<number>.parquet    one row per rollout of the round
+
+A resumed peer first cuts everything back to its checkpoint, so no round is recorded twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ftis.config import FtisError
+from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whole
+from ftis.seams import TRACKERS, look_up
+
+if TYPE_CHECKING:  # it loads torch, which those who only read records need not
+    from ftis.measures import RoundRecord
+
+ROLLOUTS = pa.schema(
+    {
+        "round": pa.int64(),
+        "source": pa.string(),
+        "item": pa.int64(),
+        "question": pa.string(),
+        "completion": pa.string(),
+        "reward": pa.float64(),
+        "advantage": pa.float32(),
+        "kept": pa.bool_(),
+        "kl_k1": pa.float64(),
+        "completion_ids": pa.list_(pa.int32()),
+        "gen_logp": pa.list_(pa.float32()),
+        "old_logp": pa.list_(pa.float32()),
+        "unit": pa.list_(pa.int32()),
+        "sent": pa.struct(
+            {
+                "text": pa.binary(),
+                "size_S": pa.list_(pa.int32()),
+                "gen_logp_S": pa.list_(pa.float32()),
+                "tokens_U": pa.list_(pa.int32()),
+                "fault": pa.string(),
+                "end": pa.int32(),
+            }
+        ),
+    }
+)
+"""Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table even where a column
+is null throughout a round."""
+
+
+class Tracker(Protocol):
+    """Shows a run's numbers elsewhere. A recipe's ``report_to`` names ``f(project, run, directory) -> Tracker``."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Take the numbers after ``step`` finished rounds."""
+
+    def finish(self) -> None:
+        """The run has ended or stopped."""
+
+
+class TrackerError(FtisError):
+    """A tracker raised. What it was told of is recorded and saved."""
+
+
+@contextmanager
+def _named(tracker: Tracker) -> Iterator[None]:
+    """Say which tracker raised."""
+    try:
+        yield
+    except Exception as error:  # the user's code, or a service that is not there
+        raise TrackerError(
+            f"report_to: {type(tracker).__name__} raised {type(error).__name__}: {error}; mend it or leave it out "
+            f"(--set 'report_to=[]'), then run the same command with --resume"
+        ) from error
+
+
+def open_trackers(names: Sequence[str], project: str, run: str, directory: Path) -> list[Tracker]:
+    """The trackers that ``report_to`` names.
+
+    Raises:
+        RecipeError: no such tracker, or its package is not installed.
+    """
+    return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
+
+
+class Records:
+    """Writes one peer's records under ``directory``."""
+
+    def __init__(self, directory: Path, trackers: Sequence[Tracker] = (), keep_rollouts: bool = True) -> None:
+        self.directory = directory
+        self.trackers = trackers
+        self.keep_rollouts = keep_rollouts
+        (directory / "rollouts").mkdir(parents=True, exist_ok=True)
+        (directory / "evaluations").mkdir(exist_ok=True)
+
+    def cut_back_to(self, step: int) -> None:
+        """Delete everything after ``step`` finished rounds."""
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            path = self.directory / name
+            if path.exists():
+                write_jsonl(path, [row for row in read_jsonl(path) if row["step"] <= step])
+        for path in written_after(self.directory, step):
+            path.unlink()
+
+    def round(self, record: RoundRecord) -> None:
+        """Write a finished round. Rollouts come first, so a line of metrics means that the round is complete."""
+        step = int(record.metrics["step"])
+        if self.keep_rollouts:
+            self._write_rollouts(step - 1, record.rollouts)
+        append_jsonl(self.directory / "metrics.jsonl", record.metrics)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Give the numbers of a finished round to the trackers."""
+        for tracker in self.trackers:
+            with _named(tracker):
+                tracker.log({k: v for k, v in metrics.items() if isinstance(v, (int, float))}, int(metrics["step"]))
+
+    def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
+        """Append one split's evaluation and write its problems."""
+        name = f"{summary['split']}-{summary['step']}.jsonl"
+        write_jsonl(self.directory / "evaluations" / name, problems)
+        append_jsonl(self.directory / "evaluations.jsonl", summary)
+        for tracker in self.trackers:
+            with _named(tracker):
+                tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
+
+    def _write_rollouts(self, round: int, columns: Mapping[str, Any]) -> None:
+        table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd")
+        write_whole(rollouts_path(self.directory, round), buffer.getvalue().to_pybytes(), sync=False)
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            with _named(tracker):
+                tracker.finish()
+
+
+def evaluated_splits(directory: Path, step: int) -> set[str]:
+    """The splits on which a peer was evaluated after ``step`` finished rounds."""
+    path = directory / "evaluations.jsonl"
+    return {row["split"] for row in read_jsonl(path) if row["step"] == step} if path.exists() else set()
+
+
+def written_after(directory: Path, step: int) -> list[Path]:
+    """The files of a peer's rounds and evaluations after ``step`` finished rounds."""
+    rounds, evaluations = (directory / "rollouts").glob("round-*.parquet"), (directory / "evaluations").glob("*.jsonl")
+    return [
+        *(path for path in sorted(rounds) if int(path.stem.removeprefix("round-")) >= step),
+        *(path for path in sorted(evaluations) if int(path.stem.rpartition("-")[2]) > step),
+    ]
+
+
+def rollouts_path(directory: Path, round: int) -> Path:
+    return directory / "rollouts" / f"round-{round:06d}.parquet"
+
+
+def read_rollouts(directory: Path, round: int) -> list[dict[str, Any]]:
+    """A round's rollouts as rows. A list of numbers is an array of the column's type."""
+    table = pq.ParquetFile(rollouts_path(directory, round)).read()
+    columns = {
+        name: column.to_numpy() if pa.types.is_list(column.type) else column.to_pylist()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -1,0 +1,69 @@
+"""What the built-in reward is made of: how often format and answer were right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ftis.config import Recipe, RewardConfig
+from ftis.prompts import Task
+from ftis.rewards.answers import extract_answer, graded
+from ftis.rewards.scoring import kind_of_answers
+
+ROUNDING = 1e-6
+
+
+def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[bool, float]:
+    """What the built-in reward says of a completion for a training problem: whether its format is right, and its
+    answer's score, from 0 to 1, whatever the format."""
+    prompt, problem = recipe.prompt, task.train[item]
+    return graded(
+        prompt.prefill + completion,
+        problem.answer,
+        kind_of_answers(recipe.reward, task.answer_kind),
+        prompt.think_tag,
+        prompt.answer_tag,
+        recipe.reward.extract,
+        problem.columns.get("reasoning_gym"),
+    )
+
+
+def right_formats(recipe: Recipe, completions: Iterable[str]) -> list[bool] | None:
+    """Whether each completion has the format of the built-in reward; None under another reward."""
+    if recipe.reward.function != RewardConfig().function:
+        return None
+    prompt, extract = recipe.prompt, recipe.reward.extract
+    tags = (prompt.think_tag, prompt.answer_tag, extract)
+    return [extract_answer(prompt.prefill + text, *tags) is not None for text in completions]
+
+
+def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str, Any]) -> dict[str, float]:
+    """``format_right`` and ``answer_right``: shares of own completions; empty under another reward.
+
+    With a ``format_weight`` w < 1 an answer's score is (r − w f) / (1 − w), of the reward r and the format f, 0 or 1.
+    Without it the score is r where the format is right. The reward does not tell of an answer between tags in a wrong
+    format, nor of answers that have no weight: these are graded again.
+
+    Args:
+        task: whose training problems the rollouts answer.
+        own: the peer's name.
+        rollouts: the round's, as the columns of :data:`ftis.records.writing.ROLLOUTS`.
+    """
+    rows = [row for row, source in enumerate(rollouts["source"]) if source == own]
+    formats = right_formats(recipe, (rollouts["completion"][row] for row in rows))
+    if not rows or formats is None:
+        return {}
+    reward, weight = recipe.reward, recipe.reward.format_weight
+
+    def score(row: int, well_formed: bool) -> float:
+        if weight is not None and weight < 1:
+            return float((rollouts["reward"][row] - weight * well_formed) / (1 - weight))
+        if weight is None and (well_formed or reward.extract != "tags"):
+            return float(rollouts["reward"][row])
+        return graded_in(recipe, task, rollouts["item"][row], rollouts["completion"][row])[1]
+
+    scores = np.asarray([score(row, well_formed) for row, well_formed in zip(rows, formats, strict=True)])
+    answers = scores >= reward.pass_mark - ROUNDING
+    return {"format_right": float(np.mean(formats)), "answer_right": float(np.mean(answers))}

@@ -1,0 +1,100 @@
+"""Accusations of rounds that were undone: who lied then stays accused when the peer goes on from before.
+
+    <arm>/<peer>.accused.json    {"step": 20, "senders": {"bob": {"found": 24, "found_after": 512, "passages": [[7]]}}}
+
+The file stands beside the peer's directory, so that it outlives a start from the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ftis.config import FtisError
+from ftis.honesty.selection import HonestyTest
+from ftis.metric_keys import by_peer
+from ftis.records.files import read_jsonl, write_json
+from ftis.selection import Selection
+
+Accusation = Mapping[str, Any]
+"""``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
+
+
+class AccusationError(FtisError):
+    """Accusations cannot be read."""
+
+
+def path_of(peer: Path) -> Path:
+    """The file of a peer, from its directory in an arm."""
+    return peer.with_name(f"{peer.name}.accused.json")
+
+
+def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
+    """Whom one round's measures accuse, by sender; they have passages as text, not as token ids.
+
+    Args:
+        by_source: of :func:`ftis.metric_keys.by_peer`.
+    """
+    return {
+        sender: {
+            "found": measures["honesty/found_in_round"] - 1,
+            "found_after": measures["honesty/found_after_tokens"],
+            "passages": [],
+        }
+        for sender, measures in by_source.items()
+        if "honesty/found_in_round" in measures
+    }
+
+
+def keep_undone(peer: Path, step: int) -> None:
+    """Keep whom the records accuse in rounds behind ``step``, where a peer that was killed goes on."""
+    metrics = peer / "metrics.jsonl"
+    rows = read_jsonl(metrics) if metrics.exists() else []
+    accused = in_round(by_peer(rows[-1])) if rows else {}
+    undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
+    if undone:
+        write(peer, step, undone | read(peer, inf))  # those kept before may have token ids
+
+
+def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None:
+    """Let the honesty test among ``selections`` know whom the file accuses, where the peer goes on from ``step``."""
+    for selection in selections:
+        if isinstance(selection, HonestyTest):
+            for sender, accusation in read(peer, step).items():
+                selection.accuse(sender, **accusation)
+
+
+def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
+    """Keep the accusations of ``senders`` for a peer that goes on from ``step``.
+
+    Where those kept before hold from an earlier step on, so do these: whoever was found stays found.
+    """
+    path = path_of(peer)
+    if path.exists():
+        with suppress(ValueError, TypeError, KeyError):
+            step = min(step, json.loads(path.read_text(encoding="utf-8"))["step"])
+    write_json(path, {"step": step, "senders": senders})
+
+
+def read(peer: Path, step: float) -> dict[str, Accusation]:
+    """The accusations, by sender, for a peer that goes on from ``step``. Steps before that of the file know none.
+
+    So a replay from there decides as the recorded rounds did.
+
+    Raises:
+        AccusationError: the file is damaged.
+    """
+    path = path_of(peer)
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return dict(document["senders"]) if step >= document["step"] else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise AccusationError(
+            f"{path} is damaged ({error!r}): restore it, or delete it to hear whom it accused again"
+        ) from error

@@ -1,0 +1,217 @@
+"""Atomic checkpoints: an ordinary Hugging Face directory, plus the state with which training goes on exactly.
+
+``checkpoint-<step>/``, written after ``step`` finished rounds, holds the model or adapter and the tokenizer, loadable
+with ``from_pretrained``. Its ``trainer_state/`` holds the states of optimiser and selections, the cursor, and the
+digests of all files. A checkpoint is written, and deleted, under another name, so a directory named ``checkpoint-*`` is
+always whole. No generator state is kept: every random number is drawn from (seed, peer, round).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from ftis.config import FtisError, PeerConfig, RecipeError
+from ftis.engines.models import first_line
+from ftis.engines.optimizers import load_state
+from ftis.peer import Cursor
+from ftis.policy import Policy
+from ftis.records.files import partial_directory
+from ftis.selection import Selection
+
+
+class CheckpointError(FtisError):
+    """State cannot be saved or resumed."""
+
+
+def save(
+    directory: Path,
+    policy: Policy,
+    cursor: Cursor,
+    keep: int,
+    selections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep``.
+
+    Args:
+        selections: the state of each selection that has one, by its name.
+
+    Raises:
+        CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
+    """
+    target = directory / f"checkpoint-{cursor.step}"
+    try:
+        for leftover in directory.glob(".partial-*"):  # of a save that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        with partial_directory(directory) as partial:
+            policy.save_pretrained(partial)
+            state = partial / "trainer_state"
+            state.mkdir()
+            torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
+            (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
+            (state / "selections.json").write_text(json.dumps(selections or {}), encoding="utf-8")
+            (state / "digests.json").write_text(json.dumps(_digests(partial), indent=1), encoding="utf-8")
+            _flush(partial)
+            delete(target)
+            partial.chmod(0o755)
+            partial.replace(target)
+        for step in steps(directory)[:-keep]:
+            delete(directory / f"checkpoint-{step}")
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"checkpoint {target} could not be saved ({first_line(error)}): free some space, or move "
+            f"the whole run and name its new place as output_dir, then run the same command again, ftis train and "
+            f"join with --resume"
+        ) from error
+    return target
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint if it exists. A kill in between leaves it whole or gone."""
+    if checkpoint.exists():
+        with partial_directory(checkpoint.parent) as partial:
+            checkpoint.replace(partial / checkpoint.name)
+
+
+def steps(directory: Path) -> list[int]:
+    """``step`` of each checkpoint under ``directory``, ascending."""
+    matches = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def open_policy(
+    config: PeerConfig, model_path: str | None, checkpoint: Path | None, kind: type[Policy] = Policy
+) -> Policy:
+    """The policy of a checkpoint with its optimiser, or the untrained one where there is none."""
+    policy = kind.load(config, model_path, checkpoint=checkpoint)
+    if checkpoint:
+        place = checkpoint / "trainer_state" / "optimizer.pt"
+        state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)  # processes share its pages
+        load_state(policy.optimizer, state)
+    return policy
+
+
+def load(
+    directory: Path,
+    step: int,
+    config: PeerConfig,
+    model_path: str,
+    opened: Callable[[PeerConfig, str, Path], Policy] = open_policy,
+) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
+    """The policy, the cursor and the selections' states of ``checkpoint-<step>``.
+
+    Args:
+        model_path: the untrained model's place.
+        opened: opens the policy of the checkpoint, whose files are checked by then.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    source = directory / f"checkpoint-{step}"
+    states = selections(directory, step)  # which checks all files
+    with _errors_told(source):
+        policy = opened(config, model_path, source)
+        cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
+    return policy, cursor, states
+
+
+def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The selections' states of ``checkpoint-<step>``, whose files are all checked.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    source = directory / f"checkpoint-{step}"
+    with _errors_told(source):
+        _check_digests(source)
+        states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
+    return dict(states)
+
+
+def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
+    """The state of each selection that has one, by its name.
+
+    Raises:
+        RecipeError: two selections have one name, or a state is no JSON.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
+    for selection in selections:
+        if selection.name in names:
+            raise RecipeError(f"two selections are called {selection.name!r}: give the one of your own another name")
+        names.add(selection.name)
+        state = dict(selection.state())
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(
+                f"selection {selection.name!r}: its state() cannot be saved ({error}): give numbers, strings, lists "
+                f"and dicts of Python"
+            ) from None
+        if state:
+            states[selection.name] = state
+    return states
+
+
+def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let each selection that has a state there go on from it."""
+    for selection in selections:
+        if selection.name in states:
+            selection.restore(states[selection.name])
+
+
+@contextmanager
+def _errors_told(source: Path) -> Iterator[None]:
+    """What goes wrong while a checkpoint is read, as an error that names it and the remedy."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise CheckpointError(
+            f"{source} does not fit into memory now ({first_line(error)}): free some, then run again with --resume"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the checkpoint "
+            f"before it, or start the run again with --overwrite"
+        ) from error
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file, by its path in ``directory``."""
+    digests = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digests[path.relative_to(directory).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _check_digests(directory: Path) -> None:
+    """Check before loading: a damaged file may load without complaint, or fail in a dozen ways."""
+    expected = json.loads((directory / "trainer_state" / "digests.json").read_text(encoding="utf-8"))
+    found = _digests(directory)
+    damaged = [name for name, digest in expected.items() if found.get(name) != digest]
+    if damaged:
+        raise ValueError(f"{damaged[0]} is {'damaged' if damaged[0] in found else 'missing'}")
+
+
+def _flush(directory: Path) -> None:
+    """Force the files to disk, so that a power failure cannot leave the new name without its contents."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

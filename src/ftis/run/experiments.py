@@ -1,0 +1,201 @@
+"""An experiment: every arm of a recipe under several seeds, a run directory per seed, jobs packed on the cores.
+
+    <output_dir>/<name>/
+        experiment.json               recipe, seeds, versions and machine
+        <name>-seed<seed>/            a run each (runs.py)
+
+A job is one swarm of one arm under one seed: a peer that trains alone is a job of its own. Its peers take turns on one
+thread. The longest jobs begin first, so that no long one is left over at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from ftis.check.estimate import (
+    disk_of,
+    fitting_jobs,
+    guess_seconds,
+    known_parameters,
+    too_much_for,
+    validation_problems,
+)
+from ftis.check.formatting import counted, in_bytes
+from ftis.check.plan import budget, problems, rates
+from ftis.config import FtisError, Recipe, run_directory
+from ftis.engines.machine import cores
+from ftis.exchange import Stopped
+from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
+from ftis.records.events import Event, JobEnded, JobsKnown, Planned, Say, TimeLeft, placed, unheard
+from ftis.records.files import write_json
+from ftis.run.outlook import Outlook, Work, in_time
+from ftis.run.prepare import check, prepare
+from ftis.run.provenance import claim, provenance
+from ftis.run.runs import resume_step, run
+from ftis.run.workers import Job, Stop, run_jobs
+
+
+@dataclass(frozen=True)
+class SwarmJob:
+    """One swarm of one arm to be trained under one seed.
+
+    Attributes:
+        recipe: under this seed, with all arms.
+        part: the swarm, as a part of its arm.
+        rounds_left: rounds that its peers have not finished, all peers together.
+        guess: seconds of one round of one peer, as guessed before any is measured.
+    """
+
+    recipe: Recipe
+    part: Arm
+    rounds_left: int
+    guess: float
+
+    @property
+    def label(self) -> str:
+        """What messages call it: ``seed 0 F-TIS``, and which of the arm's swarms if there are several."""
+        whole = len(self.part.peers) == len(self.recipe.peers)
+        more = len(self.part.peers) - 1
+        which = "" if whole else f" {self.part.peers[0]}" + (f" and {more} more" if more else "")
+        return f"seed {self.recipe.seed} {self.part.name}{which}"
+
+
+def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard) -> bool:
+    """Run every arm of ``recipe`` under every seed. Returns False if Ctrl-C stopped it.
+
+    Args:
+        jobs: how many run at a time; 0: as many as there are cores and memory for.
+
+    Finished jobs are skipped and killed ones go on from their checkpoints, so an experiment that is started again ends
+    with the same tables. The numbers do not depend on ``jobs`` or on the order of the jobs.
+
+    Raises:
+        RunError: a job failed, or the directory holds an experiment of another recipe.
+    """
+    jobs = jobs or fitting_jobs(recipe, cores())
+    directory = experiment_directory(recipe)
+    stop = threading.Event()
+    arms = arms_of(recipe)
+    check_baselines(recipe)
+    tasks, of_prompts = check(arms)
+    say(Planned((*problems(tasks), *of_prompts, *rates(arms))))
+    runs = _runs(recipe, seeds)
+    for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
+        claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
+    _write_experiment(directory, recipe, seeds)
+    try:
+        prepare(arms, say, stop)
+    except Stopped:
+        return False
+    all_jobs = _jobs(recipe, runs)
+    todo = [job for job in all_jobs if job.rounds_left]
+    say(JobsKnown(jobs=len(all_jobs), done=len(all_jobs) - len(todo)))
+    in_processes = [Job(job.label, run_swarm_process, (job.recipe, job.part.name, job.part.peers[0])) for job in todo]
+    run_jobs(in_processes, jobs, _with_time_left(todo, jobs, say), stop, "start the experiment again to go on with it")
+    return not stop.is_set()
+
+
+def _runs(recipe: Recipe, seeds: Sequence[int]) -> list[Recipe]:
+    """The recipe under each seed, as its run has it."""
+    threads = recipe.threads or 1  # whatever the number of jobs: sums over threads differ in their last bits
+    settings = {"output_dir": str(experiment_directory(recipe)), "processes": "inline", "threads": threads}
+    return [recipe.model_copy(update={"seed": seed, **settings}) for seed in seeds]
+
+
+def _jobs(recipe: Recipe, runs: Sequence[Recipe]) -> list[SwarmJob]:
+    """All jobs of an experiment, finished ones too, the longest first."""
+    arms = arms_of(recipe)
+    parameters, problems = known_parameters(recipe, arms), validation_problems(recipe)
+    found = []
+    for seeded in runs:
+        for arm in arms:
+            for part in arm.parts():
+                step = resume_step(run_directory(seeded) / arm.name, part.recipe)
+                left = (part.recipe.training.rounds - step) * len(part.peers)
+                found.append(SwarmJob(seeded, part, left, guess_seconds(part.recipe, parameters, problems)))
+    return sorted(found, key=lambda job: -job.rounds_left * job.guess)
+
+
+def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
+    """What is left to do of an experiment, in lines for people: its jobs by arm, and a guess of the time."""
+    found = _jobs(recipe, _runs(recipe, seeds))
+    done = sum(not job.rounds_left for job in found)
+    lines = [f"{counted(len(found), 'job')}, {done} of them finished before; {jobs} at a time, the longest first"]
+    for arm in arms_of(recipe):
+        own = [job for job in found if job.part.name == arm.name]
+        peers = len(own[0].part.peers)
+        each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
+        lines.append(
+            f"{arm.name}: {counted(len(own), 'job')} of {counted(peers, 'peer')}; {budget(own[0].part)}; "
+            f"guess {in_time(each)} a job"
+        )
+    on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
+    without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""
+    lines.append(
+        f"disk: {in_bytes(on_disk)} in all for checkpoints of jobs not yet finished{without}"
+        f"{too_much_for(recipe.output_dir, on_disk)}"
+    )
+    seconds = [job.rounds_left * job.guess for job in found]
+    total = max(max(seconds), sum(seconds) / jobs)
+    made = sum(model.startswith("starter:") for model in unknown)
+    beside = f" beside {counted(made, 'warm-up')} of a minute or so, {jobs} at a time, once" if made else ""
+    lines.append(
+        f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {jobs} jobs, so "
+        f"it may be off threefold and says nothing about GPUs; the time left is shown once rounds have been measured"
+    )
+    return lines
+
+
+def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:
+    """Run the swarm that ``peer`` is in, in one arm of an experiment under one seed."""
+    (whole,) = arms_of(recipe, (arm,))
+    label = SwarmJob(recipe, whole.part_of(peer), 0, 0.0).label
+    say_where = placed(say, job=label)
+    try:
+        finished = run(recipe, resume=True, only=(arm,), peer=peer, say=say_where, stop=stop)
+    except FtisError as error:
+        raise RunError(f"{label}: {error}") from error
+    if finished:
+        say_where(JobEnded())
+
+
+def _with_time_left(jobs: Sequence[SwarmJob], at_a_time: int, say: Say) -> Say:
+    """A listener that passes events on, and says the time left as soon as it can be told and when a job ends."""
+    outlook = Outlook({job.label: Work(job.part.name, job.rounds_left, job.guess) for job in jobs}, at_a_time)
+    told = False
+
+    def hear(event: Event) -> None:
+        nonlocal told
+        outlook.hear(event)
+        if isinstance(event, JobEnded) or not told:
+            left = outlook.seconds_left()
+            if left is not None:
+                told = True
+                say(TimeLeft(left))
+        say(event)
+
+    return hear
+
+
+def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> None:
+    """experiment.json: the recipe, every seed asked for so far, versions and machine."""
+    document = {
+        **provenance(recipe),
+        "recipe": json.loads(recipe.model_dump_json()),
+        "seeds": sorted({*_seeds_before(directory), *seeds}),
+    }
+    write_json(directory / "experiment.json", document)
+
+
+def _seeds_before(directory: Path) -> list[int]:
+    """The seeds that the experiment has already."""
+    known = directory / "experiment.json"
+    try:
+        return list(json.loads(known.read_text(encoding="utf-8"))["seeds"]) if known.exists() else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{known} is damaged ({error!r}): restore it, or give the experiment another name") from None

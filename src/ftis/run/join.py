@@ -1,0 +1,301 @@
+"""One peer of a recipe on this machine, the others wherever they are: what ``ftis join`` does.
+
+<output_dir>/<name>-seed<seed>-<peer>/
+    recipe.json, provenance.json as of any run
+    <arm>/<peer>/                records and checkpoints, as of any run, and besides
+        events.jsonl             who came, left, was late or refused, with the time
+        outbox/                  own messages that others may still ask for
+        inbox/<peer>/            what each other peer signed in the last rounds
+        evidence/                what proves to others that the honesty test was right about a peer
+
+<output_dir>/<name>-seed<seed>-<peer>.identity/
+    incarnation                  how often this peer has been started
+    <peer>.key                   in an open swarm: the key that it made for itself
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ftis.check.plan import problems, rates
+from ftis.codec import VERSION as WIRE_VERSION
+from ftis.config import Recipe, RecipeError, run_directory
+from ftis.engines.machine import cores
+from ftis.exchange import Stopped
+from ftis.metric_keys import by_peer
+from ftis.peer import Peer
+from ftis.recipe.arms import Arm, arms_of, threads_of
+from ftis.records.event_lines import to_json
+from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
+from ftis.records.files import append_jsonl, locked, write_whole
+from ftis.records.writing import Records, open_trackers
+from ftis.run import accusations, checkpoint
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange
+from ftis.run.prepare import check, prepare
+from ftis.run.provenance import claim, delete_run
+from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
+from ftis.swarm.inbox import Inbox
+from ftis.swarm.link import NetworkExchange
+from ftis.swarm.session import check_endpoints
+from ftis.swarm.witness import Witness
+
+
+def peer_directory(recipe: Recipe, peer: str) -> Path:
+    """The run directory of one joined peer. Several peers of a recipe may be on the same machine, each with its own."""
+    return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
+
+
+def identity_directory(recipe: Recipe, peer: str) -> Path:
+    """The directory of what outlives ``--overwrite``, so that the others still know the peer."""
+    run = peer_directory(recipe, peer)
+    return run.with_name(f"{run.name}.identity")
+
+
+def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe]:
+    """The arm to join, and this peer's swarm in it. Without ``name``, the only arm whose peers learn together.
+
+    Raises:
+        RecipeError: no such peer, no such arm, or several arms to choose from.
+    """
+    recipe.peer(peer)
+    named = {arm.name for arm in arms_of(recipe, (name,) if name else ())}
+    together = [arm for arm in arms_of(recipe) if len(arm.swarms[0].peers) > 1]
+    arms = [arm for arm in together if arm.name in named]
+    if len(arms) != 1:
+        there = ", ".join(arm.name for arm in together) or "none"
+        alone = f"the peers of arm {name!r} train alone; " if name else ""
+        raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
+    swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
+    return arms[0].name, swarm
+
+
+def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
+    """This peer's key and the run's roster. In an open swarm the roster is None, and a missing key is made.
+
+    Raises:
+        IdentityError: one of them is missing, or does not fit the recipe.
+    """
+    network = recipe.network
+    if network.roster is None:
+        if not network.open:
+            raise IdentityError(
+                "the run has no roster of public keys: give --roster and --key (ftis keys new, ftis keys roster), or "
+                "--open where whoever can connect is trusted (docs/threat-model.md says what that costs)"
+            )
+        path = Path(network.key) if network.key else directory / f"{peer}.key"
+        if not network.key and not path.exists():
+            new_key(directory, peer)
+        return load_key(path), None
+    roster = read_roster(Path(network.roster))
+    if network.key is None:
+        raise IdentityError(f"peer {peer!r} has no key: give --key (ftis keys new makes one)")
+    key = load_key(Path(network.key))
+    absent = [p.name for p in recipe.peers if p.name not in roster]
+    if absent:
+        raise IdentityError(f"{network.roster} lacks {', '.join(absent)}: a roster names every peer of the recipe")
+    if roster[peer] != public_hex(key):
+        raise IdentityError(
+            f"{network.key} is not the key that {network.roster} has for {peer!r}: give that peer's own key, or make "
+            f"the roster again"
+        )
+    return key, roster
+
+
+def join(
+    recipe: Recipe,
+    name: str,
+    *,
+    arm: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    say: Say = unheard,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
+
+    Raises:
+        FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory. What was
+            recorded before is kept.
+    """
+    stop = stop or threading.Event()
+    arm_name, swarm = choose_arm(recipe, name, arm)
+    config = swarm.peer(name)
+    if config.rounds_late:
+        raise RecipeError(
+            f"peer {name!r} has rounds_late = {config.rounds_late}: that is for trying things out with ftis train; "
+            f"remove it"
+        )
+    # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
+    # to use the same.
+    on_one_machine = not swarm.network.listen and not swarm.network.connect
+    threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
+    swarm = swarm.model_copy(update={"threads": threads})
+    directory = peer_directory(recipe, name)
+    own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
+    tasks, of_prompts = check([own])
+    check_endpoints(swarm.network)
+    key, roster = credentials(swarm, name, identity_directory(recipe, name))
+    if overwrite:
+        delete_run(directory)
+    place = directory / arm_name / name
+    goes_on = claim(directory, resume, swarm, tasks=tasks)
+    told = [*problems(tasks), *of_prompts, *rates([own]), *([goes_on] if goes_on else [])]
+    say(Planned(tuple(told)))
+    with locked(directory / arm_name / ".lock", 0):
+        try:
+            _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)
+        except Stopped:
+            return False
+        model = models.get(config.model, config.model)
+        place.mkdir(parents=True, exist_ok=True)
+        placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
+        torch.set_num_threads(threads)
+        log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))
+        if config.attack:
+            log(NetworkEvent("attack", f"{name} attacks the others: peers.{name}.attack = {config.attack!r}", 0))
+        trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
+        records = Records(place, trackers, swarm.training.record_rollouts)
+        step = max(checkpoint.steps(place), default=0)
+        accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
+        trainer = assemble(
+            swarm,
+            name,
+            place,
+            AloneExchange(),  # a placeholder: the network's limits follow from the loaded peer
+            model_path=model,
+            resume_step=step,
+            should_stop=stop.is_set,
+            records=records,
+            networked=True,
+        )
+        peer = trainer.peer
+        with closing(trainer), in_network(peer, place, identity_directory(recipe, name), key, roster, log) as heard:
+            if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
+                peer.exchange.catch_up(peer.cursor.step)
+            trainer.train(heard)
+    return peer.cursor.step == swarm.training.rounds
+
+
+@contextmanager
+def in_network(
+    peer: Peer, place: Path, identity: Path, key: Ed25519PrivateKey, roster: Roster | None, log: EventLog
+) -> Iterator[Say]:
+    """A context in which a peer has its exchange with the others; yields who is to be told of its rounds.
+
+    Args:
+        place: the peer's directory: ``outbox``, ``inbox`` and ``evidence`` are in it.
+        identity: the directory that counts how often the peer was started.
+        key, roster: as of :func:`credentials`.
+
+    Raises:
+        FtisError: the network cannot be opened, or the count cannot be read.
+    """
+    incarnation = next_incarnation(identity / "incarnation")
+    # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
+    inbox = Inbox(place / "inbox") if roster and peer.recipe.honesty.action != "off" else None
+    with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
+        peer.exchange = log.exchange = exchange
+        exchange.status["tokenizer"] = peer.header.tokenizer
+        lacks = set(peer.recipe.sampling.end_tokens) - peer.policy.tokenizer.get_vocab().keys()
+        if lacks:  # where ids are exchanged it would have been refused
+            tokens = ", ".join(map(repr, sorted(lacks)))
+            text = f"{peer.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
+            log(NetworkEvent("end_tokens", text, 0))
+        yield Witness(inbox, exchange.facts, roster, place / "evidence", log) if inbox and roster else log
+
+
+def next_incarnation(counter: Path) -> int:
+    """How often a peer has been started, this time included; ``counter`` keeps it.
+
+    Raises:
+        IdentityError: the file holds something else than a number.
+    """
+    counter.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
+    except ValueError:
+        raise IdentityError(f"{counter} does not hold a number: write a larger one into it than it held") from None
+    write_whole(counter, f"{number}\n")
+    return number
+
+
+def network_exchange(
+    peer: Peer,
+    place: Path,
+    key: Ed25519PrivateKey,
+    roster: Roster | None,
+    incarnation: int,
+    inbox: Inbox | None,
+    log: EventLog,
+) -> NetworkExchange:
+    """The peer's end of its run's network, not yet opened.
+
+    Args:
+        place: the peer's directory; what it has offered is kept under ``outbox``.
+        roster: public keys by name; None in an open swarm.
+        inbox: keeps what the others signed; None where nobody asks for it.
+        log: told what happens, from several threads.
+    """
+    facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
+    # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
+    facts["roster"] = roster_digest(roster)
+    if peer.recipe.exchange != "text":
+        facts["tokenizer"] = peer.header.tokenizer
+    limits = peer.admitter.terms.limits
+    return NetworkExchange(
+        peer.recipe,
+        peer.config.name,
+        run=run_id(facts),
+        facts=facts,
+        key=key,
+        roster=roster,
+        max_bytes=limits.max_bytes,
+        max_items=limits.max_groups,
+        outbox=place / "outbox",
+        incarnation=incarnation,
+        inbox=inbox,
+        should_stop=peer.should_stop,
+        say=log,
+    )
+
+
+class EventLog:
+    """Passes a peer's events on, appends them with the time to ``path``, and keeps ``ftis status`` up to date."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path, self._say = path, say
+        self.exchange: NetworkExchange | None = None
+        self._lock = threading.Lock()  # the network calls from threads of its own
+        self._totals: dict[str, dict[str, int]] = {}
+        self._unrewarded = 0
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, RoundEnded):
+                self._count(event.metrics)
+            else:
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                append_jsonl(self.path, {"time": now, **to_json(event)})
+            self._say(event)
+
+    def _count(self, metrics: Mapping[str, Any]) -> None:
+        """Add a round to the totals per peer, counted since this one was started."""
+        for name, measures in by_peer(metrics).items():
+            totals = self._totals.setdefault(name, {})
+            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
+                totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
+            totals["quarantined"] = int(measures.get("honesty/quarantined", False))
+        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
+        if self.exchange is not None:
+            own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
+            self.exchange.status |= {**own, "from": dict(self._totals)}

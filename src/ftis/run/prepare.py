@@ -1,0 +1,335 @@
+"""Before anything is written: whether arms can run at all, and the starters they need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
+from ftis.engines.machine import cores
+from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
+from ftis.exchange import Stopped
+from ftis.lab.attacks import ATTACKS
+from ftis.models import starters
+from ftis.policy import ModelError, own_ends, resolve_device
+from ftis.prompts import Task, TaskError
+from ftis.recipe.arms import Arm, RunError
+from ftis.records.events import Say, WarmUp
+from ftis.rewards.answers import require_rewardable
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
+from ftis.run.assembly import check_names
+from ftis.run.prompting import look_at_prompts, tokenizers_here
+from ftis.run.workers import Job, Stop, run_jobs
+from ftis.schedule import assigned
+from ftis.tasks.problems import load_task, require_unseen
+from ftis.text.messages import end_of_text
+from ftis.text.token_bytes import TokenBytes
+
+MOST_SWARMS = 4
+"""Whose exchange is told one by one."""
+OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainable_parameters"}
+"""Settings of a peer that its model must fit."""
+
+
+def check(arms: list[Arm], prompts: bool = True) -> tuple[list[Task], list[str]]:
+    """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, prompts and their number.
+
+    Args:
+        prompts: look at them too; a job of an experiment need not, which has.
+
+    Returns:
+        the first arm's task with those out of distribution, and what to know of the prompts.
+
+    Raises:
+        FtisError: the first thing that is wrong, in the words of the module that would have met it.
+    """
+    tasks: dict[str, Task] = {}
+    rewarded: set[tuple[str, ...]] = set()
+    of_arms = []
+    for arm in arms:
+        check_names(arm.recipe)
+        for peer in arm.recipe.peers:
+            _check_model(peer, arm.recipe.sampling.end_tokens)
+        loaded = [_load(config, arm.recipe, tasks, rewarded) for config in (arm.recipe.task, *arm.recipe.ood)]
+        _check_scores(arm.recipe.reward, loaded[0])
+        for ood in loaded[1:]:
+            require_unseen(loaded[0], ood)
+        for swarm in arm.swarms:
+            _check_attacks(swarm)
+            assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
+        of_arms.append(loaded)
+    for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
+        if (Path(source[0]) / "config.json").exists() or not starters.is_starter(peer.model):
+            try:
+                require_trainable(peer, source[0])
+            except re.error as error:
+                raise RunError(
+                    f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
+                    f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
+                ) from None
+    return of_arms[0], look_at_prompts(arms, of_arms) if prompts else []
+
+
+def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
+    device, size, count = resolve_device(peer.device), peer.data_parallel_size, torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) + size > count:
+        raise ModelError(
+            f"peer {peer.name!r}: data_parallel_size = {size} wants so many GPUs from {device} on, and there "
+            f"{'is' if count == 1 else 'are'} {count} in all: lower it, or name an earlier device"
+        )
+    require_precision(peer)
+    if starters.is_starter(peer.model):
+        starters.lookup(peer.model)
+    else:
+        vocabulary(peer.model, end_tokens)
+
+
+def _check_attacks(swarm: Recipe) -> None:
+    copiers = [peer.name for peer in swarm.peers if ATTACKS.get(peer.attack or "", peer.attack) == ATTACKS["copying"]]
+    if len(copiers) > 1:
+        raise RunError(
+            f'peers {" and ".join(map(repr, copiers))}: attack = "copying" waits for the others\' messages, so two in '
+            f"one swarm would wait for each other: leave it with one of them"
+        )
+
+
+def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
+    """A task of an arm, all of whose answers can be rewarded. Arms have most of it in common: it is loaded once.
+
+    Args:
+        tasks, rewarded: what was loaded and looked at before; added to.
+    """
+    key = config.model_dump_json()
+    task = tasks[key] = tasks.get(key) or load_task(config)
+    if not task.validation:
+        raise TaskError(
+            f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
+        )
+    score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
+    asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
+    if asked not in rewarded:
+        require_columns(score, task.validation[0], config.name)
+        require_rewardable(score, task.train, f"task {config.name!r}, training problem")
+        require_rewardable(score, task.validation, f"task {config.name!r}, validation problem")
+        rewarded.add(asked)
+    return task
+
+
+def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
+    """Where a peer's model is, and the settings that it must fit."""
+    source = str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model
+    return source, peer.model_dump_json(include=OF_TRAINABLE)
+
+
+def _check_scores(reward: RewardConfig, task: Task) -> None:
+    """Refuse settings of scores for a task whose answers are right or wrong."""
+    kind = kind_of_answers(reward, task.answer_kind)
+    for key, default in (("pass_mark", 1.0), ("partial_credit", False)):
+        value = getattr(reward, key)
+        if kind != "reasoning_gym" and value != default and reward.function == RewardConfig().function:
+            raise RewardError(
+                f"reward.{key} = {value}: answers of {task.name!r} are right or wrong and have no score; leave it out"
+            )
+    if reward.partial_credit and reward.pass_mark != 1.0:
+        raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
+
+
+def prepare(arms: list[Arm], say: Say, stop: Stop) -> tuple[list[Arm], dict[str, str]]:
+    """The arms with what their peers exchange, and where each starter named in them is, made first.
+
+    Raises:
+        RunError: peers of one swarm that cannot exchange what they are to, or a starter that could not be made.
+        Stopped: asked to stop while a starter was made.
+    """
+    models = sorted({p.model for arm in arms for p in arm.recipe.peers})
+    paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
+    places = {model: paths.get(model, model) for model in models}
+    return [with_exchange(arm, places) for arm in arms], paths
+
+
+def _make_starters(wanted: list[str], say: Say, stop: Stop) -> dict[str, str]:
+    """Make the starters that are neither shipped nor there yet, side by side; their directories by model."""
+    missing = [model for model in wanted if not (starters.path_of(model) / "config.json").exists()]
+    jobs = [Job(model, make_starter, (model,)) for model in missing]
+    run_jobs(jobs, cores(), say, stop, remedy="start the same command again")
+    if stop.is_set():
+        raise Stopped
+    return {model: str(starters.make(model)) for model in wanted}
+
+
+def make_starter(model: str, say: Say, stop: Stop) -> None:
+    """Make one starter, unless ``stop`` is set meanwhile."""
+
+    def report(starter: str, step: int, most: int) -> None:
+        say(WarmUp(starter, step, most))
+        if stop.is_set():
+            raise Stopped
+
+    with suppress(Stopped):
+        starters.make(model, report)
+
+
+def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
+    """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
+
+    It stays as it is where those that are known do not differ.
+
+    Args:
+        places: where each model is. A model that is not among them is left out.
+
+    Raises:
+        RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
+        AlignmentError: peers that are to exchange text, and whose tokens' bytes are not known.
+    """
+    _check_ends(arm, places)
+    return replace(arm, swarms=tuple(_settled(arm.name, swarm, places) for swarm in arm.swarms))
+
+
+def _check_ends(arm: Arm, places: Mapping[str, str]) -> None:
+    """Refuse an end token that no peer has or, where ids are exchanged, that any peer lacks. With text it may be
+    another peer's."""
+    known, recipe = _vocabularies(arm.recipe, places), arm.recipe
+    if recipe.exchange == "ids":
+        for name, of in known.items():
+            _check_end(arm.name, recipe, of.ends, recipe.peer(name).model)
+    if len(known) < len(recipe.peers) or (len(known) == 1 and recipe.exchange == "text"):
+        return
+    every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
+    _check_end(arm.name, recipe, every, ", ".join(dict.fromkeys(peer.model for peer in recipe.peers)))
+
+
+def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) -> None:
+    if unknown := [token for token in recipe.sampling.end_tokens if token not in known]:
+        raise RunError(
+            f"arm {arm!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it as its "
+            f"tokenizer does"
+        )
+
+
+def exchanges(arms: Sequence[Arm]) -> list[str]:
+    """A line for each set of peers that learn together: what they exchange, by the tokenizers on this machine.
+
+    More than :data:`MOST_SWARMS` that exchange token ids share one.
+
+    Raises:
+        FtisError: as :func:`with_exchange`.
+    """
+    lines: list[str] = []
+    by_ids: set[str] = set()
+    for arm in arms:
+        here = tokenizers_here(arm)
+        for swarm in with_exchange(arm, here).swarms:
+            said = _said(swarm, here) if len(swarm.peers) > 1 else []
+            by_ids.update(said if swarm.exchange == "ids" else [])
+            lines += said
+    lines = list(dict.fromkeys(lines))
+    if len(by_ids) <= MOST_SWARMS:
+        return lines
+    together = f"in {len(by_ids)} swarms the peers exchange token ids"
+    return [together, *(line for line in lines if line not in by_ids)]
+
+
+def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
+    names = ", ".join(peer.name for peer in swarm.peers)
+    if swarm.exchange == "auto":
+        absent = ", ".join(dict.fromkeys(peer.model for peer in swarm.peers if peer.model not in places))
+        return [f"{names}: what they exchange is not known before this machine has {absent}"]
+    if swarm.exchange == "ids":
+        return [f"{names} exchange token ids"]
+    of_one: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for name, known in _vocabularies(swarm, places).items():
+        of_one.setdefault((known.ids, known.ends), []).append(name)
+    several = [", ".join(some) for some in of_one.values() if len(some) > 1]
+    return [f"{names} exchange text", *(f"{some} have one tokenizer and read each other's tokens" for some in several)]
+
+
+def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
+    if len(swarm.peers) == 1:
+        return swarm
+    known = _vocabularies(swarm, places)
+    differ = len({of.ids for of in known.values()}) > 1
+    if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
+        for peer in swarm.peers:
+            if place := places.get(peer.model):
+                _check_text(place, _written(place), f"peer {peer.name!r}", tuple(swarm.sampling.end_tokens))
+        return swarm.model_copy(update={"exchange": "text"})
+    if differ:
+        by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
+        raise RunError(
+            f"arm {arm!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
+            f'take models of one family, or set exchange = "text"'
+        )
+    if len({of.ends for of in known.values()}) > 1:
+        by_peer = ", ".join(f"{name}: {' and '.join(sorted(of.own_ends))}" for name, of in known.items())
+        every = ", ".join(f'"{token}"' for token in sorted(frozenset().union(*(of.ends for of in known.values()))))
+        raise RunError(
+            f"arm {arm!r}: the peers' models end completions by different tokens ({by_peer}): set "
+            f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
+        )
+    return swarm if len(known) < len(swarm.peers) else swarm.model_copy(update={"exchange": "ids"})
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a run asks of a tokenizer beforehand. A large one takes seconds to load, so this is kept.
+
+    Attributes:
+        ids: a digest of its map token → id. Where it is equal, equal ids mean the same text.
+        own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
+        ends: those and those of ``sampling.end_tokens`` that it has.
+    """
+
+    ids: str
+    own_ends: frozenset[str]
+    ends: frozenset[str]
+
+
+def _vocabularies(swarm: Recipe, places: Mapping[str, str]) -> dict[str, Vocabulary]:
+    """By peer, of those whose models are in ``places``."""
+    named = swarm.sampling.end_tokens
+    return {peer.name: vocabulary(places[peer.model], named) for peer in swarm.peers if peer.model in places}
+
+
+def vocabulary(place: str, end_tokens: Sequence[str]) -> Vocabulary:
+    """That of the tokenizer at ``place``.
+
+    Raises:
+        ModelError: there is none.
+    """
+    return _vocabulary(place, _written(place), tuple(end_tokens))
+
+
+@lru_cache(maxsize=64)
+def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabulary:
+    tokenizer = load_tokenizer(place)
+    tokens = tokenizer.get_vocab()
+    ids = hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()
+    own = frozenset(tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))))
+    return Vocabulary(ids, own, own | {token for token in end_tokens if token in tokens})
+
+
+@lru_cache(maxsize=64)
+def _check_text(place: str, written: int, who: str, end_tokens: tuple[str, ...]) -> None:
+    known = _token_bytes(place, written)
+    tokens = known.tokenizer.get_vocab()
+    ends = own_ends(known.tokenizer, generation_defaults(place))
+    end_of_text(who, known, ends, [tokens[token] for token in end_tokens if token in tokens])
+
+
+@lru_cache(maxsize=1)
+def _token_bytes(place: str, written: int) -> TokenBytes:
+    return TokenBytes.of(load_tokenizer(place))
+
+
+def _written(place: str) -> int:
+    """When the tokenizer there, or what the model ends by, was written; 0 where it is not on this machine yet."""
+    files = [Path(place) / name for name in ("tokenizer.json", "config.json", "generation_config.json")]
+    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

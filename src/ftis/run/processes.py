@@ -1,0 +1,88 @@
+"""Which peers of a swarm share a process, and in it the frozen weights under their adapters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ftis.config import PeerConfig, Recipe
+from ftis.engines.machine import cores
+from ftis.models import starters
+
+SMALL = 20_000_000
+"""Parameters below which any number of models fits."""
+
+PEERS_A_CORE = 2
+"""Of small models, how many on one core get a process each. In turns they would keep one core of several busy."""
+
+UNKNOWN_PARAMETERS = 100_000_000
+"""What a model is taken to have if it cannot be examined."""
+
+
+def runs_in_parallel(recipe: Recipe) -> bool:
+    """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`.
+
+    ``auto``: where each has a core or a GPU of its own, and of small models where two share a core.
+    """
+    if any(peer.data_parallel_size > 1 for peer in recipe.peers):
+        return True
+    if recipe.processes != "auto":
+        return recipe.processes == "parallel"
+    if _on_gpu(recipe):
+        return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
+    if cores() >= recipe.swarm_size:
+        return not _share_a_large_base(recipe.peers)
+    some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
+    return some_share and all(parameters_of(model) < SMALL for model in {peer.model for peer in recipe.peers})
+
+
+def computing_at_a_time(recipe: Recipe) -> int:
+    """How many peers, each in a process of its own, compute at a time: on the CPU no more than there are cores.
+
+    Not so where a peer has several processes, which wait for one another.
+    """
+    if _on_gpu(recipe) or any(peer.data_parallel_size > 1 for peer in recipe.peers):
+        return recipe.swarm_size
+    return min(cores(), recipe.swarm_size)
+
+
+def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
+    """What LoRA peers of one process have in common if their frozen weights lie in memory once.
+
+    None: the peer has weights of its own.
+    """
+    return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
+
+
+def _on_gpu(recipe: Recipe) -> bool:
+    return torch.cuda.is_available() and any(peer.device != "cpu" for peer in recipe.peers)
+
+
+def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
+    bases = Counter(base for peer in peers if (base := frozen_base(peer)))
+    return any(n > 1 and parameters_of(model) >= SMALL for (model, *_), n in bases.items())
+
+
+def parameters_of(model: str) -> int:
+    """How many parameters a model has, guessed where nobody can tell. Loads no weights."""
+    from transformers import AutoModelForCausalLM
+
+    from ftis.engines.models import load_config
+
+    source = model
+    if starters.is_starter(model):
+        source = str(starters.path_of(model))
+        if not (Path(source) / "config.json").exists():
+            made_of = starters.lookup(model)[1]
+            width, heads = made_of.hidden_size, made_of.num_attention_heads
+            attention = 2 * width * width * (1 + made_of.num_key_value_heads / heads)
+            return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(load_config(source))
+    except (OSError, ValueError, KeyError):
+        return UNKNOWN_PARAMETERS
+    return sum(p.numel() for p in made.parameters())

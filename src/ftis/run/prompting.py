@@ -1,0 +1,221 @@
+"""What a recipe's prompts are to its models: refused where a run would fail on one, and what to know of them."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ftis.config import PromptConfig, Recipe, RewardConfig
+from ftis.engines.hub import tokenizer_here
+from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
+from ftis.engines.samplers import check_stop
+from ftis.engines.texts import left_out
+from ftis.models import starters
+from ftis.policy import own_ends
+from ftis.prompts import Task
+from ftis.recipe.arms import Arm, RunError
+from ftis.rollouts import Prompt
+from ftis.tasks.problems import excerpt
+from ftis.tasks.rendering import chat_text, conversation, is_chat, prompt_text, render_prompt
+
+SPECIAL = 16
+"""Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
+ANSWER = "ANSWER"
+"""What stands for a completion where a turn's end is looked for."""
+
+
+def tokenizers_here(arm: Arm) -> dict[str, str]:
+    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here.
+
+    A variant of a starter has the tokenizer of that starter, which is shipped.
+    """
+    models = {peer.model for peer in arm.recipe.peers}
+    places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
+    return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
+
+
+def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[str]:
+    """Refuse prompts that a peer's model cannot take. Models that are not on this machine are left out.
+
+    Args:
+        tasks: of each arm, the task that is trained on and those out of distribution.
+
+    Returns:
+        what to know of the prompts, a line for each thing and the models that it is about.
+
+    Raises:
+        RecipeError: a stop string holds a token that text leaves out.
+        TaskError: a chat template refuses a problem's messages.
+        RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
+            tags that text leaves out.
+    """
+    asked: dict[tuple[str, ...], tuple[Recipe, Sequence[Task], list[str]]] = {}  # arms have most of it in common
+    for arm, of_arm in zip(arms, tasks, strict=True):
+        recipe = arm.recipe
+        texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
+        sampling = recipe.sampling
+        sampled = str(sampling.max_completion_length), *sampling.end_tokens, "", *sampling.stop
+        for model, place in tokenizers_here(arm).items():
+            _, _, models = asked.setdefault((place, *texts, *sampled), (recipe, of_arm, []))
+            models += [model] if model not in models else []
+    lines: list[str] = []
+    for (place, *_), (recipe, of_arm, models) in asked.items():
+        tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
+        check_stop(recipe.sampling.stop, tokenizer, models[0])
+        _require_tags(models[0], recipe, tokenizer)
+        require_fit(models[0], place, recipe.prompt, most, tokenizer, list(_problems(of_arm)))
+        lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
+    return list(dict.fromkeys(lines))
+
+
+def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> list[str]:
+    found = [_dropped(problem, recipe.prompt, tokenizer)]
+    if is_chat(recipe.prompt, tokenizer):
+        ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
+        found.append(_turn_without_end(problem, recipe.prompt, tokenizer, ends))
+        found += [_examples_cut(problem, recipe.prompt, tokenizer), _opened(problem, recipe, tokenizer)]
+    return [text for text in found if text]
+
+
+def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
+    """All problems that prompts are made of, each with what to call it."""
+    for n, task in enumerate(tasks):
+        for split, problems in (("training", task.train if n == 0 else ()), ("validation", task.validation)):
+            for problem in problems:
+                yield f"task {task.name!r}, {split} problem {problem.item}", problem
+
+
+def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
+    prompt = recipe.prompt
+    if not _asks_for_tags(recipe.reward):
+        return
+    tags = [f"<{slash}{tag}>" for tag in (prompt.think_tag, prompt.answer_tag) for slash in ("", "/")]
+    special = left_out(tokenizer)
+    if lost := [tag for tag in tags if tag in special]:
+        raise RunError(
+            f"{lost[0]} is a special token of {model}, which text leaves out, so no completion would earn the reward: "
+            f"give prompt.think_tag and prompt.answer_tag other names, or set reward.extract"
+        )
+
+
+def _asks_for_tags(reward: RewardConfig) -> bool:
+    return reward.extract == "tags" and reward.function == RewardConfig().function
+
+
+def require_fit(
+    model: str, place: str, prompt: PromptConfig, most: int, tokenizer: Any, problems: Sequence[tuple[str, Prompt]]
+) -> None:
+    """Refuse prompts that a model cannot take with a completion of ``most`` tokens.
+
+    Args:
+        place: the directory or Hub id of the model.
+        problems: with what to call each.
+
+    Raises:
+        TaskError, RunError: as :func:`look_at_prompts`.
+    """
+    positions, rows = _size(place, tokenizer)
+    without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
+    for _, problem in problems if without else ():
+        text = prompt_text(problem, prompt, tokenizer)
+        if lost := [token for token in without if token in text]:
+            raise RunError(
+                f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
+                f"(model.resize_token_embeddings), or write prompts without it"
+            )
+    room = (positions or sys.maxsize) - most
+    candidates = _long(problems, prompt, tokenizer, room)
+    longest = [(n, *named) for named in candidates if (n := len(render_prompt(named[1], prompt, tokenizer))) > room]
+    if longest:
+        tokens, name, problem = max(longest, key=lambda found: found[0])
+        raise RunError(
+            f"{name} ({excerpt(problem.question)}): its prompt has {tokens} tokens, and with a completion of {most} "
+            f"that is more than the {positions} positions of {model}; {len(longest):,} of {len(problems):,} problems "
+            f"are too long: leave them out, shorten the prompt, or lower sampling.max_completion_length"
+        )
+
+
+def _long(
+    problems: Sequence[tuple[str, Prompt]], prompt: PromptConfig, tokenizer: Any, most: int
+) -> list[tuple[str, Prompt]]:
+    """The problems whose prompts may have more than ``most`` tokens: a token stands for a byte at least.
+
+    What stands around a question is as long as around the first, so that few of many problems have to be rendered.
+    """
+    if not problems:
+        return []
+    times = prompt.template.count("{question}")
+
+    def size(text: str) -> int:
+        return len(text.encode("utf-8", "replace"))
+
+    first = problems[0][1]
+    around = size(prompt_text(first, prompt, tokenizer)) - times * size(first.question) + SPECIAL
+    return [(name, problem) for name, problem in problems if around + times * size(problem.question) > most]
+
+
+def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
+    """A model's positions and its embeddings' rows, as far as its configuration says them."""
+    with suppress(OSError, ValueError):
+        text = with_tokens_of(place, tokenizer, load_config(place)).get_text_config(decoder=True)
+        return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
+    return None, None
+
+
+def _dropped(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
+    """Letters that a tokenizer of few tokens drops without a word."""
+    text = " ".join(message["content"] for message in conversation(problem, prompt)) + prompt.prefill
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    spelled = str(tokenizer.decode([id for id in ids if id != tokenizer.unk_token_id]))
+    if not (dropped := _letters(text) - _letters(spelled)):
+        return ""
+    return (
+        f"its tokenizer drops {dropped.total()} of {_letters(text).total()} letters of a prompt "
+        f"({excerpt(''.join(dropped))}), which the model never sees: let [prompt] and the questions be of what it can "
+        f"spell"
+    )
+
+
+def _letters(text: str) -> Counter[str]:
+    """How often each letter occurs, however it is written; without space."""
+    return Counter("".join(unicodedata.normalize("NFKC", text).casefold().split()))
+
+
+def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
+    """A chat template's end of turn by which completions do not end: the model would go on behind it."""
+    turns = [*conversation(problem, prompt), {"role": "assistant", "content": ANSWER}]
+    behind = chat_text(turns, prompt, tokenizer, "an answered problem").rpartition(ANSWER)[2].lstrip()
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    end = max((token for token in added if behind.startswith(token)), key=len, default="")
+    if not end or end in ends:
+        return ""
+    return (
+        f"its chat template ends a turn by {end}, and completions do not end there: set sampling.end_tokens = "
+        f'["{end}"] if the model writes it'
+    )
+
+
+def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
+    text = prompt_text(problem, prompt, tokenizer)
+    cut = [example.completion for example in prompt.examples if example.completion.strip() not in text]
+    if not cut:
+        return ""
+    return (
+        f"its chat template changes the completion of an example ({excerpt(cut[0])}), so that it shows another form "
+        f'than the reward asks for: give prompt.think_tag another name, or set prompt.chat_template = "never"'
+    )
+
+
+def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
+    tag = f"<{recipe.prompt.think_tag}>"
+    text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer)
+    if not text.rstrip().endswith(tag) or not _asks_for_tags(recipe.reward):
+        return ""
+    return (
+        f"its chat template begins the completion with {tag}, which the reward asks the completion itself to hold: set "
+        f'reward.extract = "last_number" or "boxed", or give prompt.think_tag another name'
+    )

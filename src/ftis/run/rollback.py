@@ -1,0 +1,263 @@
+"""Going back: a run's peers go on from an earlier checkpoint, and whoever the honesty test accused stays accused.
+
+A kill in the middle leaves a run that goes on from where it was or from where it goes back to, and never from between::
+
+    check all → keep accusations → note → delete what is derived → delete newer checkpoints → cut records
+
+Checkpoints are deleted from the oldest on. So a run goes on from its newest one until that is gone, and resuming itself
+cuts the records back to its checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis.config import Recipe
+from ftis.recipe.arms import RunError, arms_of
+from ftis.records.files import locked
+from ftis.records.reading import PeerRun, read_run
+from ftis.records.writing import Records, written_after
+from ftis.run import accusations, checkpoint
+from ftis.run.accusations import Accusation
+from ftis.run.provenance import note_rollback
+from ftis.run.runs import exchange_directory, peer_lock, swarm_lock
+
+DERIVED = ("summary.json", "learning_curves.png", "report.html", "tables.md", "results.json", "scaling.json")
+"""What is made from a run's or an experiment's records, and is made again at its end or by ``ftis report``."""
+
+
+@dataclass(frozen=True)
+class SwarmDirectory:
+    """Peers of one arm that go back together.
+
+    Attributes:
+        directory: of the arm in the run.
+        recipe: of all peers of the swarm.
+        peers: those whose records are here: one in a joined run.
+        joined: whether the others are on machines of their own.
+    """
+
+    arm: str
+    directory: Path
+    recipe: Recipe
+    peers: tuple[str, ...]
+    joined: bool
+
+    def locks(self) -> list[Path]:
+        """What a process holds that trains one of these peers."""
+        if self.joined:
+            return [self.directory / ".lock"]
+        return [swarm_lock(self.directory, self.recipe), *(peer_lock(self.directory / name) for name in self.peers)]
+
+    def exchanged(self) -> list[Path]:
+        """Messages that the peers of a local run left for each other."""
+        return sorted(exchange_directory(self.directory, self.recipe).glob("*.ftis"))
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What one peer of one arm goes back over.
+
+    Attributes:
+        finished: rounds it had finished.
+        step: rounds that stay.
+        accused: by sender, what its honesty test had found.
+        evidence: by sender, what its last record says of it; passages are text.
+        action: the recipe's ``honesty.action``.
+    """
+
+    arm: str
+    records: PeerRun
+    finished: int
+    step: int
+    accused: dict[str, Accusation]
+    evidence: dict[str, dict[str, Any]]
+    action: str
+
+    @property
+    def name(self) -> str:
+        return self.records.name
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints to delete, ascending."""
+        return [step for step in checkpoint.steps(self.records.directory) if step > self.step]
+
+    def removed(self) -> Iterator[str]:
+        """What is deleted, in lines for people."""
+        directory = self.records.directory
+        yield from (f"{directory / f'checkpoint-{step}'}" for step in self.checkpoints)
+        for name, rows in (("metrics", self.records.rounds), ("evaluations", self.records.evaluations)):
+            lines = sum(row.step > self.step for row in rows)
+            if lines:
+                yield f"{lines} of {len(rows)} lines of {directory / name}.jsonl"
+        yield from map(str, written_after(directory, self.step))
+
+    def told(self) -> Iterator[str]:
+        """Where the peer goes back to and who stays accused, in lines for people."""
+        place = f"{self.arm}, {self.name}"
+        yield f"{place}: from step {self.finished} to step {self.step}"
+        for sender, accusation in self.accused.items():
+            found = f"{place}: {sender}, found in round {accusation['found'] + 1},"
+            if self.action == "quarantine":
+                yield f"{found} stays in quarantine"
+            else:
+                yield (
+                    f'{found} is learned from all the same, since honesty.action = "{self.action}": resume with '
+                    f"--set honesty.action=quarantine to learn nothing of it"
+                )
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """What going back takes.
+
+    Attributes:
+        peers: what each peer goes back over.
+        stale: files that other files of the run are made into, or messages of rounds that are undone.
+    """
+
+    peers: list[Undone]
+    stale: list[Path]
+
+    def removed(self) -> Iterator[str]:
+        """What is deleted, in lines for people."""
+        yield from map(str, self.stale)
+        for peer in self.peers:
+            yield from peer.removed()
+
+
+def roll_back(
+    directory: Path, step: int, arms: Sequence[str] = (), peers: Sequence[str] = (), dry_run: bool = False
+) -> Rollback:
+    """Go back to ``checkpoint-<step>`` with each chosen peer of a run; 0 is the beginning.
+
+    Args:
+        directory: of the run.
+        arms: by default all that were begun.
+        peers: by default all whose records are here. Those of a swarm on one machine go back together.
+        dry_run: change nothing.
+
+    Raises:
+        RunError: there is no such arm, peer or checkpoint, or peers were chosen without the others of their swarm.
+        CheckpointError: a checkpoint to go on from is damaged.
+        InUseError: a peer is being trained.
+    """
+    swarms = _chosen(directory, arms, peers)
+    with ExitStack() as held:
+        for lock in [] if dry_run else [lock for swarm in swarms for lock in swarm.locks()]:
+            held.enter_context(locked(lock, 0))
+        for swarm in swarms:
+            _check_step(swarm, step)
+        undone = [_undone(swarm, name, step) for swarm in swarms for name in swarm.peers]
+        stale = [*_derived(directory), *(path for swarm in swarms for path in swarm.exchanged())]
+        rollback = Rollback(undone, stale if any(peer.finished > step for peer in undone) else [])
+        if not dry_run:
+            _carry_out(directory, step, rollback)
+    return rollback
+
+
+def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[SwarmDirectory]:
+    """The swarms that go back, in the recipe's order."""
+    begun = []
+    for arm in arms_of(read_run(directory).recipe, tuple(arms)):
+        place = directory / arm.name
+        for recipe in arm.swarms:
+            here = tuple(peer.name for peer in recipe.peers if (place / peer.name).is_dir())
+            joined = any((place / name / "events.jsonl").exists() for name in here)
+            if here:
+                begun.append(SwarmDirectory(arm.name, place, recipe, here, joined))
+    known = dict.fromkeys(name for swarm in begun for name in swarm.peers)
+    for name in peers:
+        if name not in known:
+            raise RunError(
+                f"{directory} has no records of a peer {name!r}: it has those of {', '.join(known) or 'none'}"
+            )
+    if not begun:
+        raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: nothing is there to undo")
+    chosen = [swarm for swarm in begun if not peers or set(peers) & set(swarm.peers)]
+    for swarm in chosen:
+        others = [name for name in swarm.peers if peers and name not in peers]
+        if others:
+            raise RunError(
+                f"{swarm.directory}: {', '.join(swarm.peers)} learned from each other's messages, so they go back "
+                f"together: name {', '.join(others)} with --peer too, leave --peer out, or choose another --arm"
+            )
+    return chosen
+
+
+def _check_step(swarm: SwarmDirectory, step: int) -> None:
+    """Refuse a step at which a peer of the swarm has no checkpoint, or a damaged one."""
+    if not step:
+        return
+    kept = set.intersection(*(set(checkpoint.steps(swarm.directory / name)) for name in swarm.peers))
+    if step not in kept:
+        raise RunError(
+            f"{swarm.directory}: no checkpoint-{step} of {', '.join(swarm.peers)}: go back to "
+            f"{', '.join(map(str, [0, *sorted(kept)]))} (0 is the beginning) or choose another --arm; "
+            f"training.save_every and training.save_total_limit say which are kept"
+        )
+    for name in swarm.peers:
+        checkpoint.selections(swarm.directory / name, step)
+
+
+def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
+    records = PeerRun.read(swarm.directory / name)
+    newest = max(checkpoint.steps(records.directory), default=0)
+    of_last = records.rounds[-1].by_peer if records.rounds else {}
+    evidence = {
+        sender: {key: value for key, value in measures.items() if key.startswith("honesty/")}
+        for sender, measures in of_last.items()
+        if "honesty/found_in_round" in measures
+    }
+    return Undone(
+        arm=swarm.arm,
+        records=records,
+        finished=max(newest, records.rounds[-1].step if records.rounds else 0, step),
+        step=step,
+        accused=_accused(records.directory, newest, evidence),
+        evidence=evidence,
+        action=swarm.recipe.honesty.action,
+    )
+
+
+def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) -> dict[str, Accusation]:
+    """Whom a peer's records, the accusations it kept or its newest checkpoint accuse; the last has token ids too."""
+    accused = accusations.in_round(evidence) | accusations.read(directory, math.inf)
+    if newest:
+        for sender, known in checkpoint.selections(directory, newest).get("honesty", {}).items():
+            if known["found"] is not None:
+                accused[sender] = {key: known[key] for key in ("found", "found_after", "passages")}
+    return accused
+
+
+def _derived(directory: Path) -> list[Path]:
+    """Files that were made from the records of the run, and from those of the experiment it belongs to."""
+    places = [directory, *([directory.parent] if (directory.parent / "experiment.json").exists() else [])]
+    named = [place / name for place in places for name in DERIVED]
+    drawn = [path for place in places for kind in ("png", "svg") for path in sorted(place.glob(f"figures/*.{kind}"))]
+    return [path for path in [*named, *drawn] if path.exists()]
+
+
+def _carry_out(directory: Path, step: int, rollback: Rollback) -> None:
+    undone = rollback.peers
+    for peer in undone:
+        if peer.accused:
+            accusations.write(peer.records.directory, step, peer.accused)
+    if any(peer.finished > step for peer in undone):
+        about = [
+            {"arm": peer.arm, "peer": peer.name, "from": peer.finished, "accused": peer.evidence} for peer in undone
+        ]
+        note_rollback(directory, {"to": step, "peers": about})
+    for path in rollback.stale:
+        path.unlink(missing_ok=True)
+    newer = sorted((newer, place) for place, peer in enumerate(undone) for newer in peer.checkpoints)
+    for of_step, place in newer:
+        checkpoint.delete(undone[place].records.directory / f"checkpoint-{of_step}")
+    for peer in undone:
+        Records(peer.records.directory).cut_back_to(step)

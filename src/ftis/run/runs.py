@@ -1,0 +1,376 @@
+"""A run: arms × peers in one directory, in one process or one process per peer.
+
+    <output_dir>/<name>-seed<seed>/
+        recipe.json, provenance.json      what was run, with what, where
+        summary.json, learning_curves.png what came of it (results.py)
+        <arm>/<peer>/                     records and checkpoints of one peer in one arm
+
+``resume=True`` continues a run that was stopped or killed: finished arms are skipped, the others go on from the newest
+step at which all peers of a swarm have a checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from ftis.check.plan import plan
+from ftis.config import PeerConfig, Recipe, run_directory
+from ftis.engines.machine import cores
+from ftis.engines.models import return_freed_memory
+from ftis.exchange import Exchange, Stopped
+from ftis.recipe.arms import Arm, RunError, arms_of, threads_of
+from ftis.recipe.own_code import told_as_own
+from ftis.records.events import ArmBegun, Planned, Say, placed, unheard
+from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.writing import Records, evaluated_splits, open_trackers
+from ftis.run import checkpoint
+from ftis.run.assembly import assemble
+from ftis.run.local import AloneExchange, Cores, DirectoryExchange, Hub
+from ftis.run.prepare import check, prepare
+from ftis.run.processes import SMALL, computing_at_a_time, parameters_of, runs_in_parallel
+from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
+from ftis.run.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs, stop_if
+
+
+@dataclass(frozen=True)
+class PeerJob:
+    """One peer of one arm to be trained: everything its process needs, picklable.
+
+    Attributes:
+        recipe: with exactly the peers of its swarm.
+        resume_step: the step it goes on from; 0 is the beginning.
+        threads: CPU threads.
+        cores: how many peers of the arm compute at a time, where each has a process of its own.
+    """
+
+    arm: str
+    recipe: Recipe
+    peer: str
+    directory: Path
+    exchange_directory: Path
+    model_path: str
+    resume_step: int
+    threads: int
+    cores: int
+
+    @property
+    def finished(self) -> bool:
+        rounds = self.recipe.training.rounds
+        return rounds in checkpoint.steps(self.directory) and is_evaluated(self.directory, self.recipe, rounds)
+
+
+def run(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    only: tuple[str, ...] | str = (),
+    peer: str = "",
+    say: Say = unheard,
+    stop: Stop | None = None,
+) -> bool:
+    """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
+
+    Args:
+        peer: run only the swarm that this peer is in. Swarms of one arm can be run side by side.
+        overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
+        stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
+
+    Raises:
+        RunError: the run directory is in use, or holds another run.
+        FtisError: whatever else a peer met; once that is mended the run can be resumed.
+    """
+    if resume and overwrite:
+        raise RunError("resume=True, overwrite=True: one goes on with an earlier run, the other deletes it; choose one")
+    directory = run_directory(recipe)
+    stop = stop or threading.Event()
+    arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
+    if peer:
+        arms = [arm.part_of(peer) for arm in arms]
+    tasks, of_prompts = check(arms, prompts=not peer)
+    try:
+        if overwrite:
+            delete_run(directory)
+        elif not resume:
+            for lock in (swarm_lock(directory / arm.name, swarm) for arm in arms for swarm in arm.swarms):
+                if lock.exists():  # that it is under way says more than that it is there
+                    with locked(lock, 0):
+                        pass
+        goes_on = claim(directory, resume, recipe, tasks=tasks)
+        if not peer:  # else it is a job of an experiment, which has said so
+            say(Planned((*plan(arms, tasks, of_prompts, arms_of(recipe)), goes_on or f"a new run in {directory}")))
+        arms, models = prepare(arms, say, stop)
+        for arm in arms:
+            with _locked(directory, arm):
+                if not _run_arm(directory, arm, models, placed(say, arm=arm.name), stop):
+                    return False
+    except Stopped:
+        return False
+    except OSError as error:
+        if own := told_as_own(error):
+            raise RunError(own) from error
+        raise RunError(
+            f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "
+            f"the same command again, ftis train and join with --resume"
+        ) from error
+    return True
+
+
+def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
+    rounds = arm.recipe.training.rounds
+    unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
+    unfinished = [
+        (swarm, step)
+        for swarm, step in unfinished
+        if step < rounds or not all(is_evaluated(directory / arm.name / p.name, swarm, step) for p in swarm.peers)
+    ]
+    for swarm, step in unfinished:
+        if not step:
+            _check_nothing_is_lost(directory / arm.name, swarm)
+    if not unfinished:
+        return True
+    text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
+    say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds, text))
+    sizes = [arm.recipe.peer(name).data_parallel_size for name in arm.peers]
+    firsts = dict(zip(arm.peers, accumulate(sizes, initial=arm.first), strict=False))
+    # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.
+    at_a_time = arm.recipe.swarm_size // len(arm.swarms[0].peers)
+    for first in range(0, len(unfinished), at_a_time):
+        # A peer that is ahead of its swarm, even at its end, goes back with it: the others need its messages.
+        wave = unfinished[first : first + at_a_time]
+        members = [(swarm, step, peer) for swarm, step in wave for peer in swarm.peers]
+        jobs = [
+            PeerJob(
+                arm=arm.name,
+                recipe=_on_device(swarm, peer, firsts[peer.name]),
+                peer=peer.name,
+                directory=directory / arm.name / peer.name,
+                exchange_directory=exchange_directory(directory / arm.name, swarm),
+                model_path=models.get(peer.model, peer.model),
+                resume_step=step,
+                threads=threads_of(arm.recipe, cores()),
+                cores=computing_at_a_time(arm.recipe),
+            )
+            for swarm, step, peer in members
+        ]
+        in_parallel = len(jobs) > 1 and runs_in_parallel(arm.recipe)
+        if not (_run_in_processes if in_parallel else _run_in_turns)(jobs, say, stop):
+            return False
+    for swarm in arm.swarms:
+        shutil.rmtree(exchange_directory(directory / arm.name, swarm), ignore_errors=True)
+    return True
+
+
+def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
+    """Whether a peer, whose directory this is, was evaluated on all splits after ``step`` rounds."""
+    return len(evaluated_splits(directory, step)) > len(recipe.ood)
+
+
+def exchange_directory(arm: Path, swarm: Recipe) -> Path:
+    """Where the peers of one swarm leave each other their messages: swarms that run side by side end apart."""
+    return arm / f".exchange@{swarm.peers[0].name}"
+
+
+def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
+    """Train one peer to the last round. Returns False if it was stopped before."""
+    recipe = job.recipe
+    if not job.resume_step:
+        shutil.rmtree(job.directory, ignore_errors=True)
+    job.directory.mkdir(parents=True, exist_ok=True)
+    for step in checkpoint.steps(job.directory):
+        if step > job.resume_step:  # ahead of what the other peers can go on from
+            checkpoint.delete(job.directory / f"checkpoint-{step}")
+    run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
+    trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
+    records = Records(job.directory, trackers, recipe.training.record_rollouts)
+    trainer = assemble(
+        recipe,
+        job.peer,
+        job.directory,
+        exchange,
+        model_path=job.model_path,
+        resume_step=job.resume_step,
+        should_stop=should_stop,
+        records=records,
+    )
+    with closing(trainer):
+        trainer.train(placed(say, peer=job.peer))
+    return trainer.peer.cursor.step == recipe.training.rounds
+
+
+_ENDED: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+"""For each peer's thread, what it sets once it computes no more. It is alive for a moment after that."""
+
+
+def peers_at_work() -> bool:
+    """Whether a peer's thread still computes, after a second Ctrl-C."""
+    return not all(has_ended.is_set() for has_ended in _ENDED)
+
+
+def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
+    """Train the peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
+    peers = jobs[0].recipe.peers
+    large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
+    # Else each peer's thread would keep what its sampling and updates took while the next one's take as much.
+    hub = Hub(tuple(p.name for p in peers), return_freed_memory if large else lambda: None)
+    ended = {job.peer: threading.Event() for job in jobs}
+    alone = len(peers) == 1
+    failures: list[BaseException] = []
+    finished: list[bool] = []
+    threads_before = torch.get_num_threads()
+
+    def work(job: PeerJob) -> None:
+        with hub.turn:
+            try:
+                if failures or stop.is_set():
+                    finished.append(False)
+                    return
+                exchange = AloneExchange() if alone else hub.endpoint(job.peer)
+                finished.append(run_peer_job(job, exchange, stop.is_set, say))
+            except BaseException as error:  # carried over to the main thread, which raises it
+                failures.append(error)
+            finally:
+                hub.leave(job.peer)
+                hub.after_turn()
+                ended[job.peer].set()
+
+    torch.set_num_threads(jobs[0].threads)
+    try:
+        with interrupts() as interrupted:
+            for job in jobs:
+                # A second Ctrl-C ends the program at once: it does not wait for the threads.
+                thread = threading.Thread(target=work, args=(job,), name=job.peer, daemon=True)
+                _ENDED.add(ended[job.peer])
+                thread.start()
+            for has_ended in ended.values():
+                # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
+                while not has_ended.wait(POLL_SECONDS):
+                    stop_if(interrupted, say, stop)
+            stop_if(interrupted, say, stop)  # since it was asked last
+    finally:
+        torch.set_num_threads(threads_before)
+    if failures:
+        raise failures[0]
+    return len(finished) == len(jobs) and all(finished)
+
+
+def _run_in_processes(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
+    """Train each peer in a process of its own. A peer that fails stops the others, and its error is raised here."""
+    for job in jobs:
+        # With what a killed attempt left, a peer would run ahead, and delete its own messages before others read them.
+        with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that the kill did not reach
+            shutil.rmtree(job.exchange_directory, ignore_errors=True)
+    in_processes = [Job(f"peer {job.peer!r}", run_peer_process, (job,)) for job in jobs]
+    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume")
+    return all(job.finished for job in jobs)
+
+
+def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
+    """Train one peer in this process; it meets the others of its swarm in a directory."""
+    torch.set_num_threads(job.threads)
+    members = tuple(p.name for p in job.recipe.peers)
+    exchange: Exchange = AloneExchange()
+    shared = Cores(job.directory.parent, job.cores)
+    if len(members) > 1:
+
+        def has_left(name: str) -> bool:
+            return not _is_training(job.directory.with_name(name))
+
+        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set, has_left, shared)
+    with locked(peer_lock(job.directory), LOCK_SECONDS):
+        shared.take()
+        if not stop.is_set():
+            run_peer_job(job, exchange, stop.is_set, say)
+        shared.give_up()
+
+
+def peer_lock(directory: Path) -> Path:
+    """The lock that a process of its own holds while it trains one peer.
+
+    Args:
+        directory: of the peer in an arm of a run.
+    """
+    return directory.with_name(f".{directory.name}.lock")
+
+
+def _is_training(directory: Path) -> bool:
+    """Whether a process trains the peer whose directory this is."""
+    try:
+        with locked(peer_lock(directory), 0):
+            return False
+    except InUseError:
+        return True
+
+
+def resume_step(directory: Path, swarm: Recipe) -> int:
+    """The newest step that every peer of the swarm can go on from; 0 is the beginning.
+
+    Args:
+        directory: of the arm in a run.
+    """
+    common = set.intersection(*(set(checkpoint.steps(directory / peer.name)) for peer in swarm.peers))
+    return max(common, default=0)
+
+
+def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
+    """Refuse to start a swarm anew over the records of a peer that trained longer than to its first checkpoint.
+
+    Args:
+        directory: of the arm in a run.
+
+    Raises:
+        RunError: somebody deleted its checkpoints.
+    """
+    for peer in swarm.peers:
+        path = directory / peer.name
+        rows = read_jsonl(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+        finished = rows[-1]["step"] if rows else 0
+        if finished > swarm.training.save_every and not checkpoint.steps(path):
+            raise RunError(
+                f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
+                f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "
+                f"the run again with --overwrite"
+            )
+
+
+@contextmanager
+def _locked(directory: Path, arm: Arm) -> Iterator[None]:
+    """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
+    with ExitStack() as held:
+        for swarm in arm.swarms:
+            held.enter_context(locked(swarm_lock(directory / arm.name, swarm), 0))
+        yield
+
+
+def swarm_lock(directory: Path, swarm: Recipe) -> Path:
+    """The lock that a process holds while it trains the peers of a swarm. No peer's name holds an @.
+
+    Args:
+        directory: of the arm in a run.
+    """
+    return directory / f".lock@{swarm.peers[0].name}"
+
+
+def _on_device(recipe: Recipe, peer: PeerConfig, first: int) -> Recipe:
+    """The recipe with ``device = "auto"`` of this peer spread over the GPUs there are.
+
+    A peer of several processes has as many GPUs that follow one another.
+
+    Args:
+        first: how many processes the arm's peers before it have.
+    """
+    size, count = peer.data_parallel_size, torch.cuda.device_count()
+    if peer.device != "auto" or count < max(2, size):
+        return recipe
+    at = first % count if first % count + size <= count else 0
+    on_gpu = peer.model_copy(update={"device": f"cuda:{at}"})
+    return recipe.model_copy(update={"peers": tuple(on_gpu if p.name == peer.name else p for p in recipe.peers)})

@@ -1,0 +1,157 @@
+"""A peer's training: round after round, evaluated, recorded and saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ftis.admission import Score
+from ftis.engines.devices import peak_bytes
+from ftis.exchange import Stopped
+from ftis.measures import RoundRecord
+from ftis.peer import Peer, train_round
+from ftis.prompts import Task
+from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
+from ftis.records.writing import Records, evaluated_splits
+from ftis.rewards.parts import parts_of_reward
+from ftis.rollouts import Prompt
+from ftis.run import checkpoint
+from ftis.run.checkpoint import CheckpointError
+from ftis.run.evaluate import evaluate
+
+
+@dataclass(frozen=True)
+class EvalSplit:
+    """Problems to evaluate on, under the name that records give them."""
+
+    name: str
+    problems: Sequence[Prompt]
+    score: Score
+
+    @classmethod
+    def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[EvalSplit, ...]:
+        """``validation``, and ``ood-<task>`` of each other task, numbered where a task occurs twice.
+
+        Args:
+            scores: of ``task`` and each of ``ood``.
+        """
+        kinds = [f"ood-{other.name.replace(':', '-')}" for other in ood]
+        numbered = [
+            kind if kinds.count(kind) == 1 else f"{kind}-{kinds[: i + 1].count(kind)}" for i, kind in enumerate(kinds)
+        ]
+        named = zip(["validation", *numbered], [task, *ood], scores, strict=True)
+        return tuple(cls(name, of.validation, score) for name, of, score in named)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A peer with what its rounds leave behind: records, and checkpoints in the same directory."""
+
+    peer: Peer
+    splits: tuple[EvalSplit, ...]
+    records: Records
+
+    def train(self, say: Say) -> None:
+        """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
+
+        Asked to stop, it saves the finished rounds and returns. The run can then be resumed. It saves them as well
+        where a round fails before its first optimiser step, or an evaluation or a tracker fails.
+        """
+        peer, training = self.peer, self.peer.recipe.training
+        self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
+        say(PeerStarted(peer.cursor.step))
+        self.evaluate_where_due(training.rounds, say)
+        while peer.cursor.step < training.rounds:
+            try:
+                if peer.should_stop():
+                    raise Stopped
+                round = peer.exchange.catch_up(peer.cursor.step)
+                peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
+                self.record(train_round(peer, round), say)
+            except Stopped:
+                self.save_once()
+                say(PeerStopped(peer.cursor.step))
+                return
+            except Exception:  # of a part of the user's own, too
+                self.save_what_is_whole()
+                raise
+            if peer.cursor.step == training.rounds or peer.cursor.step % training.save_every == 0:
+                self.save()
+            self.evaluate_where_due(training.rounds, say)
+        say(PeerFinished(peer.cursor.step))
+
+    def record(self, record: RoundRecord, say: Say) -> None:
+        """Record a finished round."""
+        peer = self.peer
+        record.metrics.update(parts_of_reward(peer.recipe, peer.task, peer.name, record.rollouts))
+        if memory := peak_bytes(peer.policy.device):
+            record.metrics["peak_memory"] = memory
+        self.records.round(record)
+        peer.learning = False
+        self.records.report(record.metrics)
+        say(RoundEnded(record.metrics))
+
+    def evaluate_where_due(self, last: int, say: Say) -> None:
+        """Evaluate before the first round, after the ``last``, and after each for which the recipe says so."""
+        every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
+        if step not in (0, last) and (not every or step % every):
+            return
+        done = evaluated_splits(self.records.directory, step)  # before a resume
+        if due := [split for split in self.splits if split.name not in done]:
+            try:
+                say(self.evaluate(due))
+            except Exception:
+                self.save_what_is_whole()
+                raise
+
+    def evaluate(self, splits: Sequence[EvalSplit]) -> Evaluated:
+        """Record greedy pass@1 on each split."""
+        peer, accuracies = self.peer, {}
+        for split in splits:
+            began = time.monotonic()
+            evaluation = evaluate(
+                peer.policy,
+                peer.sampler,
+                split.problems,
+                [peer.render(problem) for problem in split.problems],
+                split.score,
+                peer.decoding,
+                peer.recipe.sampling.batch_size,
+            )
+            summary = {
+                "step": peer.cursor.step,
+                "split": split.name,
+                "accuracy": evaluation.accuracy,
+                "problems": len(split.problems),
+                "mean_length": evaluation.mean_length,
+                "seconds": time.monotonic() - began,
+            }
+            self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
+            accuracies[split.name] = evaluation.accuracy
+        return Evaluated(peer.cursor.step, accuracies)
+
+    def save_what_is_whole(self) -> None:
+        """After an error, save what earlier rounds have trained. That it cannot be saved is not told as well."""
+        if not self.peer.learning:
+            with suppress(CheckpointError):
+                self.save_once()
+
+    def save_once(self) -> None:
+        """Write a checkpoint of the rounds finished so far, where there is none."""
+        step = self.peer.cursor.step
+        if step and step not in checkpoint.steps(self.records.directory):
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the rounds finished so far."""
+        peer = self.peer
+        keep = peer.recipe.training.save_total_limit
+        states = checkpoint.states_of(peer.selections)
+        checkpoint.save(self.records.directory, peer.policy, peer.cursor, keep, states)
+
+    def close(self) -> None:
+        """Release the sampler and the trackers."""
+        self.peer.sampler.close()
+        self.records.close()

@@ -1,0 +1,134 @@
+"""A completion as text: a rollout over bytes, whose units are the tokens that the sender sampled.
+
+No tokenizer is needed to read it. Its ids 0 to 255 are bytes in UTF-8, and those from :data:`END` on are the ends of a
+completion. A unit covers the bytes of one of the sender's tokens, and has its log-probability.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis.rollouts import Ints, Rollout
+from ftis.text.token_bytes import Bytes, TokenBytes
+
+END = 256
+"""The id behind the last byte of a completion that its sender ended by the first of its end tokens; the next one is its
+second, and so on. It is a unit of its own."""
+MOST_ENDS = 4
+"""How many ends a sender may tell apart. A liar that shares one end among n hides ln n nats at each."""
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+"""Stands for bytes that are no character, as in any decoder."""
+
+
+def as_texts(
+    rollouts: Sequence[Rollout], known: TokenBytes, end_ids: Sequence[int], most_bytes: int = sys.maxsize
+) -> list[Rollout]:
+    """Sampled completions as text.
+
+    Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
+    without bytes of its own, as a special token in the middle, is left out with its log-probability: what remains is
+    about the probability of the text, with or without it. A completion without any bytes becomes :data:`REPLACED` too.
+    Of one with too many bytes the first tokens are left, as if it had been cut off there.
+
+    Args:
+        rollouts: of the sender's tokenizer, each token a unit of its own.
+        known: that tokenizer.
+        end_ids: the sender's ids that end a completion, in their order. None of them has bytes.
+        most_bytes: the most of a completion that a message carries.
+    """
+    ends = {end: END + min(place, MOST_ENDS - 1) for place, end in enumerate(end_ids)}
+    ids = np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)])
+    lengths = np.array([len(rollout) for rollout in rollouts], np.int64)
+    stops = np.cumsum(lengths)
+    last = stops[lengths > 0] - 1
+    sizes, joined = known.sizes(ids), known.join(ids)
+    at_end = last[np.isin(ids[last], list(ends))]
+    byte_stops = np.cumsum(sizes, dtype=np.int64)
+    regular = lengths.all() and np.array_equal(np.flatnonzero(sizes == 0), at_end)
+    if regular:
+        regular = np.diff(byte_stops[stops - 1], prepend=0).max(initial=0) <= most_bytes
+    if not regular or not all_utf8(joined, byte_stops[stops - 1]):
+        return [_as_text(rollout, known, ends, most_bytes) for rollout in rollouts]
+    raw = np.insert(joined.astype(np.int32), byte_stops[at_end], [ends[end] for end in ids[at_end].tolist()])
+    place = np.arange(len(ids), dtype=np.int32) - np.repeat((stops - lengths).astype(np.int32), lengths)
+    unit = np.repeat(place, np.maximum(sizes, 1))
+    cuts = np.cumsum(np.maximum(sizes, 1))[stops - 1].tolist()
+    return [
+        Rollout(raw[start:stop], rollout.gen_logp, unit[start:stop])
+        for rollout, (start, stop) in zip(rollouts, itertools.pairwise([0, *cuts]), strict=True)
+    ]
+
+
+def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
+    """Whether each of the texts that end at ``stops`` is UTF-8 by itself."""
+    try:
+        text.tobytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    starts = stops[:-1][stops[:-1] < len(text)]
+    return not ((text[starts] & 0xC0) == 0x80).any()
+
+
+def _as_text(rollout: Rollout, known: TokenBytes, ends: Mapping[int, int], most_bytes: int) -> Rollout:
+    """One of them, whatever was sampled."""
+    ids = rollout.completion_ids
+    ended = bool(len(ids)) and int(ids[-1]) in ends
+    spoken = ids[: len(ids) - ended]
+    raw = known.join(spoken).astype(np.int32)
+    token = np.repeat(np.arange(len(spoken), dtype=np.int32), known.sizes(spoken))
+    raw, token = _valid(raw, token)
+    if len(raw) > most_bytes:  # part of a character at the new end takes up to two bytes more
+        fits = token < token[max(most_bytes - 2, 0)]
+        raw, token = _valid(raw[fits], token[fits])
+        ended = False
+    if ended:
+        raw, token = np.append(raw, np.int32(ends[int(ids[-1])])), np.append(token, np.int32(len(spoken)))
+    if not len(token):
+        raw = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
+        token = np.zeros(len(raw), np.int32)
+    present, unit = np.unique(token, return_inverse=True)
+    return Rollout(raw, rollout.gen_logp[present], unit.astype(np.int32))
+
+
+def text_of(rollout: Rollout) -> str:
+    """The text of a rollout over bytes, without its end.
+
+    Raises:
+        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_texts` nor the wire gives such.
+    """
+    return rollout.completion_ids[: len(rollout) - ended(rollout)].astype(np.uint8).tobytes().decode("utf-8")
+
+
+def ended(rollout: Rollout) -> bool:
+    """Whether the sender of a rollout over bytes ended it."""
+    return bool(len(rollout)) and int(rollout.completion_ids[-1]) >= END
+
+
+def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Bytes, and the token of each, with :data:`REPLACED` in place of what is no UTF-8.
+
+    It belongs to the token in which the wrong bytes start.
+    """
+    data = raw.astype(np.uint8).tobytes()
+    try:
+        data.decode("utf-8")
+        return raw, token
+    except UnicodeDecodeError:
+        pass
+    stands_in = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
+    parts, tokens, at = [], [], 0
+    while True:
+        try:
+            data[at:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            start, stop = at + error.start, at + error.end
+            parts += [raw[at:start], stands_in]
+            tokens += [token[at:start], np.full(len(stands_in), token[start])]
+            at = stop
+        else:
+            return np.concatenate([*parts, raw[at:]]), np.concatenate([*tokens, token[at:]])

@@ -1,0 +1,370 @@
+"""Charts as values: where their lines, areas, dots and words lie. Light enough to be drawn after every round.
+
+:class:`Plot` puts data into the frame of a chart. ``templates/chart.svg`` draws a :class:`Chart` as SVG, in a page and
+in a file, and :mod:`ftis.view.figure_files` as PNG. There is no other way to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from ftis.check.formatting import true_minus
+from ftis.view.drawing import LINES, LONGEST_BESIDE, in_short, short, spread_out
+
+WIDTH, HEIGHT = 360, 200
+LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
+"""Room for the axes' numbers and for the lines' names at their ends, in units of the drawing."""
+
+LETTER = 7
+"""The approximate width of a letter in a label. A chart with long labels is wider than others."""
+NAMED = 12
+"""Up to this many lines are labelled; with more, labels would overlap."""
+
+ROUND = "round"
+"""The label of an axis of whole numbers."""
+
+MOST_POINTS = 300
+GAP = 0.075
+"""Between two names, as a part of the height."""
+
+LEGEND_ROW = 14
+
+Point = tuple[float, float]
+AnyPoint = TypeVar("AnyPoint", bound=tuple[float, ...])
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Polyline:
+    """A polyline in units of the drawing."""
+
+    points: Sequence[Point]
+    ink: str
+    width: float
+    dashes: tuple[float, ...] = ()
+    opacity: float = 1.0
+
+    @property
+    def path(self) -> str:
+        return _path(self.points)
+
+
+@dataclass(frozen=True)
+class Area:
+    """A filled polygon."""
+
+    points: Sequence[Point]
+    ink: str
+    opacity: float = 1.0
+
+    @property
+    def path(self) -> str:
+        return _path(self.points) + "Z"
+
+
+@dataclass(frozen=True)
+class Dot:
+    x: float
+    y: float
+    radius: float
+    ink: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text whose middle of height is at ``y``; ``anchor`` is "start", "middle" or "end"."""
+
+    x: float
+    y: float
+    text: str
+    ink: str = "soft"
+    anchor: str = "start"
+    strong: bool = False
+
+
+Mark = Polyline | Area | Dot | Words
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its title; ``empty`` says why there is none, "" where there is one."""
+
+    title: str
+    alt: str
+    marks: Sequence[Mark] = ()
+    subtitle: str = ""
+    empty: str = ""
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart that is also written beside the page, under ``name``."""
+
+    name: str
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark of an axis: at which value, and what it says."""
+
+    at: float
+    text: str
+
+
+def linear(value: float) -> float:
+    return value
+
+
+def logarithmic(value: float) -> float:
+    return math.log10(value)
+
+
+def both_sides_logarithmic(inner: float) -> Scale:
+    """Linear within ±``inner``, logarithmic beyond."""
+    return lambda value: math.asinh(value / inner)
+
+
+class Plot:
+    """A frame, and marks in units of the data.
+
+    Args:
+        x, y: the ends of the axes.
+        left, right: room beside the frame, in units of the drawing.
+        x_ticks, y_ticks: marks of the axes; by default round numbers.
+    """
+
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        x_label: str,
+        *,
+        x_scale: Scale = linear,
+        y_scale: Scale = linear,
+        x_ticks: Sequence[Tick] | None = None,
+        y_ticks: Sequence[Tick] | None = None,
+        left: int = LEFT,
+        right: int = RIGHT,
+        height: int = HEIGHT,
+        upright: bool = False,
+    ) -> None:
+        self._x, self._y = _apart(*x), _apart(*y)
+        self._scales = x_scale, y_scale
+        self._frame = (left, TOP, WIDTH - right, height - BOTTOM)
+        self._height = height
+        self._names: list[tuple[float, str, str]] = []
+        self._legend: list[tuple[str, str, float]] = []
+        if x_ticks is None:
+            numbers = _round_numbers(*self._x, 4, least=float(x_label == ROUND))
+            x_ticks = [Tick(at, true_minus(in_short(at))) for at in numbers]
+        if y_ticks is None:
+            y_ticks = [Tick(at, true_minus(f"{at:g}")) for at in _round_numbers(*self._y, 5)]
+        self._marks: list[Mark] = []
+        first, top, last, bottom = self._frame
+        for tick in y_ticks:
+            at = self.place(self._x[0], tick.at)[1]
+            if not upright:
+                self._marks.append(Polyline(((first, at), (last, at)), "rule", 0.7))
+            lines = tick.text.split("\n")
+            for i, text in enumerate(lines):
+                self._marks.append(Words(first - 6, at + 11 * (i - (len(lines) - 1) / 2), text, anchor="end"))
+        for tick in x_ticks:
+            at = self.place(tick.at, self._y[0])[0]
+            if upright:
+                self._marks.append(Polyline(((at, top), (at, bottom)), "rule", 0.7))
+            self._marks.append(Words(at, bottom + 9, tick.text, anchor="middle"))
+        self._marks.append(Words(last, height - 7, x_label, anchor="end"))
+
+    def place(self, x: float, y: float) -> Point:
+        """Where a value lies in the drawing; what is beyond the frame lies on its edge."""
+        first, top, last, bottom = self._frame
+        across, up = (
+            min(max((scale(value) - scale(low)) / (scale(high) - scale(low)), 0.0), 1.0)
+            for scale, value, (low, high) in zip(self._scales, (x, y), (self._x, self._y), strict=True)
+        )
+        return round(first + (last - first) * across, 1), round(bottom - (bottom - top) * up, 1)
+
+    def line(
+        self,
+        points: Sequence[Point],
+        ink: str,
+        name: str = "",
+        *,
+        width: float = 1.7,
+        dashes: tuple[float, ...] = (),
+        marker: str = "",
+        opacity: float = 1.0,
+    ) -> None:
+        """A line, with its name at its end and a marker at each of its points, if any."""
+        points = thinned(points)
+        placed = [self.place(x, y) for x, y in points]
+        if placed and (len(placed) > 1 or not marker):
+            self._marks.append(Polyline(placed, ink, width, dashes, opacity))
+        if marker and len(placed) < MOST_POINTS / 3:
+            self._marks += [_marker(marker, at, 2.3, ink) for at in placed]
+        if name and points:
+            self.name(points[-1][1], name, ink)
+
+    def band(self, points: Sequence[tuple[float, float, float]], ink: str, opacity: float = 0.14) -> None:
+        """An area between two heights at each x."""
+        points = thinned(points)
+        edge = [self.place(x, high) for x, _, high in points] + [self.place(x, low) for x, low, _ in reversed(points)]
+        if len(points) > 1:
+            self._marks.append(Area(edge, ink, opacity))
+        elif points:
+            self._marks.append(Polyline(edge, ink, 3, opacity=opacity))
+
+    def box(self, x: tuple[float, float], y: tuple[float, float], ink: str) -> None:
+        """A rectangle."""
+        if y[1] > y[0]:
+            corners = [(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1])]
+            self._marks.append(Area([self.place(*corner) for corner in corners], ink))
+
+    def level(self, y: float, name: str, ink: str = "bad") -> None:
+        """A line across, with its name."""
+        (first, _, last, _), at = self._frame, self.place(self._x[0], y)[1]
+        self._marks.append(Polyline(((first, at), (last, at)), ink, 1, (2, 2)))
+        if name:
+            self.name(y, name, ink)
+
+    def upright(self, x: float) -> None:
+        """A line from the bottom to the top."""
+        (_, top, _, bottom), at = self._frame, self.place(x, self._y[0])[0]
+        self._marks.append(Polyline(((at, top), (at, bottom)), "ink", 1))
+
+    def mark(self, x: float, y: float, marker: str, ink: str, size: float = 2.3, opacity: float = 1.0) -> None:
+        """A marker by itself."""
+        self._marks.append(_marker(marker, self.place(x, y), size, ink, opacity))
+
+    def name(self, y: float, text: str, ink: str) -> None:
+        """A name at the right edge; names are pushed apart where they would overlap."""
+        self._names.append((y, text, ink))
+
+    def legend(self, ink: str, text: str, opacity: float = 1.0) -> None:
+        """A line below that says what an ink means."""
+        self._legend.append((ink, text, opacity))
+
+    def words(self, x: float, y: float, text: str, anchor: str = "start") -> None:
+        """Words at a place in units of the drawing."""
+        self._marks.append(Words(x, y, text, anchor=anchor))
+
+    def chart(self, title: str, alt: str, subtitle: str = "") -> Chart:
+        """All of it."""
+        marks, (_, top, last, bottom) = list(self._marks), self._frame
+        width = WIDTH
+        if len(self._names) <= NAMED:
+            names = [(short(text, LONGEST_BESIDE), ink) for _, text, ink in self._names]
+            width = max([WIDTH, *(last + 8 + LETTER * len(name) for name, _ in names)])
+            ends = [self.place(self._x[0], y)[1] for y, _, _ in self._names]
+            heights = spread_out([(bottom - y) / (bottom - top) for y in ends], GAP)
+            for (name, ink), height in zip(names, heights, strict=True):
+                marks.append(Words(last + 6, round(bottom - (bottom - top) * height, 1), name, ink, strong=True))
+        for i, (ink, text, opacity) in enumerate(self._legend):
+            x, y = self._frame[0] + 150 * (i % 2), self._height + 8 + LEGEND_ROW * (i // 2)
+            marks += [
+                Area([(x, y - 4), (x + 9, y - 4), (x + 9, y + 4), (x, y + 4)], ink, opacity),
+                Words(x + 14, y, text),
+            ]
+        rows = -(-len(self._legend) // 2)
+        return Chart(title, alt, marks, subtitle, "", width, self._height + LEGEND_ROW * rows + 4 * bool(rows))
+
+
+def empty(title: str, alt: str, why: str, subtitle: str = "") -> Chart:
+    """In place of a chart of nothing."""
+    return Chart(title, alt, subtitle=subtitle, empty=why)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line's name, the number of its ink, and its points in the order of x."""
+
+    name: str
+    number: int
+    points: Sequence[Point]
+
+
+def chart(
+    title: str, x_label: str, series: Sequence[Series], *, low: float | None = None, high: float | None = None
+) -> Chart:
+    """A chart of some plain lines; ``low`` and ``high`` are the ends of the y axis, by default what they need."""
+    known = [(s, points) for s in series if (points := finite(s.points))]
+    if not known:
+        why = "nothing was measured yet"
+        return empty(title, f"{title}: {why}", why)
+    ys = [y for _, points in known for _, y in points]
+    xs = [x for _, points in known for x, _ in (points[0], points[-1])]
+    plot = Plot((min(xs), max(xs)), (min(ys) if low is None else low, max(ys) if high is None else high), x_label)
+    for s, points in known:
+        dashes = (4.0, 2.0) if s.number // LINES % 2 else ()
+        plot.line(points, f"line-{s.number % LINES}", s.name, dashes=dashes)
+        plot.mark(*points[-1], "o", f"line-{s.number % LINES}")
+    said = ", ".join(f"{s.name} {points[-1][1]:.3g}" for s, points in known[:NAMED])
+    more = "" if len(known) <= NAMED else f" and {len(known) - NAMED} more"
+    return plot.chart(title, f"{title} over {x_label}; at the end {said}{more}")
+
+
+def thinned(points: Sequence[AnyPoint]) -> list[AnyPoint]:
+    """At most so many points that a line or a band shows, the last one among them."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    step = len(points) / (MOST_POINTS - 1)
+    return [points[int(i * step)] for i in range(MOST_POINTS - 1)] + [points[-1]]
+
+
+def finite(points: Sequence[Point]) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def powers_of_ten(low: float, high: float) -> list[Tick]:
+    """Ticks of a logarithmic axis, six at most."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    step = max(1, -(-(last - first + 1) // 6))
+    return [Tick(10.0**power, f"{10.0**power:g}") for power in range(first, last + 1, step)]
+
+
+def _marker(kind: str, at: Point, r: float, ink: str, opacity: float = 1.0) -> Mark:
+    (x, y), k, d = at, 0.9 * r, 1.25 * r
+    corners = {
+        "s": [(-k, -k), (k, -k), (k, k), (-k, k)],
+        "A": [(0, -d), (d, k), (-d, k)],
+        "v": [(0, d), (d, -k), (-d, -k)],
+        "D": [(0, -d), (d, 0), (0, d), (-d, 0)],
+        "P": [(-0.4 * r, -d), (0.4 * r, -d), (0.4 * r, d), (-0.4 * r, d)],
+        "<": [(-d, 0), (d, -d), (d, d)],
+        ">": [(d, 0), (-d, -d), (-d, d)],
+    }
+    if kind not in corners:
+        return Dot(x, y, r, ink, opacity)
+    return Area([(round(x + dx, 1), round(y + dy, 1)) for dx, dy in corners[kind]], ink, opacity)
+
+
+def _path(points: Sequence[Point]) -> str:
+    """A polyline; one point is a short dash, which would else not be seen."""
+    if len(points) == 1:
+        (x, y) = points[0]
+        return f"M{x - 3:g} {y:g}h6"
+    start = f"M{points[0][0]:g} {points[0][1]:g}"
+    return start + "".join(f"L{x:g} {y:g}" for before, (x, y) in pairwise(points) if (x, y) != before)
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis, never the same."""
+    return (low, high) if high - low >= 1e-9 else (low - 0.5, high + 0.5)
+
+
+def _round_numbers(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
+    """Round numbers from ``low`` to ``high``, about so many, and at least ``least`` apart."""
+    rough = max((high - low) / most, least)
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * times for times in (1, 2, 5, 10) if size * times >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    count = int((high - first * step) / step + 1e-9) + 1
+    return [round((first + i) * step, 12) for i in range(count)]

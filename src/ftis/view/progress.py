@@ -1,0 +1,407 @@
+"""What a run shows while it is running: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from ftis.check.formatting import counted, in_bytes
+from ftis.comparison.summary import unused
+from ftis.metric_keys import by_peer
+from ftis.records.events import (
+    ArmBegun,
+    AskedToStop,
+    Evaluated,
+    Event,
+    FirstGroup,
+    JobEnded,
+    JobsKnown,
+    NetworkEvent,
+    PeerStarted,
+    Planned,
+    RoundEnded,
+    Sounded,
+    TimeLeft,
+    WarmUp,
+)
+from ftis.records.standing import MEAN_OF, has_fallen
+from ftis.run.outlook import in_time
+from ftis.swarm.onlooker import is_count
+
+LEAST_IN_JOBS = 4
+"""Rounds in a row after which a job of an experiment says what does not work."""
+SECONDS_BETWEEN_LINES = 60.0
+"""Between two lines about rounds of an experiment's jobs, off a terminal."""
+
+WORTH_WAITING = 5.0
+"""Seconds left from which on pre-flight tells them, off a terminal."""
+
+WIDTH_OF_BARS = 110
+"""Columns of a terminal from which on there is room for a bar beside what a round is like."""
+NOTES = ("reward", "val", "signal", "tokens/s")
+"""What stands first beside a bar, so that it is not cut off where a terminal is narrow."""
+
+
+class Display:
+    """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self._clock = console, clock
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            *((BarColumn(bar_width=24),) if console.width >= WIDTH_OF_BARS else ()),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            # It takes what the others leave, or rich would cut the rounds and the time left first.
+            TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=console,
+            expand=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._rounds: dict[str, int] = {}
+        self._notes: dict[str, dict[str, str]] = {}
+        self._first: dict[str, tuple[int, float]] = {}
+        self._tokens: dict[str, int] = {}
+        self._unlearned: dict[tuple[str, str], int] = {}
+        self._rewards: dict[str, deque[float]] = {}
+        self._best: dict[str, float] = {}
+        self._jobs, self._left = (0, 0), ""
+        self._advised: tuple[str, ...] = ()
+        self._said = -math.inf
+
+    @contextmanager
+    def live(self, resumes: bool = True) -> Iterator[None]:
+        """Show bars while something runs, on a terminal; say what is left where Ctrl-C ends it at once.
+
+        Args:
+            resumes: whether the same command goes on with it.
+        """
+        try:
+            with self._bars if self.console.is_terminal else nullcontext():
+                yield
+        except KeyboardInterrupt:
+            goes_on = "; the same command goes on, ftis train and join with --resume" if resumes else ""
+            self.console.print(f"stopped at once{goes_on}", highlight=False)
+            raise
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case WarmUp():
+                self._advance(f"warm-up {event.starter}", event.step, event.most, "")
+                if event.step % 250 == 0:
+                    self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
+            case Planned():
+                for line in event.lines:
+                    self.console.print(line, highlight=False, markup=False)
+            case Sounded():
+                self._advance(event.place.peer, event.groups, event.most, "")
+                self._line(self._sounded_line(event))
+            case FirstGroup():
+                self.console.print(_first_group_line(event), highlight=False, markup=False)
+                if event.advice and event.advice == self._advised:
+                    self.console.print(f"{event.place.peer}: if other groups are like it, the same", highlight=False)
+                else:
+                    self._advised = event.advice or self._advised
+                    for advice in event.advice:
+                        # Lines of a recipe are for everybody.
+                        whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
+                        self.console.print(f"{whose}{advice}", highlight=False, markup=False)
+            case JobsKnown():
+                self._jobs = (event.done, event.jobs)
+                self._line(f"{counted(event.jobs, 'job')}, {event.done} of them finished before")
+                # What a bar tells from the jobs' number is wrong: they differ tenfold.
+                self._bars.columns = tuple(c for c in self._bars.columns if not isinstance(c, TimeRemainingColumn))
+                self._advance("jobs", *self._jobs, "")
+            case TimeLeft():
+                first, self._left = not self._left, f"about {in_time(event.seconds)} left"
+                self._advance("jobs", *self._jobs, self._left)
+                if first:
+                    self._line(f"{self._left}, by the first rounds")
+            case JobEnded():
+                self._job_ended(event.place.job)
+            case AskedToStop():
+                self.console.print("stopping after what is under way, such as a round; once more to stop at once")
+            case _ if event.place.job:
+                self._of_job(event)
+            case ArmBegun():
+                for peer in event.peers:
+                    self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
+                text = ", exchanging text in place of token ids" if event.text else ""
+                self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {counted(event.rounds, 'round')}{text}")
+            case PeerStarted() | RoundEnded() | Evaluated():
+                self._of_peer(event)
+            case NetworkEvent():
+                self.console.print(event.text, highlight=False, markup=False)
+
+    def _sounded_line(self, event: Sounded) -> str:
+        """How far pre-flight is with a peer."""
+        peer, now = event.place.peer, self._clock()
+        if not event.groups:
+            self._first[peer] = (0, now)
+            return f"{peer}: loaded"
+        left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
+        told = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
+        return f"{peer}: {event.groups / event.most:.0%} of the look at it{told}"
+
+    def _job_ended(self, label: str) -> None:
+        done, jobs = self._jobs[0] + 1, self._jobs[1]
+        self._jobs = (done, jobs)
+        if label in self._tasks:
+            self._bars.remove_task(self._tasks.pop(label))
+        self._line(f"{label} finished: {done} of {jobs} jobs" + (f", {self._left}" if self._left else ""))
+        self._advance("jobs", done, jobs, f"{self._left}  {label}")
+
+    def _of_job(self, event: Event) -> None:
+        """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round.
+
+        Off a terminal a line tells of it, one every :data:`SECONDS_BETWEEN_LINES`: an experiment has thousands. What
+        does not work is told once it has lasted for :data:`LEAST_IN_JOBS` rounds.
+        """
+        job, peer = event.place.job, event.place.peer
+        match event:
+            case ArmBegun():
+                self._rounds[job] = event.rounds
+            case RoundEnded(metrics=metrics) if job in self._rounds:
+                name = f"{job}/{peer}"
+                noted = self._noted(name, metrics)
+                self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(noted)}")
+                line = self._round_line(name, self._rounds[job], metrics, noted.get("tokens/s"))
+                if self._clock() - self._said >= SECONDS_BETWEEN_LINES:
+                    self._said = self._clock()
+                    self._line(line)
+                self._count_unlearned(name, metrics, LEAST_IN_JOBS)
+                if rounds := self._in_a_row(name, "no foreign", bool(metrics.get("without_foreign")), LEAST_IN_JOBS):
+                    self.console.print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
+                self._compare_rewards(name, metrics["reward"])
+                self._of_honesty(name, metrics)
+
+    def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
+        name = f"{event.place.arm}/{event.place.peer}"
+        notes = self._notes.setdefault(name, {})
+        match event:
+            case PeerStarted(step=step) if step:
+                self._line(f"{name}: goes on after round {step}")
+            case RoundEnded(metrics=metrics):
+                notes |= self._noted(name, metrics)
+                line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))
+                if event.step == 1:  # on a terminal too: what a round is like, beside what preflight expected
+                    self.console.print(line, highlight=False, markup=False)
+                else:
+                    self._line(line)
+                self._count_unlearned(name, metrics)
+                self._compare_rewards(name, metrics["reward"])
+                self._of_sampler(name, metrics, notes)
+                self._of_honesty(name, metrics)
+                if metrics.get("without_foreign"):
+                    why = _why(event.place.peer, metrics)
+                    self.console.print(f"{name}: no foreign rollout was used in round {event.step}{why}")
+            case Evaluated(accuracies=splits):
+                notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
+                accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
+                self._line(f"{name}: round {event.step}  {accuracies}")
+        self._advance(name, event.step, self._rounds[name], _in_line(notes))
+
+    def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
+        """Say once that log-probabilities are not the learner's, and what is done about it."""
+        recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
+        if "log-probs" in notes or not (recomputed or in_step):
+            return
+        notes["log-probs"] = "computed again" if recomputed else "from the step"
+        gap = metrics.get("sampling/checked_logp_difference/max")
+        why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
+        done = "log-probabilities of own rollouts are computed again"
+        if in_step:
+            done = "log π_old of own rollouts is taken from the optimiser step"
+        self._line(f"{name}: {why}: {done}")
+
+    def _of_honesty(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Say of each peer, once, that its log-probabilities cannot be true."""
+        for peer, of_peer in by_peer(metrics).items():
+            if of_peer.get("honesty/found_in_round") != metrics["step"]:
+                continue
+            if of_peer["honesty/found_after_tokens"] > of_peer["honesty/tokens"]:
+                continue  # found before the run went back, and not heard since
+            passages = ", ".join(repr(text[:80]) for text in of_peer["honesty/passages"])
+            follows = "nothing of it is learned from now on"
+            if not of_peer["honesty/quarantined"]:
+                follows = 'honesty.action = "warn", so it is still learned from'
+            self.console.print(
+                f"{name}: {peer} does not draw its tokens from the log-probabilities that it reports. "
+                f"{of_peer['honesty/evidence']:.0f} nats of evidence, {of_peer['honesty/threshold']:.0f} suffice, "
+                f"after {of_peer['honesty/found_after_tokens']:,} tokens. Most telling: {passages}. {follows}",
+                highlight=False,
+                markup=False,
+            )
+
+    def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """A round's reward, and its groups with signal and tokens a second where they are known, by what they are."""
+        notes = {"reward": f"{metrics['reward']:.2f}"}
+        if "frac_reward_zero_std" in metrics:
+            notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
+        before = self._tokens.get(name, 0 if metrics["step"] == 1 else None)
+        self._tokens[name] = metrics.get("tokens_sampled", 0)
+        if before is not None and metrics.get("time/sample"):
+            notes["tokens/s"] = f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f}"
+        return notes
+
+    def _round_line(self, name: str, total: int, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
+        """A round in a line, with the time left by the rounds since the first that was seen, or by that one."""
+        step, now = int(metrics["step"]), self._clock()
+        first, began = self._first.setdefault(name, (step, now))
+        parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
+        for right in ("format_right", "answer_right"):
+            if step == 1 and right in metrics:
+                parts.append(f"{right.replace('_', ' ')} in {metrics[right]:.0%}")
+        if "frac_reward_zero_std" in metrics:
+            parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of all groups with signal")
+        if metrics.get("resample/replaced"):
+            parts.append(f"{metrics['resample/replaced']} of {metrics['resample/groups']} own groups replaced")
+        if "step_time" in metrics:
+            waited = metrics.get("time/wait") or 0.0
+            parts.append(
+                f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited >= 0.01 else "")
+            )
+        if tokens_per_second:
+            parts.append(f"{tokens_per_second} tokens/s")
+        if step == 1:
+            own = by_peer(metrics).get(name.rpartition("/")[2], {})
+            parts += [f"{in_bytes(own['bytes'])} sent"] if own.get("bytes") else []
+            parts += [f"peak memory {in_bytes(metrics['peak_memory'])}"] if "peak_memory" in metrics else []
+        if first == step < total and "step_time" in metrics:
+            parts.append(f"about {in_time(metrics['step_time'] * (total - step))} left")
+        elif first < step < total:
+            parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
+        return "  ".join(parts)
+
+    def _count_unlearned(self, name: str, metrics: Mapping[str, Any], least: int = 1) -> None:
+        """Say after 1, 2, 4, 8 … rounds in a row, from ``least`` on, that nothing was learned or no answer right."""
+        no_signal, no_answer = metrics.get("frac_reward_zero_std") == 1, metrics.get("answer_right") == 0
+        found = None
+        if rounds := self._in_a_row(name, "no answer", no_answer, least):
+            found = f"no answer was right in {rounds}: ftis preflight says what to change"
+        if rounds := self._in_a_row(name, "no signal", no_signal, least):
+            found = f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
+            if no_answer:
+                found = f"no answer is right, and {found}"
+        if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0, least):
+            found = f"no completion earned any reward in {rounds}, so nothing is learned: ftis preflight says why"
+        if found:
+            self.console.print(f"{name}: {found}", highlight=False)
+
+    def _in_a_row(self, name: str, what: str, happened: bool, least: int = 1) -> str:
+        """How many rounds in a row something has happened, in words where that is 1, 2, 4, 8 …, from ``least`` on, else
+        empty."""
+        rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
+        return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
+
+    def _compare_rewards(self, name: str, reward: float) -> None:
+        """Say that a peer's mean reward has fallen far below its best so far."""
+        rewards = self._rewards.setdefault(name, deque(maxlen=MEAN_OF))
+        rewards.append(reward)
+        if len(rewards) < MEAN_OF:
+            return
+        now, best = fmean(rewards), self._best.get(name, 0.0)
+        if has_fallen(now, best):
+            self.console.print(
+                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {MEAN_OF} rounds: lower "
+                f"learning_rate or, where objective.name has no filter, take F-TIS",
+                highlight=False,
+            )
+            best = 0.0  # say it once for each fall
+        self._best[name] = max(best, now)
+
+    def _advance(self, name: str, step: int, total: int, note: str) -> None:
+        if not self.console.is_terminal:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, note="")
+        self._bars.update(self._tasks[name], completed=step, total=total, note=note)
+
+    def _line(self, text: str) -> None:
+        if not self.console.is_terminal:
+            self.console.print(text, highlight=False)
+
+
+def _first_group_line(event: FirstGroup) -> str:
+    parts = [f"{event.place.peer}: first group: reward {event.reward:.2f}"]
+    if event.formats is not None and event.answers is not None:
+        of = counted(event.completions, "completion")
+        parts.append(f"format right in {event.formats} of {of}, answer in {event.answers}")
+    if event.unfinished:
+        parts.append(f"{event.unfinished} without an end")
+    return "  ".join([*parts, f"{event.tokens_per_second:,.0f} tokens/s"])
+
+
+def _in_line(notes: Mapping[str, str]) -> str:
+    first = [what for what in NOTES if what in notes]
+    return "  ".join(f"{what} {notes[what]}" for what in [*first, *(what for what in notes if what not in first)])
+
+
+def _why(own: str, metrics: Mapping[str, Any]) -> str:
+    """Why a round used nothing of the others, for the line that says so."""
+    parts = [f"{name}: {f'{count:g} ' if count else ''}{reason}" for name, reason, count in unused(own, metrics)]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
+    """The peers that answered, of whatever swarm: where each is, whom it sees, and what it took from the others."""
+    table = Table(title=None if peers else "no peer answered", box=SIMPLE_HEAD)
+    for heading in (
+        "run",
+        "peer",
+        "round",
+        "behind",
+        "doing",
+        "reward",
+        "sees",
+        "admitted",
+        "rejected",
+        "late",
+        "MB in",
+        "quarantined",
+    ):
+        left = ("run", "peer", "doing", "sees", "quarantined")
+        table.add_column(heading, justify="left" if heading in left else "right")
+    newest: dict[str, int] = {}
+    for peer in peers:
+        newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
+    for peer in peers:
+        sources = peer.get("from")
+        of_others = sources.items() if isinstance(sources, dict) else ()
+        totals = {n: s for n, s in of_others if n != peer.get("peer") and isinstance(s, dict)}
+        sums = [sum(_count(s.get(k)) for s in totals.values()) for k in ("admitted", "rejected", "late")]
+        received = sum(_count(s.get("bytes")) for s in totals.values())
+        live, reward = peer.get("live"), peer.get("reward")
+        table.add_row(
+            Text(f"{_word(peer.get('name'), 32)} {_word(peer.get('run'), 6)}"),
+            Text(_word(peer.get("peer"), 64)),
+            f"{_count(peer.get('round')) + 1}/{rounds}" if (rounds := _count(peer.get("rounds"))) else "–",
+            str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
+            Text(_word(peer.get("state"), 16)),
+            f"{reward:.2f}" if isinstance(reward, float) else "",
+            Text(", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else ""),
+            *map(str, sums),
+            f"{received / 1e6:.2f}",
+            Text(", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined"))),
+        )
+    return table
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and is_count(value) else 0  # what comes over the network may be anything
+
+
+def _word(said: object, longest: int) -> str:
+    """A word from the network without control characters. In a ``Text`` it is not read as markup either."""
+    return "".join(c for c in str(said) if c.isprintable())[:longest]

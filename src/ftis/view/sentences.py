@@ -1,0 +1,226 @@
+"""Whether it is working, in plain words: a sentence per peer, and one for each thing that needs a look.
+
+Texts of other peers, as the first rejection's, go into the sentences as they are: a page escapes them, and makes every
+character visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ftis.check.formatting import counted, true_minus
+from ftis.records.standing import Source, Standing, has_fallen
+from ftis.run.outlook import in_time
+
+Level = Literal["fine", "look", "trouble"]
+
+LATE_BY = 2
+"""Rounds behind from which a peer is called late: peers of different speed are one apart all the time."""
+
+UNREWARDED = 3
+"""Rounds without reward before it is worth a sentence: the first rounds of a weak model often earn nothing."""
+
+SILENT, SILENT_ROUNDS = 60.0, 5
+"""A peer is called silent after so many seconds and the time of so many of its rounds."""
+
+LONGEST_WORDS = 160
+"""Letters of another peer's text that a sentence quotes."""
+
+REASONS: Mapping[str, str] = {
+    "forged": "offers without its signature; anyone may have sent them",
+    "equivocation": "two different offers for one round",
+    "corrupt": "contents that differ from what it signed",
+    "set_aside": "unread, since it is set aside",
+    "over_budget": "more than it can have in a round",
+    "unscored": "texts that the reward function fails on",
+    "over_time": "not judged in time",
+    "malformed": "no message",
+    "wrong_sender": "another peer's name",
+    "wrong_run": "other run",
+    "wrong_round": "other round",
+    "wrong_tokenizer": "other tokenizer",
+    "wrong_sampling": "other sampling",
+    "not_in_roster": "no peer of the recipe",
+    "unknown_prompt": "problems that do not exist",
+    "not_their_prompt": "problems that are another peer's",
+    "duplicate": "sent before",
+    "wrong_group_size": "groups of another size",
+    "empty": "completions without tokens",
+    "too_long": "completions that are too long",
+    "token_out_of_range": "ids outside the vocabulary",
+    "tokens_after_end": "tokens after the end",
+    "bad_logp": "log-probabilities that cannot be",
+}
+"""Why something was rejected, in words. docs/metrics.md explains them."""
+
+DROPS: Mapping[str, str] = {"kl": "the KL filter", "honesty": "the honesty test"}
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A sentence, and whether somebody should look."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True)
+class About:
+    """One peer: the sentence that says where it is, and what needs a look."""
+
+    name: str
+    level: Level
+    sentence: str
+    remarks: Sequence[Remark]
+
+
+def about(peer: Standing) -> About:
+    """The sentences on one peer."""
+    remarks = remarks_on(peer)
+    return About(peer.name, level_of(remarks), where(peer), remarks)
+
+
+def level_of(remarks: Sequence[Remark]) -> Level:
+    """The worst of some remarks' levels."""
+    levels = {remark.level for remark in remarks}
+    return "trouble" if "trouble" in levels else "look" if "look" in levels else "fine"
+
+
+def where(peer: Standing) -> str:
+    """``round 31 of 80, learned from 118 of large's 144 rollouts in 10 rounds, reward .62 (+.09 in 10 rounds), …``"""
+    if not peer.step:
+        return f"no round of {peer.rounds} finished yet" + (", evaluated once" if peer.started else "")
+    parts = [f"all {peer.rounds} rounds finished" if peer.finished else f"round {peer.step} of {peer.rounds}"]
+    if peer.together:
+        parts.append(_learned(peer))
+    if peer.reward is not None:
+        rise = "" if peer.change is None else f" ({share(peer.change, '+')} in {counted(peer.change_over, 'round')})"
+        parts.append(f"reward {share(peer.reward)}{rise}")
+    if peer.seconds_left is not None:
+        parts.append(f"{in_time(peer.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def _learned(peer: Standing) -> str:
+    lately = f" in {counted(peer.lately, 'round')}"
+    if len(peer.sources) == 1:
+        (source,) = peer.sources
+        if not source.offered:
+            return f"learned from nothing of {source.name}{lately}"
+        return f"learned from {source.used:,} of {possessive(source.name)} {source.offered:,} rollouts{lately}"
+    used, offered = sum(s.used for s in peer.sources), sum(s.offered for s in peer.sources)
+    learned = f"learned from {used:,} of the others’ {offered:,} rollouts"
+    if 1 < len(peer.sources) <= 4 and offered:
+        learned += f" ({', '.join(f'{s.name} {s.used:,}' for s in peer.sources)})"
+    return learned + lately
+
+
+def remarks_on(peer: Standing) -> list[Remark]:
+    """What needs a look, the worst first."""
+    found = [remark for source in peer.sources for remark in _of_source(peer, source)]
+    if peer.unrewarded >= UNREWARDED:
+        found.append(Remark("trouble", _unrewarded(peer)))
+    elif peer.reward is not None and peer.best is not None and has_fallen(peer.reward, peer.best):
+        text = f"The reward fell to {share(peer.reward)}; its best was {share(peer.best)}"
+        found.append(Remark("look", f"{text}. A lower learning_rate, or F-TIS where the objective has no filter"))
+    if peer.together and peer.without_foreign:
+        text = f"Learned from nobody else in {_last(peer.without_foreign)}"
+        found.append(Remark("trouble" if peer.without_foreign >= UNREWARDED else "look", text))
+    if peer.silent_for is not None and peer.silent_for > max(SILENT, SILENT_ROUNDS * (peer.usual or 0)):
+        usual = "" if peer.usual is None else f"; its rounds took {in_time(peer.usual)}"
+        text = f"Nothing new for {in_time(peer.silent_for)}{usual}. It has stopped, or it is being evaluated"
+        found.append(Remark("trouble", text))
+    if peer.notice:
+        found.append(Remark("look", peer.notice[:1].upper() + peer.notice[1:]))
+    return sorted(found, key=lambda remark: remark.level != "trouble")
+
+
+def _of_source(peer: Standing, source: Source) -> list[Remark]:
+    """What of one other peer needs a look. Who is in quarantine is expected to bring nothing."""
+    name, lately = source.name, counted(peer.lately, "round")
+    if source.quarantined_since is not None:
+        text = f"{name} is in quarantine since round {source.quarantined_since}: it does not draw its tokens from the "
+        return [Remark("trouble", f"{text}log-probabilities that it reports")]
+    found = []
+    if source.accused_only:
+        text = f"{name} does not draw its tokens from the log-probabilities that it reports, and is still learned from"
+        found.append(Remark("trouble", text))
+    if source.rejected:
+        n, why = sum(source.rejected.values()), ", ".join(REASONS.get(r, r) for r in source.rejected)
+        first = source.first_rejection
+        quoted = f" ({first[:LONGEST_WORDS]}{'…' if len(first) > LONGEST_WORDS else ''})" if first else ""
+        found.append(Remark("trouble", f"{n:,} rejected from {name} in {lately}: {why}{quoted}"))
+    if not peer.finished and source.behind >= LATE_BY:
+        found.append(Remark("look", f"{name} is {source.behind} rounds late"))
+    if source.missing == peer.lately:
+        found.append(Remark("trouble", f"Nothing came from {name} in {_last(peer.lately)}"))
+    elif source.missing:
+        found.append(Remark("look", f"Nothing came from {name} in {source.missing} of the last {lately}"))
+    if source.late:
+        found.append(Remark("look", f"{counted(source.late, 'message')} of {name} came late in {lately}"))
+    if source.offered and not source.used and not source.rejected:
+        found.append(Remark("look", f"Nothing of {name} was learned from in {_last(peer.lately)}: {_unused(source)}"))
+    return found
+
+
+def _unused(source: Source) -> str:
+    parts = [f"{DROPS.get(reason, reason)} dropped {n:,}" for reason, n in source.dropped.items()]
+    if source.zero:
+        parts.append(f"{source.zero:,} are in groups whose rewards are all equal")
+    return ", ".join(parts) or "it was passed over"
+
+
+def _unrewarded(peer: Standing) -> str:
+    since = f"No reward yet in {counted(peer.unrewarded, 'round')}"
+    if peer.unrewarded < peer.step:
+        since = f"No reward in {_last(peer.unrewarded)}"
+    if peer.formats is None:
+        return f"{since}: see the completions, or ask ftis preflight"
+    return f"{since}: format right in {peer.formats.right} of {peer.formats.of}, see the completions"
+
+
+def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
+    """Whether it is working, of all peers together."""
+    if not any(of.step for of in standings):
+        return "No round is finished yet"
+    worrying = [of.name for of in peers if of.level == "trouble"]
+    looking = [of.name for of in peers if of.level == "look"]
+    finished = all(of.finished for of in standings)
+    if worrying:
+        return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
+    if looking:
+        return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
+    return everybody(len(standings), finished)
+
+
+def everybody(peers: int, finished: bool) -> str:
+    """That all of some peers have finished, or are working."""
+    if peers == 1:
+        return "Finished" if finished else "Working"
+    who = "Both peers" if peers == 2 else f"All {peers} peers"
+    return f"{who} {'have finished' if finished else 'are working'}"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Names as a part of a sentence; of many only the first."""
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more peers"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _last(rounds: int) -> str:
+    return "the last round" if rounds == 1 else f"the last {rounds} rounds"
+
+
+def possessive(name: str) -> str:
+    return f"{name}’" if name.endswith("s") else f"{name}’s"
+
+
+def share(value: float, sign: str = "") -> str:
+    """A reward as ``.62``, a change of one as ``+.09``; whole numbers and larger ones as they are."""
+    text = f"{value:{sign}z.2f}" if abs(value) < 10 else f"{value:{sign}.4g}"
+    if abs(value) < 0.995:
+        text = text.replace("0.", ".", 1)
+    return true_minus(text)
