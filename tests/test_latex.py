@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -294,6 +295,16 @@ def test_a_helper_that_died_idle_costs_no_answer(fresh_helper: Helper) -> None:
     assert fresh_helper._process is not None
     fresh_helper._process.kill()
     assert answers_equal("6.0", "6", "math")
+
+
+def test_a_pipe_that_takes_a_part_gets_the_rest() -> None:
+    class Pipe(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:3])
+
+    pipe = Pipe()
+    helper.write_all(pipe, b"0123456789")
+    assert pipe.getvalue() == b"0123456789"
 
 
 def test_a_helper_that_cannot_start_is_an_error(fresh_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""A process with limits for what judges the texts of others with libraries that were not made for hostile input.
+"""A process with limits for libraries that judge the texts of others and were not made for hostile input.
 
-A short text can make computer algebra run for years (``10^{10^{10}}``). The helper has a limit on memory and on
-processor time. A request that exceeds a limit ends it, and the helper is started again for the next request. Signals
-such as SIGALRM need the main thread, and rewards are computed in worker threads too.
+A short text can make computer algebra run for years (``10^{10^{10}}``). The helper has a limit on memory and one on
+processor time. A request that exceeds a limit ends the helper, and the next request starts another. An alarm signal in
+this process would not do: it needs the main thread, and worker threads compute rewards too. Nor would a pool of
+:mod:`multiprocessing`: its workers run the user's script again.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ftis.rewards.scoring import RewardError
 
 CPU_SECONDS = 3.0
-"""Limit on one request. Processor time, so that a busy machine changes no reward."""
+"""Limit on one request. It is processor time, so that a busy machine changes no reward."""
 CPU_SIGNAL = getattr(signal, "SIGPROF", 0)
-"""Ends the helper at that limit; 0 where there is no such signal."""
+"""Ends the helper at that limit; 0 on systems without such a signal."""
 WALL_SECONDS = 30.0
-"""Limit on one request by the clock, for what waits instead of computing."""
+"""Limit on one request by the clock, for code that waits instead of computing."""
 START_SECONDS = 120.0
 """Limit on the helper's start."""
 MEMORY_BYTES = 2 << 30
@@ -37,12 +38,12 @@ Judge = Callable[[dict[str, Any]], Any]
 
 
 class Helper:
-    """The process that judges: started when first needed, killed and replaced when it fails.
+    """The process that judges. The first request starts it; a failure kills and replaces it.
 
     Args:
-        module: is run as a program, and calls :func:`serve`.
-        does: what it does, for errors.
-        needs: the package to install where it cannot start.
+        module: the program to run; it calls :func:`serve`.
+        does: the helper's work, for errors.
+        needs: the package that the helper needs, for errors.
     """
 
     def __init__(self, module: str, does: str, needs: str) -> None:
@@ -53,22 +54,21 @@ class Helper:
         _HELPERS.add(self)
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """The verdict; None where a limit stopped it. One request at a time.
+        """The verdict on one request, or None if a limit stopped it. Threads wait for each other.
 
         Raises:
             RewardError: the process cannot be started.
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
-            for _ in range(2):  # a helper that was ended by something else says nothing about this request: retry
+            for _ in range(2):  # another cause may have ended an idle helper: try once more
                 process = self._running()
                 try:
-                    assert process.stdin is not None
-                    process.stdin.write(line)
+                    write_all(process.stdin, line)
                 except OSError:
                     self._stop()
                     continue
-                reply, overdue = self._read_line(process, WALL_SECONDS)
+                reply, overdue = _read_line(process, WALL_SECONDS)
                 if reply.endswith(b"\n"):
                     answered = json.loads(reply)
                     if answered["retire"]:
@@ -76,7 +76,7 @@ class Helper:
                     return answered["verdict"]
                 if self._stop() == -CPU_SIGNAL or overdue:
                     return None
-        return None  # the helper ended twice, so this request ends it
+        return None  # the request ended two helpers
 
     def command(self) -> list[str]:
         # -P: a file in the working directory that is named like a library must not be imported instead of it.
@@ -87,17 +87,15 @@ class Helper:
             self._stop()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the pipes to the parent's process and leave it alone.
+        """Close a forked child's copies of the pipes, and leave the process to the parent.
 
         The parent may have held the lock, and two processes on one pipe would read each other's replies.
         """
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            process.returncode = 0  # not ours to wait for
+            _close(process.stdin, process.stdout)
+            process.returncode = 0  # a child cannot wait for it
             self._abandoned.append(process)
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -105,62 +103,74 @@ class Helper:
             if self._process.poll() is None:
                 return self._process
             self._stop()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(
                 self.command(),
-                bufsize=0,
+                bufsize=0,  # a buffer that a fork copies would be written twice
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # the parent handles an interrupt from the keyboard
+                env=os.environ | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")},
+                start_new_session=True,  # Ctrl-C is for the parent
             )
         except OSError as error:
             raise RewardError(f"the helper that {self.does} cannot be started: {error}") from error
-        greeting, _ = self._read_line(self._process, START_SECONDS)
+        greeting, _ = _read_line(self._process, START_SECONDS)
         if greeting != b"ready\n":
             self._stop()
-            said = greeting.decode(errors="replace").strip() or "it said nothing"
+            why = greeting.decode(errors="replace").strip() or "without a message"
             raise RewardError(
-                f"the helper that {self.does} did not start ({said}): install {self.needs}, and run "
+                f"the helper that {self.does} did not start ({why}): install {self.needs}, and run "
                 f"{' '.join(self.command())} to see why"
             )
         return self._process
-
-    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
-        """A line, cut short where the process ended; and whether the time limit ended it."""
-        assert process.stdout is not None
-        overdue = threading.Event()
-
-        def end() -> None:
-            overdue.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            line = process.stdout.readline()
-        finally:
-            timer.cancel()
-            timer.join()  # or it might kill the process during the next request
-        return line, overdue.is_set()
 
     def _stop(self) -> int | None:
         """End the process. Its exit status, negative for a signal; the earlier one if it had ended already."""
         process, self._process = self._process, None
         if process is None:
             return None
+        _close(process.stdin)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if process.stdin is not None:
-                process.stdin.close()
             process.wait(timeout=0.05)  # time for a limit's signal to become the exit status
         process.kill()
         status = process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        _close(process.stdout)
         return status
+
+
+def write_all(pipe: IO[bytes] | None, data: bytes) -> None:
+    """Write all of ``data``. One write to an unbuffered pipe may take a part only, as when a signal interrupts it."""
+    assert pipe is not None
+    left = memoryview(data)
+    while left:
+        left = left[pipe.write(left) :]
+
+
+def _read_line(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
+    """A line, cut short if the process ended; and whether the time limit ended it."""
+    assert process.stdout is not None
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        timer.cancel()
+        timer.join()  # or it might kill the process during the next request
+    return line, overdue.is_set()
+
+
+def _close(*pipes: IO[bytes] | None) -> None:
+    for pipe in pipes:
+        if pipe is not None:
+            pipe.close()
 
 
 _HELPERS: weakref.WeakSet[Helper] = weakref.WeakSet()
@@ -187,11 +197,13 @@ atexit.register(_at_exit)
 def serve(load: Callable[[], Judge]) -> None:
     """Answer requests: one JSON object a line on stdin, one on stdout. A request that raises has the verdict None.
 
+    The end of stdin ends the process, so it does not outlive its parent.
+
     Args:
-        load: imports what judging takes, before the limits apply. An ImportError is told to the parent.
+        load: imports the libraries before the limits apply. The parent hears of an ImportError.
     """
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no part of a reply
+    os.dup2(2, 1)  # a library may print, and must not spoil a reply
     try:
         judge = load()
     except ImportError as error:
@@ -199,41 +211,36 @@ def serve(load: Callable[[], Judge]) -> None:
         return
     try:
         import resource
-    except ImportError:  # on Windows, where the parent's clock is the only limit
+    except ImportError:  # on Windows the parent's clock is the only limit
         resource = None  # type: ignore[assignment]
     if resource is not None:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(limit, (most, most))
+    set_timer = getattr(signal, "setitimer", lambda *_: None)
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else CPU_SECONDS
     replies.write("ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)
         # SIGPROF keeps its default, which ends the process, even inside big-number arithmetic.
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_PROF, seconds)
+        set_timer(getattr(signal, "ITIMER_PROF", 0), seconds)
         try:
             verdict = judge(request)
-        except Exception:  # the text of others: whatever it makes a library raise
+        except Exception:  # a library on a stranger's text may raise anything
             verdict = None
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(json.dumps({"verdict": verdict, "retire": resource is not None and _is_large(resource)}) + "\n")
+        set_timer(getattr(signal, "ITIMER_PROF", 0), 0)
+        # Near the limit on memory harmless requests may begin to fail.
+        large = resource is not None and peak_bytes(resource) > MEMORY_BYTES // 2
+        replies.write(json.dumps({"verdict": verdict, "retire": large}) + "\n")
 
 
 def peak_bytes(resource: Any) -> int:
     """The most memory that this program has used.
 
-    Linux counts in ``ru_maxrss`` what its parent took when it started this program, which is gigabytes beside a model.
+    On Linux ``ru_maxrss`` may hold the parent's memory at the start of this program: gigabytes beside a model.
     """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def _is_large(resource: Any) -> bool:
-    """Whether peak memory is so near its limit that harmless requests may begin to fail."""
-    return peak_bytes(resource) > MEMORY_BYTES // 2
