@@ -31,7 +31,7 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES
-from ftis.swarm.rounds import Rounds
+from ftis.swarm.rounds import Ask, Fetch, Rounds
 from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session
 
 NAMES = ("a", "b", "eve")
@@ -183,6 +183,16 @@ def test_an_offer(case: str, peers: Peers) -> None:
         assert "eve" not in collected.messages
 
 
+def test_a_late_round_that_one_of_two_offers_moves_nobody(peers: Peers) -> None:
+    a, b = peers.open("a"), peers.open("b")
+    both_ready(a, b)
+    session = peers.session()
+    peers.pretend_live(session, "eve")
+    peers.put(session, "eve/5", peers.manifest("eve", 5, b"x"), "eve")
+    heard(a, lambda rounds: 5 in rounds.offers_of("eve") and len(rounds.live) == 2)
+    assert [a.catch_up(0), a.catch_up(1)] == [0, 1], "b is present and has offered nothing yet"
+
+
 def test_a_round_that_the_others_are_past_is_not_waited_for(tmp_path: Path) -> None:
     peers = Peers(tmp_path, quorum=2, deadline=600.0)
     with peers.stack:
@@ -275,6 +285,14 @@ def test_questions_that_nobody_answers_hold_up_no_answer(peers: Peers, monkeypat
         a._ask_soon(f"absent{n}")
     answered(b.session, f"ftis/status/{a.recipe.name}/a", 1)
     held.set()
+
+
+def test_what_is_decided_while_the_exchange_closes_is_not_carried_out(peers: Peers) -> None:
+    exchange = peers.open("a")
+    peers.stack.close()
+    offer = manifests.describe(peers.run, "b", 0, 1, b"x", ())
+    exchange._carry_out([Ask(), Ask("b"), Fetch(offer, bytes(96))])
+    assert not exchange._asking
 
 
 def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:

@@ -598,6 +598,12 @@ class CatchUp:
     goes: int
     settings: dict[str, Any] = field(default_factory=dict)
     dead: str = ""
+    silent: str = ""
+    """Present, and nothing of theirs was heard."""
+    absent: str = ""
+    """Their offers were heard, and nobody declares them present."""
+    contradicts: str = ""
+    """Each of these signed another offer for its latest round too."""
     offered: int = 1
     """How many of its latest rounds each offers."""
 
@@ -609,6 +615,15 @@ CATCHING_UP = {
     "elastic: after the others' round": CatchUp({"b": 9, "c": 9, "d": 9}, 3, 10),
     "elastic: more staleness": CatchUp({"b": 9, "c": 9, "d": 9}, 3, 3, {"max_staleness": 6}),
     "one of three ahead carries nobody off": CatchUp({"b": 3, "c": 3, "d": 15}, 3, 3),
+    "one ahead and two silent at the start": CatchUp({"b": 5}, 0, 0, silent="cd"),
+    "one ahead and two silent later": CatchUp({"b": 15}, 3, 3, silent="cd"),
+    "one ahead and one silent": CatchUp({"b": 15}, 3, 3, silent="c"),
+    "two ahead and one silent": CatchUp({"b": 15, "c": 15}, 0, 16, silent="d"),
+    "all silent": CatchUp({}, 3, 3, silent="bcd"),
+    "offers of absent peers": CatchUp({"b": 15, "c": 15, "d": 3}, 3, 3, absent="bc"),
+    "one ahead that contradicts itself": CatchUp({"b": 15}, 3, 3, contradicts="b"),
+    "two ahead, one of which contradicts itself": CatchUp({"b": 3, "c": 15, "d": 15}, 3, 3, contradicts="d"),
+    "lock-step: one ahead and two silent": CatchUp({"b": 9}, 3, 3, {"quorum": 3}, silent="cd"),
     "two of three ahead do": CatchUp({"b": 3, "c": 15, "d": 15}, 3, 16),
     "one of two ahead carries nobody off": CatchUp({"b": 3, "c": 15}, 3, 3),
     "the only one decides": CatchUp({"b": 15}, 3, 16),
@@ -630,10 +645,12 @@ CATCHING_UP = {
 def test_a_peer_catches_up(name: str) -> None:
     case = CATCHING_UP[name]
     table = Table(case.settings)
+    table.comes(*case.silent, *(peer for peer in case.newest if peer not in case.absent))
     for peer, newest in case.newest.items():
-        table.comes(peer)
         for round in range(max(0, newest - case.offered + 1), newest + 1):
             table.offers(peer, round)
+    for peer in case.contradicts:
+        table.offers(peer, case.newest[peer], b"another")
     for peer in case.dead:
         table.leaves(peer)
     table.said.clear()
@@ -647,13 +664,14 @@ def test_a_peer_catches_up(name: str) -> None:
 
 def test_a_present_peer_is_silent_until_one_of_its_rounds_is_known() -> None:
     table = Table()
-    assert table.rounds.silent() == ["b", "c", "d"], "nobody is there yet"
+    assert table.rounds.silent(3) == ["b", "c", "d"], "nobody is there yet"
     table.comes("b", "c")
-    assert table.rounds.silent() == ["b", "c"]
+    assert table.rounds.silent(3) == ["b", "c"]
+    assert table.rounds.silent(0) == [], "nobody is ahead of the start"
     table.offers("b", 4)
-    assert table.rounds.silent() == ["c"]
+    assert table.rounds.silent(3) == table.rounds.silent(0) == ["c"]
     table.leaves("c")
-    assert table.rounds.silent() == []
+    assert table.rounds.silent(3) == []
 
 
 def test_in_lock_step_nothing_is_skipped_once_this_peer_is_present() -> None:

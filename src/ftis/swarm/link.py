@@ -150,7 +150,8 @@ class NetworkExchange:
             self._token.undeclare()  # type: ignore[no-untyped-call]
         if kind is None:
             self._linger()
-        self._closing.set()
+        with self.changed:
+            self._closing.set()  # from here on no pool takes work
         self._fetchers.shutdown(wait=False, cancel_futures=True)
         for declared in self._declared:
             declared.undeclare()  # type: ignore[no-untyped-call]
@@ -178,22 +179,21 @@ class NetworkExchange:
                 self.rounds.enter(round, time.monotonic())
             self.outbox.offer_again(round)
             self._ask(None, GRACE_SECONDS)
-            if round:
-                self._hear_where_the_others_are(time.monotonic() + GRACE_SECONDS)
+            self._hear_where_the_others_are(round, time.monotonic() + GRACE_SECONDS)
         with self.changed:
             target, decisions = self.rounds.catch_up(round)
         self._carry_out(decisions)
         self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
 
-    def _hear_where_the_others_are(self, until: float) -> None:
-        """Ask until the rounds of all present peers are known. A link that is new answers a question with nothing.
+    def _hear_where_the_others_are(self, round: int, until: float) -> None:
+        """Ask until the rounds of all present peers are known. A new link answers the first question with nothing.
 
-        A peer that comes back and does not know would wait for rounds that the others have left behind.
+        A peer that does not know them would wait for rounds that the others have left behind.
         """
         while time.monotonic() < until and not self._should_stop():
             with self.changed:
-                if not self.rounds.silent():
+                if not self.rounds.silent(round):
                     return
             self._ask(None, GRACE_SECONDS)
             self._closing.wait(POLL_SECONDS)
@@ -238,9 +238,16 @@ class NetworkExchange:
                 case Ask(peer):
                     self._ask_soon(peer)
                 case Fetch(offer, seal):
-                    self._fetchers.submit(self._fetch, Assembly(offer), seal)
+                    self._submit(self._fetchers, self._fetch, Assembly(offer), seal)
                 case Closed():
                     pass  # collect's to return
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> bool:
+        """Give ``work`` to ``pool``. Returns False once the exchange closes: a pool that is shut down takes none."""
+        with self.changed:
+            if not self._closing.is_set():
+                pool.submit(work, *arguments)
+            return not self._closing.is_set()
 
     def _announce(self, round: int) -> None:
         before = self._token
@@ -252,10 +259,8 @@ class NetworkExchange:
     def _ask_soon(self, peer: str | None) -> None:
         """Ask in the background, one question at a time per peer."""
         with self.changed:
-            if peer in self._asking or self._closing.is_set():
-                return
-            self._asking.add(peer)
-        self._questions.submit(self._ask_in_background, peer)
+            if peer not in self._asking and self._submit(self._questions, self._ask_in_background, peer):
+                self._asking.add(peer)
 
     def _ask_in_background(self, peer: str | None) -> None:
         try:
@@ -401,12 +406,9 @@ class NetworkExchange:
                 self._pending_answers.release()
 
         def take(query: zenoh.Query) -> None:
-            if self._closing.is_set() or not self._pending_answers.acquire(blocking=False):
+            if not self._pending_answers.acquire(blocking=False):
                 query.drop()  # type: ignore[no-untyped-call]
-                return
-            try:
-                self._answers.submit(work, query)
-            except RuntimeError:  # shut down meanwhile
+            elif not self._submit(self._answers, work, query):
                 self._pending_answers.release()
                 query.drop()  # type: ignore[no-untyped-call]
 

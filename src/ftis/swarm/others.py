@@ -48,6 +48,11 @@ class Other:
     def live(self) -> bool:
         return bool(self.presence)
 
+    @property
+    def reached(self) -> int:
+        """The latest round for which its offer stands; −1, before the first round, if there is none."""
+        return self.newest if self.newest not in self.refused else max(self.offers, default=-1)
+
     def has_delivered(self, round: int) -> bool:
         return round in (self.offers if round in self.offers_only else self.contents)
 

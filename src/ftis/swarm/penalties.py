@@ -1,4 +1,4 @@
-"""Quarantine of peers whose messages are rejected too often."""
+"""Peers whose messages are rejected too often are set aside for some rounds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ OWN_FAULTS = (Reason.OVER_TIME, Reason.UNSCORED)
 
 @dataclass
 class Penalties(Selection):
-    """A peer with too many rejections since its last faultless message is skipped for some rounds: it is in quarantine.
+    """Sets a peer aside for some rounds when it has too many rejections since its last faultless message.
 
-    A message is faultless where something of it was admitted and nothing rejected by its sender's fault.
+    A message is faultless if a part of it was admitted and no part rejected by its sender's fault.
 
     Attributes:
         max_rejections: the most that a peer may have; 0: no limit.
-        rounds: length of a quarantine.
-        rejections: per peer, since its last faultless message.
-        until: per peer, the first round after its quarantine.
+        rounds: how many rounds a peer is set aside for.
+        rejections: by peer, since its last faultless message.
+        until: by peer, the first round in which it takes part again.
     """
 
     max_rejections: int

@@ -170,7 +170,8 @@ class Rounds:
     def catch_up(self, round: int) -> tuple[int, list[Decision]]:
         """The round to train next: ``round``, or a later one if the swarm has gone on without this peer.
 
-        The swarm is where more than half of the other live peers are, so that one of them cannot carry it off.
+        The swarm is where more than half of the other present peers are. One that has offered nothing yet counts as
+        being at the beginning, so that no single peer moves the others by one signed offer.
         """
         target = max(round, min(self._swarm_round(round), self._last_round))
         decisions: list[Decision] = []
@@ -183,18 +184,21 @@ class Rounds:
         self._announced = True
         return target, decisions
 
-    def silent(self) -> list[str]:
-        """Peers that are present, or all where nobody is, of whose rounds nothing is known yet."""
+    def silent(self, round: int) -> list[str]:
+        """The peers to hear from before :meth:`catch_up`: present, or all if nobody is, and without any known offer.
+
+        Silence is usual at the run's start, where nobody is ahead.
+        """
         live = {name: other for name, other in self._others.items() if other.live} or self._others
+        if round == 0 and all(other.newest <= 0 for other in live.values()):
+            return []
         return [name for name, other in live.items() if other.newest < 0]
 
     def _swarm_round(self, round: int) -> int:
         """The round to continue at; ``round`` or an earlier one if nothing was missed."""
-        live = [other for other in self._others.values() if other.live and other.newest >= 0]
-        if not live:
-            return round
-        reached = sorted(other.newest for other in live)
-        there = reached[(len(reached) - 1) // 2]
+        live = [other for other in self._others.values() if other.live]
+        reached = sorted(other.reached for other in live)
+        there = reached[(len(reached) - 1) // 2] if live else -1
         if not self.lock_step:
             return there + 1 if there - round > self.settings.max_staleness else round
         # In lock-step the others wait at that round; this peer can join only if its own rounds are no longer needed.
