@@ -64,7 +64,7 @@ class Table:
                     self.said.append(decision)
                 case Ask(peer):
                     self.asked.append(peer)
-                case Fetch(offer, _):
+                case Fetch(offer):
                     self.to_fetch.append(offer)
                 case Announce(round):
                     self.announced.append(round)

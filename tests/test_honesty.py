@@ -22,7 +22,6 @@ from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts
 from ftis.honesty.evidence import TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding, share_of
-from ftis.honesty.proof import evidence_in
 from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
@@ -517,13 +516,23 @@ def over_numbers(groups: Sequence[Group], numbers: dict[bytes, int]) -> list[Gro
     return [replace(group, rollouts=tuple(map(numbered, group.rollouts))) for group in groups]
 
 
+def evidence_in(messages: Sequence[Sequence[Group]]) -> float:
+    """The nats of evidence that these messages of one sender leave, without the learner's model."""
+    detector, contexts, spellings = Detector(groups_of_run=sum(map(len, messages))), Contexts(), Spellings()
+    for groups in messages:
+        rollouts = spellings.as_sent([rollout for group in groups for rollout in group.rollouts])
+        group_N = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+        detector.add(ratios_of(rollouts, group_N, contexts, [None] * len(rollouts)))
+    return detector.nats
+
+
 def test_evidence_on_text_is_that_on_the_senders_tokens() -> None:
     """A token is known by its bytes, and only which tokens are the same matters."""
     rng = np.random.default_rng(0)
     messages = [spoken(rng, 3, b" again and again") for _ in range(4)]
     numbers: dict[bytes, int] = {}
     over_ids = [over_numbers(message, numbers) for message in messages]
-    on_text, on_ids = (evidence_in(of, 0, 0.02) for of in (messages, over_ids))
+    on_text, on_ids = (evidence_in(of) for of in (messages, over_ids))
     assert on_text == on_ids
     assert on_text > 0
 
@@ -546,15 +555,15 @@ def ending(ends: Sequence[int], reported: float) -> list[list[Group]]:
 
 def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused_and_one_that_lies_about_its_end_is() -> None:
     """Two ends are two tokens on the wire. One that always follows and is reported at a half is a lie."""
-    assert evidence_in(ending([0, 1], np.log(0.5)), 0, 0.02) < 1
-    assert evidence_in(ending([0], np.log(0.5)), 0, 0.02) > 50
-    assert evidence_in(ending([0, 1], np.log(0.1)), 0, 0.02) > 50
+    assert evidence_in(ending([0, 1], np.log(0.5))) < 5
+    assert evidence_in(ending([0], np.log(0.5))) > 50
+    assert evidence_in(ending([0, 1], np.log(0.1))) > 50
 
 
 def test_a_lie_about_an_end_that_is_shared_among_all_numbers_hides_the_log_of_their_number() -> None:
     everything = range(MOST_ENDS)
-    assert evidence_in(ending(everything, -np.log(MOST_ENDS)), 0, 0.02) < 5
-    assert evidence_in(ending(everything, -3.0), 0, 0.02) > 900
+    assert evidence_in(ending(everything, -np.log(MOST_ENDS))) < 5
+    assert evidence_in(ending(everything, -3.0)) > 900
 
 
 def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:

@@ -34,7 +34,7 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts spellings evidence proof selection novelty",
+    "honesty": "contexts spellings evidence selection novelty",
     "text": "token_bytes completions units messages selection",
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
@@ -45,8 +45,7 @@ WINGS = {
     "records": "files events event_lines trackers writing reading tail standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest limit penalties session chunks offers others outbox bundle inbox witness rounds "
-    "link onlooker lookout",
+    "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
     "run": "local accusations checkpoint evaluate training assembly workers outlook prompting prepare provenance "
     "processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",

@@ -291,7 +291,7 @@ def test_what_is_decided_while_the_exchange_closes_is_not_carried_out(peers: Pee
     exchange = peers.open("a")
     peers.stack.close()
     offer = manifests.describe(peers.run, "b", 0, 1, b"x", ())
-    exchange._carry_out([Ask(), Ask("b"), Fetch(offer, bytes(96))])
+    exchange._carry_out([Ask(), Ask("b"), Fetch(offer)])
     assert not exchange._asking
 
 

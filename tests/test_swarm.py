@@ -260,9 +260,7 @@ def lie(own, peer):
 """
 
 
-def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "swarm_attacks.py").write_text(LIE)
     keys = ("--set", "network.quorum=1")
     attack = ("--set", "peers.c.attack=swarm_attacks.lie")
@@ -272,14 +270,6 @@ def test_who_is_found_by_one_peer_is_shown_to_others_by_what_it_signed(
     for name in "ab":
         run = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
         assert read_jsonl(run / "metrics.jsonl")[-1]["peer/c/honesty/quarantined"] is True
-        (written,) = (run / "evidence").iterdir()
-        assert written.name.startswith("c-round-")
-        (event,) = (event for event in read_jsonl(run / "events.jsonl") if event.get("what") == "evidence")
-        assert written.name in event["text"]
-        assert "proves it to anybody" in event["text"]
-        assert ftis("verify-evidence", str(written), "--roster", "roster.toml") == 0
-        assert "proven: c did not draw its tokens" in capsys.readouterr().out
-        assert sorted(path.name for path in (run / "inbox").iterdir()) == ["a" if name == "b" else "b", "c"]
     # A peer that is killed before it saves what it found goes back to rounds in which it did not know yet.
     for step in checkpoint.steps(run):
         shutil.rmtree(run / f"checkpoint-{step}")

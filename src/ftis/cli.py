@@ -32,7 +32,6 @@ from ftis.cli_groups import (
     probe_bias,
     report_on,
     roll_back_run,
-    verify_evidence,
 )
 from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
 from ftis.recipe.own_code import told_as_own
@@ -56,7 +55,6 @@ app.command("eval")(evaluate_model)
 app.command("rates")(compare_rates)
 app.command("probe")(probe_bias)
 app.command("rollback")(roll_back_run)
-app.command("verify-evidence")(verify_evidence)
 
 
 def _print_version(wanted: bool) -> None:

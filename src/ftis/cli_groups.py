@@ -1,4 +1,4 @@
-"""The commands ``keys …``, ``models …``, ``eval``, ``rates``, ``probe``, ``rollback``, ``verify-evidence``.
+"""The commands ``keys …``, ``models …``, ``eval``, ``rates``, ``probe``, ``rollback``.
 
 What all commands share is here too.
 """
@@ -22,7 +22,7 @@ ORDER = (
     *("doctor", "demo", "starters", "models"),
     *("preflight", "train", "eval", "rates", "experiment", "report", "watch"),
     *("keys", "join", "status", "router"),
-    *("rollback", "verify-evidence", "replay", "probe"),
+    *("rollback", "replay", "probe"),
 )
 """Commands as their list has them: first what one begins with, then training, swarms, and looking into runs."""
 
@@ -361,36 +361,6 @@ def roll_back_run(
         lines.append("the same ftis train or ftis join with --resume goes on from there")
     for line in lines:
         console.print(line)
-
-
-def verify_evidence(
-    bundle: Annotated[Path, typer.Argument(help="A file that ftis join wrote under evidence/.", show_default=False)],
-    roster: Annotated[Path, typer.Option(help="The run's roster, as its peers were given it.", show_default=False)],
-    alpha: Annotated[
-        float, typer.Option(min=1e-300, max=0.5, help="An honest peer of a run is shown guilty at most so often.")
-    ] = 1e-6,
-) -> None:
-    """Check whether what a peer signed proves that it lies.
-
-    It lies where it does not draw its tokens from the log-probabilities that it reports. Exit code 1 without proof.
-    """
-    from ftis.swarm import bundle as bundles
-    from ftis.swarm.identity import read_roster
-
-    found = bundles.examine(bundles.read_file(bundle), read_roster(roster), alpha)
-    rounds = ", ".join(str(round + 1) for round in found.rounds)
-    nats = f"{found.nats:.1f} nats of {found.needed:.1f} needed"
-    signed = f"signed by {found.peer} in run {found.run}, rounds {rounds} (the first round is 1)"
-    if not found.is_proof:
-        console.print(
-            f"this bundle proves nothing against {found.peer}: {nats}; the accuser may have found it with its own "
-            f"model, or with messages that are not here\n{signed}"
-        )
-        raise typer.Exit(1)
-    console.print(
-        f"proven: {found.peer} did not draw its tokens from the log-probabilities that it reports: {nats}; an honest "
-        f"peer of a run is shown guilty with a probability of at most {alpha:g}\n{signed}"
-    )
 
 
 def probe_bias(

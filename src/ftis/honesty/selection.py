@@ -15,7 +15,6 @@ from torch import Tensor
 from ftis.config import Recipe
 from ftis.honesty.contexts import Contexts
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
-from ftis.honesty.proof import log_choices
 from ftis.honesty.spellings import Spellings
 from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
@@ -139,8 +138,8 @@ class HonestyTest(Selection):
 
     def _log_choices(self, groups: int) -> float:
         """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
-        reserve = self.recipe.reserve_per_peer
-        return log_choices(self.recipe.prompts_per_peer + reserve if reserve else 0, groups)
+        sampled = max(self.recipe.prompts_per_peer + self.recipe.reserve_per_peer, groups)
+        return math.log(math.comb(sampled, groups)) if self.recipe.reserve_per_peer else 0.0
 
     def shares(self, judged: Judged) -> Tensor:
         if self.recipe.honesty.action != "quarantine":

@@ -5,8 +5,6 @@
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
         outbox/                  own messages that others may still ask for
-        inbox/<peer>/            what each other peer signed in the last rounds
-        evidence/                what proves to others that the honesty test was right about a peer
 
 <output_dir>/<name>-seed<seed>-<peer>.identity/
     incarnation                  how often this peer has been started
@@ -44,10 +42,8 @@ from ftis.run.prepare import check, prepare
 from ftis.run.provenance import claim, delete_run
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
-from ftis.swarm.inbox import Inbox
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.session import check_endpoints
-from ftis.swarm.witness import Witness
 
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:
@@ -193,7 +189,7 @@ def in_network(
     """A context in which a peer has its exchange with the others; yields who is to be told of its rounds.
 
     Args:
-        place: the peer's directory: ``outbox``, ``inbox`` and ``evidence`` are in it.
+        place: the peer's directory; what it has offered is kept under ``outbox``.
         identity: the directory that counts how often the peer was started.
         key, roster: as of :func:`credentials`.
 
@@ -201,9 +197,7 @@ def in_network(
         FtisError: the network cannot be opened, or the count cannot be read.
     """
     incarnation = next_incarnation(identity / "incarnation")
-    # Without a roster nobody could say whose key signed a message, and without the test nobody is found.
-    inbox = Inbox(place / "inbox") if roster and peer.recipe.honesty.action != "off" else None
-    with network_exchange(peer, place, key, roster, incarnation, inbox, log) as exchange:
+    with network_exchange(peer, place, key, roster, incarnation, log) as exchange:
         peer.exchange = log.exchange = exchange
         exchange.status["tokenizer"] = peer.header.tokenizer
         lacks = set(peer.recipe.sampling.end_tokens) - peer.policy.tokenizer.get_vocab().keys()
@@ -211,7 +205,7 @@ def in_network(
             tokens = ", ".join(map(repr, sorted(lacks)))
             text = f"{peer.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
-        yield Witness(inbox, exchange.facts, roster, place / "evidence", log) if inbox and roster else log
+        yield log
 
 
 def next_incarnation(counter: Path) -> int:
@@ -235,7 +229,6 @@ def network_exchange(
     key: Ed25519PrivateKey,
     roster: Roster | None,
     incarnation: int,
-    inbox: Inbox | None,
     log: EventLog,
 ) -> NetworkExchange:
     """The peer's end of its run's network, not yet opened.
@@ -243,7 +236,6 @@ def network_exchange(
     Args:
         place: the peer's directory; what it has offered is kept under ``outbox``.
         roster: public keys by name; None in an open swarm.
-        inbox: keeps what the others signed; None where nobody asks for it.
         log: told what happens, from several threads.
     """
     facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
@@ -263,7 +255,6 @@ def network_exchange(
         max_items=limits.max_groups,
         outbox=place / "outbox",
         incarnation=incarnation,
-        inbox=inbox,
         should_stop=peer.should_stop,
         say=log,
     )

@@ -48,43 +48,6 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What the facts of a run say about its messages.
-
-    Attributes:
-        peers: names of all peers of the swarm.
-        groups: the most groups of a message.
-        groups_sampled: among how many a sender may choose the groups that it delivers; 0 if it delivers all.
-        rollouts: the most of a group.
-        tokens: the most of a rollout.
-        text: whether they are of text.
-    """
-
-    peers: tuple[str, ...]
-    groups: int
-    groups_sampled: int
-    rollouts: int
-    tokens: int
-    text: bool
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Sizes | None:
-        """From :func:`agreement`'s facts, as they came from anybody; None if they do not say it."""
-        peers, budget = facts.get("peers"), facts.get("resample_budget", 0)
-        numbers = [facts.get(key) for key in ("prompts_per_round", "num_generations", "max_completion_length")]
-        if not isinstance(peers, list) or not all(isinstance(name, str) for name in peers) or len(set(peers)) < 2:
-            return None
-        if not all(type(number) is int and 0 < number < 2**20 for number in numbers):
-            return None
-        if type(budget) is not int or not 0 <= budget < 2**10:
-            return None
-        prompts, rollouts, tokens = (int(number) for number in numbers if number is not None)
-        groups = prompts if facts.get("mode") == "horizontal" else prompts // len(peers)
-        sampled, text = groups * (1 + budget) if budget else 0, facts.get("exchange") == "text"
-        return cls(tuple(peers), groups, sampled, rollouts, tokens, text)
-
-
 def run_id(facts: Mapping[str, Any]) -> str:
     """32 hex digits of the SHA-256 of the agreed facts as canonical JSON."""
     return hashlib.sha256(canonical(facts)).hexdigest()[:32]

@@ -37,7 +37,6 @@ from ftis.records.events import NetworkEvent, Say, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
-from ftis.swarm.inbox import Inbox
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
@@ -72,7 +71,6 @@ class NetworkExchange:
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
         outbox: a directory of this peer's own.
-        inbox: keeps what the others signed; None where it is not needed.
         incarnation: how often this peer has been started.
         should_stop: asked while waiting.
         say: told what happens, as events with a ``text`` for people. Called from several threads.
@@ -91,7 +89,6 @@ class NetworkExchange:
         max_items: int,
         outbox: Path,
         incarnation: int,
-        inbox: Inbox | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         say: Say = unheard,
     ) -> None:
@@ -103,7 +100,7 @@ class NetworkExchange:
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
-        self.outbox, self.inbox = Outbox(outbox, keep, run, peer, incarnation, key), inbox
+        self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
         self.status: dict[str, Any] = {
             "peer": peer,
             "run": run,
@@ -237,8 +234,8 @@ class NetworkExchange:
                     self._announce(round)
                 case Ask(peer):
                     self._ask_soon(peer)
-                case Fetch(offer, seal):
-                    self._submit(self._fetchers, self._fetch, Assembly(offer), seal)
+                case Fetch(offer):
+                    self._submit(self._fetchers, self._fetch, Assembly(offer))
                 case Closed():
                     pass  # collect's to return
 
@@ -289,7 +286,7 @@ class NetworkExchange:
 
     # --- fetching ---------------------------------------------------------------------------------
 
-    def _fetch(self, assembly: Assembly, seal: bytes) -> None:
+    def _fetch(self, assembly: Assembly) -> None:
         """Fetch an offer's chunks until all are there or the offer is not wanted."""
         pause = 0.05
         while assembly.missing() and self._wants(assembly.offer):
@@ -304,24 +301,9 @@ class NetworkExchange:
             if not progress:
                 self._closing.wait(pause)
                 pause = min(2 * pause, 1.0)
-        try:
-            self._keep(assembly, seal)
-        finally:  # also where the disk is full, so that the peer is fetched from again
-            with self.changed:
-                self.rounds.fetched(assembly)
-                self.changed.notify_all()
-
-    def _keep(self, assembly: Assembly, seal: bytes) -> None:
-        """Keep a fetched message with its signed offer. It is on the disk before its round can close."""
-        contents = assembly.contents()
-        if self.inbox is None or contents is None:
-            return
-        offer = assembly.offer
-        try:
-            self.inbox.keep(offer, seal, contents)
-        except OSError as error:
-            text = f"what {offer.peer} signed for round {offer.round + 1} cannot be kept as evidence ({error})"
-            self._say(NetworkEvent("evidence", text, offer.round))
+        with self.changed:
+            self.rounds.fetched(assembly)
+            self.changed.notify_all()
 
     def _fetch_chunks(self, assembly: Assembly) -> bool:
         """Ask for the missing chunks, some at a time, up to the first that does not come; whether any came."""

@@ -13,7 +13,6 @@ class Other:
 
     Attributes:
         presence: sign of presence -> the round from which on the peer takes part.
-        seals: of the offers, by round.
         gone_since: when the last of those signs went away.
         met: whether it was ever present.
         refused: rounds whose offer contradicts another one that it signed too, or cannot be fetched at all.
@@ -32,7 +31,6 @@ class Other:
     gone_since: float | None = None
     met: bool = False
     offers: dict[int, Manifest] = field(default_factory=dict)
-    seals: dict[int, bytes] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     corrupt: set[int] = field(default_factory=set)
     contents: dict[int, bytes] = field(default_factory=dict)
@@ -77,6 +75,5 @@ class Other:
 
     def forget_before(self, round: int) -> None:
         self.offers = {of: offer for of, offer in self.offers.items() if of >= round}
-        self.seals = {of: seal for of, seal in self.seals.items() if of in self.offers}
         for rounds in (self.refused, self.corrupt, self.taken, self.offers_only):
             rounds -= {of for of in rounds if of < round}

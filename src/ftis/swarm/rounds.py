@@ -64,14 +64,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`.
-
-    Attributes:
-        seal: the offer's.
-    """
+    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`."""
 
     offer: Manifest
-    seal: bytes
 
 
 @dataclass(frozen=True)
@@ -256,7 +251,7 @@ class Rounds:
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
         other.newest = max(other.newest, round)
         if self._is_news(other, offer, known):
-            other.offers[round], other.seals[round] = offer, seal
+            other.offers[round] = offer
             if round in other.offers_only:
                 other.strikes = 0
         return []
@@ -270,7 +265,7 @@ class Rounds:
             least = max((*other.offers, offer.round), key=lambda of: self._needed_after(other, of))
             if least == offer.round:
                 return False
-            del other.offers[least], other.seals[least]
+            del other.offers[least]
         return True
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
@@ -379,7 +374,7 @@ class Rounds:
             due = [of for of in other.offers if oldest <= of <= self._awaited.round and of not in done]
             if due and other.fetching is None:
                 other.fetching = max(due)
-                fetches.append(Fetch(other.offers[max(due)], other.seals[max(due)]))
+                fetches.append(Fetch(other.offers[max(due)]))
         return fetches
 
     def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:

@@ -5,7 +5,7 @@
     provenance.json              as of any run
     metrics.jsonl, rollouts/     records, as of any peer
     events.jsonl                 who came, left, was late or refused, with the time
-    outbox/, inbox/, evidence/   as of a peer that joined with ``ftis join``
+    outbox/                      own messages that others may still ask for
 <output_dir>/ftis.identity/
     incarnation, <peer>.key      what outlives the run's directory
 """
