@@ -19,8 +19,10 @@ ROOT = Path(__file__).parents[1]
 
 def ftis(*arguments: str) -> int:
     """Run the command in this process; its exit code."""
-    with pytest.raises(SystemExit) as exit_:
-        main(list(arguments))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONSAFEPATH", "1")  # which the command sets for good
+        with pytest.raises(SystemExit) as exit_:
+            main(list(arguments))
     return int(exit_.value.code or 0)
 
 
@@ -43,7 +45,7 @@ main()
 
 def command(*arguments: str) -> list[str]:
     """The command line of ``ftis`` in a process of its own, started as from a terminal."""
-    return [sys.executable, "-c", PROGRAM, *arguments]
+    return [sys.executable, "-P", "-c", PROGRAM, *arguments]
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ NOT_YET = {
 }
 """Imports that still go the wrong way."""
 
-COMMANDS = ["cli_groups", "cli"]
+COMMANDS = ["cli_groups", "cli", "__main__"]
 
 ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), *COMMANDS]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""

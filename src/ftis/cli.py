@@ -436,7 +436,7 @@ def doctor(
     from ftis.check.doctor import diagnose, of_recipe
 
     problems = 0
-    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe)) if recipe else [])]:
+    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe, own_code=False)) if recipe else [])]:
         mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))
@@ -483,9 +483,8 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The ``ftis`` command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # reward functions beside the recipe, as ``python -m`` would find them
+    """Run the ``ftis`` command. Neither it nor a process that it starts looks for modules in the current directory."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # else multiprocessing's servers would, since Python starts them with -c
     try:
         app(arguments)
     except Exception as error:

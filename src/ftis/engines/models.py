@@ -43,6 +43,8 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ALIGNED = 64
 """Bytes: where torch begins what it allocates."""
+NO_CODE = {"trust_remote_code": False}
+"""Refuses Python code in a model's directory. Without it transformers asks at the terminal."""
 
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
@@ -60,7 +62,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
         _refuse_second_adapter(config, source)
     quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
     here = only_here(source) or only_here(_place_of_base(source))
-    asked: dict[str, Any] = {"local_files_only": here, "adapter_kwargs": {"local_files_only": here}}
+    asked: dict[str, Any] = {"local_files_only": here, "adapter_kwargs": {"local_files_only": here}, **NO_CODE}
     try:
         model: Any
         if adapter is None:
@@ -121,7 +123,7 @@ def load_config(source: str) -> PreTrainedConfig:
         ValueError: it is none that transformers knows.
     """
     place = _place_of_base(source)
-    config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place))
+    config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **NO_CODE)
     return config
 
 
@@ -148,7 +150,9 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """
     _check_directory(source)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, local_files_only=only_here(source))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=only_here(source), **NO_CODE
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_why(error, source)}") from None
     if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers invents an empty one
@@ -160,6 +164,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def _why(error: Exception, source: str) -> str:
     told = first_line(error)
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs Python code of its own, which ftis does not run; take a model of an architecture in transformers"
+        )
     if "in the cached files" not in told or not only_here(_place_of_base(source)):
         return told
     if huggingface_hub.is_offline_mode():

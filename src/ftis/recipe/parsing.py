@@ -26,13 +26,15 @@ OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "
 """Keys that no arm can set: arms are compared on the same problems, with as many threads."""
 
 
-def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = ()) -> Recipe:
+def load(
+    path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = (), *, own_code: bool = True
+) -> Recipe:
     """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
-
-    From now on modules beside the recipe can be imported, as its dotted paths may name some.
 
     Args:
         options: further overrides, applied first; errors in them are not attributed to ``--set``.
+        own_code: let modules beside the recipe be imported from now on, since its dotted paths may name some. They
+            stand behind all installed ones.
 
     Raises:
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
@@ -40,12 +42,13 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     path, overrides = Path(path), list(overrides)
     document = _read(path)
     beside = path.parent.resolve()
-    if str(beside) not in sys.path:
+    if own_code and str(beside) not in sys.path:
         sys.path.append(str(beside))
     for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
-    _refuse_other_modules(recipe, beside)
+    if own_code:
+        _refuse_other_modules(recipe, beside)
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         with_arm(recipe, arm)
     return recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis.config import Recipe, RecipeError
+from ftis.config import Recipe
 
 if TYPE_CHECKING:
     from ftis.objectives import Objective
@@ -18,8 +18,8 @@ class Correction:
 
     Attributes:
         name: of the objective.
-        objective: where it is not importable here, one with its settings.
-        known: whether it is importable here.
+        objective: of somebody's own, one with its settings.
+        known: whether it is built in.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Correction:
 
     @property
     def weighted(self) -> bool | None:
-        """Whether a weight multiplies the gradient; None where the objective is not importable here."""
+        """Whether a weight multiplies the gradient; None where the objective is not built in."""
         return self.objective.weighted if self.known else None
 
     @property
@@ -58,16 +58,15 @@ class Correction:
 def correction_of(recipe: Recipe) -> Correction:
     """The correction in a recipe, as :func:`ftis.recipe.parsing.with_arm` gives it for an arm.
 
-    An objective that is not importable here, as one of another participant's own, is described by what the recipe
-    sets and the defaults.
+    Reading records runs nobody's code: an objective by its dotted path is described by what the recipe sets and the
+    defaults.
     """
     from ftis.objectives import Objective, resolve  # loads torch
 
-    try:
+    if "." not in recipe.objective.name:
         return Correction(recipe.objective.name, resolve(recipe.objective), known=True)
-    except RecipeError:
-        given = recipe.objective.model_dump(exclude={"name"}, exclude_none=True)
-        return Correction(recipe.objective.name, Objective(**given), known=False)
+    given = recipe.objective.model_dump(exclude={"name"}, exclude_none=True)
+    return Correction(recipe.objective.name, Objective(**given), known=False)
 
 
 def cap_seen(arm: ArmOfRun) -> float | None:

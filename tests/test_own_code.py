@@ -1,0 +1,95 @@
+"""Whose code a command runs: that of ftis, of installed packages and of a recipe that was named, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftis.config import PeerConfig
+from ftis.engines.models import load_config, load_model, load_tokenizer
+from ftis.policy import ModelError
+from recipes import write_recipe
+
+STRANGERS = ("torch", "scipy", "ftis", "transformers", "numpy", "selectors", "stranger")
+"""Modules in the current directory, some named as those that every command or process imports."""
+
+ALL_COMMANDS = """
+import json, sys
+from ftis.cli import main
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        print("ended", ended.code, *arguments)
+"""
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    environment = {**os.environ, "FTIS_HOME": str(cwd / "home")}
+    environment.pop("PYTHONSAFEPATH", None)
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    return ended.stdout + ended.stderr
+
+
+def test_no_command_runs_what_lies_in_the_current_directory(tmp_path: Path, models: dict[str, Path]) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    marks = here / "marks"
+    for name in STRANGERS:
+        (here / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError\n")
+    peers = {name: {"model": models[name], "device": "cpu", "learning_rate": 1e-3} for name in "ab"}
+    training = {"rounds": 1, "prompts_per_round": 2}
+    recipe = write_recipe(elsewhere, peers, top={"processes": "parallel"}, training=training)
+    (elsewhere / "torch.py").write_text(f"open({str(marks)!r}, 'a').write('beside the recipe')\n")  # behind installed
+    stranger = here / "runs" / "stranger-seed0"  # as somebody else's run directory
+    document = {
+        "name": "stranger",
+        "task": {"name": "stranger.task"},
+        "reward": {"function": "stranger.reward"},
+        "objective": {"name": "stranger.objective"},
+        "sampling": {"sampler": "stranger.sampler", "num_generations": 2},
+        "peers": [{"name": "a", "model": "starter:small"}],
+    }
+    (stranger / "stranger" / "a").mkdir(parents=True)
+    (stranger / "recipe.json").write_text(json.dumps(document))
+    commands = [
+        ["doctor", str(recipe)],
+        ["keys", "new", "a"],
+        ["report", str(stranger)],
+        ["preflight", str(recipe), "--groups", "1"],
+        ["train", str(recipe)],
+        ["eval", str(models["a"]), "--recipe", str(recipe)],
+        ["report", "runs/tiny-seed0"],
+    ]
+    said = run("-P", "-c", ALL_COMMANDS, json.dumps(commands), cwd=here)
+    assert (here / "runs" / "tiny-seed0" / "summary.json").exists(), said
+    assert said.count("ended") == len(commands)
+    (here / "ftis.py").unlink()  # Python itself takes it where -m names it
+    assert "ftis" in run("-m", "ftis", "--version", cwd=here)
+    assert "ok" in run("-m", "ftis", "doctor", cwd=here)
+    assert not marks.exists(), marks.read_text()
+
+
+def test_code_in_a_models_directory_is_refused_and_nobody_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under pytest a question at the terminal would raise."""
+    mark = tmp_path / "ran"
+    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model", "AutoTokenizer": ["code.Slow", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-its-own", "auto_map": code}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Slow", "auto_map": code}))
+    for load in (load_config, load_tokenizer, lambda place: load_model(place, PeerConfig(name="a", model=place))):
+        with pytest.raises((ModelError, ValueError)) as refused:
+            load(str(tmp_path))
+        assert "code" in str(refused.value)
+    assert not mark.exists()
+    assert "[y/N]" not in capsys.readouterr().out
