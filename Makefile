@@ -40,9 +40,9 @@ $(VLLM)/.ready: pyproject.toml
 	$(VLLM)/bin/pip install --quiet --editable . "pytest>=8.3" "hypothesis>=6.120"
 	touch $@
 
-# The tests of ftis.trl and of its benchmark, where TRL is.
+# The tests of ftis.trl, of its benchmark and of losses that TRL has too, where TRL is.
 test-trl: trl
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest tests/test_trl.py tests/test_round_swarm.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest tests/test_trl.py tests/test_losses_of_trl.py tests/test_round_swarm.py
 
 # An environment of its own with TRL, 1.5 GB.
 trl: $(VENV)-trl/.ready

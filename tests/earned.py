@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from ftis.objectives import Rewards
+from ftis.advantages import Rewards
 
 
 def rewards(reward: Sequence[float], group: Sequence[int], source: Sequence[int], scale: str = "group") -> Rewards:

@@ -20,6 +20,7 @@ CORE = [
     "rollouts",
     "schedule",
     "prompts",
+    "advantages",
     "objectives",
     "codec",
     "admission",

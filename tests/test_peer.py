@@ -17,7 +17,7 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.exchange import Collected
-from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn
+from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
 from ftis.peer import OwnGroups, Peer, train_round
 from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
@@ -141,7 +141,8 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
     batch = replace(batch, rollouts=tuple(off), source_N=source_N, own_N=source_N == 0, sources=("a", "b"))
 
     def gradient(start: Judged) -> torch.Tensor:
-        loss = StepLoss(start, select(start, peer.selections), peer.objective, start.rows, len(batch))
+        step = step_size(batch, np.arange(len(batch)), peer.decoding)
+        loss = StepLoss(start, select(start, peer.selections), peer.objective, start.rows, step)
         peer.policy.backward(batch.prompts(start.rows), batch.completion_ids(start.rows), 1.0, loss)
         return torch.cat([p.grad.flatten() for p in peer.policy.trainable if p.grad is not None])
 
@@ -160,7 +161,9 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
     assert torch.allclose(as_sampled, expected, rtol=1e-4, atol=1e-7) == (objective != "NoIS")
 
     chosen = select(start, peer.selections)
-    _, known = learn(peer.policy, start, chosen, peer.objective, 1.0, [np.arange(len(batch))])  # what is recorded
+    _, known = learn(
+        peer.policy, start, chosen, peer.objective, peer.decoding, [np.arange(len(batch))]
+    )  # what is recorded
     for now, then in zip(known.old_logp, before.old_logp, strict=True):
         np.testing.assert_allclose(now, then, atol=1e-5)
     assert known.diagnostics is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import ftis, trained
 
-from ftis.lab.probe import STATISTICS, Products, ceiling, direction, dot, probe, with_interval
+from ftis.lab.probe import PAPERS, STATISTICS, Products, ceiling, direction, dot, probe, with_interval
 from ftis.lab.replay import recordings
 from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
@@ -214,7 +214,7 @@ def test_between_different_models_the_uncorrected_update_is_biased(run: Path, ca
                 assert values[name]["low"] <= values[name]["value"] <= values[name]["high"]
     # The table names them from the best cosine to the worst, the ceiling first.
     shown = capsys.readouterr().out
-    ranked = sorted(OBJECTIVES, key=lambda name: -result["objectives"][name]["cosine"]["value"])
+    ranked = sorted(PAPERS, key=lambda name: -result["objectives"][name]["cosine"]["value"])
     places = [shown.index(f"\n  {name} ") for name in ["own (ceiling)", *ranked]]
     assert places == sorted(places)
     assert f"{result['objectives']['TIS']['cosine']['low']:.2f} … " in shown
@@ -253,7 +253,7 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     peer = recording.load(0).peer
     batch = recording.batch(peer, 0)
     before = [p.detach().clone() for p in peer.policy.trainable]
-    gradient, judged, _ = direction(peer, batch, peer.advantages(batch), len(batch))
+    gradient, _, _ = direction(peer, batch, np.ones(len(batch), bool))
     assert all(torch.equal(p, q) for p, q in zip(peer.policy.trainable, before, strict=True))
     norm = json.loads((run / "mixed" / "a" / "metrics.jsonl").read_text().splitlines()[0])["grad_norm"]
     assert float(gradient.norm()) == pytest.approx(norm, rel=1e-5)
@@ -261,9 +261,9 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
     with torch.no_grad():
         for p, g in zip(peer.policy.trainable, gradient.split([p.numel() for p in before]), strict=True):
             p -= 1e-3 * g.view_as(p)
-    moved, _, _ = direction(peer, batch, judged.advantage_N, len(batch))
+    moved, _, _ = direction(peer, batch, np.ones(len(batch), bool))
     assert not torch.equal(moved, gradient)
-    nothing, _, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, torch.zeros(len(batch)), len(batch))
+    nothing, _, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, np.zeros(len(batch), bool))
     assert not nothing.any()
 
 

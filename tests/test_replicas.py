@@ -115,7 +115,7 @@ def test_two_processes_take_the_steps_of_one(own_old: OwnOld, both: tuple[Policy
         start = judge(batch, advantage_N, policy, DECODING, objective, steps=2)
         assert start.own_old == OwnOld.SAMPLED
         update, judged = learn(
-            policy, replace(start, own_old=own_old), select(start, ()), objective, 1.0, [np.arange(len(batch))]
+            policy, replace(start, own_old=own_old), select(start, ()), objective, DECODING, [np.arange(len(batch))]
         )
         part = isinstance(both[1], LeadingShard)
         found.append((start, update, judged, gradient(policy, part), flat(parameters(policy))))
@@ -164,7 +164,7 @@ def test_a_sampler_with_weights_of_its_own_gets_all_of_them(sampler: str, both: 
     for round in range(2):
         assert [len(group) for group in of_its_own(two, PROMPTS, 3, DECODING, seed=round)] == [3] * len(PROMPTS)
         start = judge(batch, torch.linspace(-1, 1, len(batch)), two, DECODING, objective, steps=2)
-        learn(two, start, select(start, ()), objective, 1.0, [np.arange(len(batch))])
+        learn(two, start, select(start, ()), objective, DECODING, [np.arange(len(batch))])
         if sampler == "twin.with_deaf_twin":
             with pytest.raises(SamplerError, match="the twin has not taken the new weights"):
                 of_its_own.weights_moved(two)
@@ -269,7 +269,7 @@ def test_an_adapter_in_parts_learns_from_uneven_rows_and_is_saved_as_any(
         for policy in (one, leader):
             start = judge(batch, advantage_N, policy, DECODING, objective, steps=3)
             chosen = select(start, ())
-            updates = [learn(policy, start, chosen, objective, 1.0, [np.array([0, 1, 20])])[0] for _ in range(3)]
+            updates = [learn(policy, start, chosen, objective, DECODING, [np.array([0, 1, 20])])[0] for _ in range(3)]
             norms.append([update.grad_norms for update in updates])
         np.testing.assert_allclose(norms[1], norms[0], rtol=1e-4)
         after = parameters_of_adapter(leader)
@@ -313,7 +313,7 @@ def test_an_output_layer_alone_learns_in_parts_too(tiny_model_dir: TinyModelDir)
         norms: list[float] = []
         for policy in (one, leader):
             start = judge(batch, torch.linspace(-1, 1, len(batch)), policy, DECODING, objective, steps=2)
-            update, _ = learn(policy, start, select(start, ()), objective, 1.0, [np.arange(len(batch))])
+            update, _ = learn(policy, start, select(start, ()), objective, DECODING, [np.arange(len(batch))])
             norms += update.grad_norms
         assert norms[0] > 1e-3
         assert norms[1] == pytest.approx(norms[0], rel=1e-4)

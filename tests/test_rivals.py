@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -24,8 +23,6 @@ from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
-from ftis.view import completions, exchanges
-from ftis.view.corrections import correction_of
 from recipes import pair_of, recipe_of
 
 Row = list[float]
@@ -95,21 +92,10 @@ def dro(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[flo
     return -0.5 * gap**2, [gap] * len(logp)
 
 
-def f_tis_lifted(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[float, Row]:
-    raw = [math.exp(a - b) for a, b in zip(old, gen, strict=True)]
-    lifts = advantage > 0 and min(raw) >= 0.1
-    weights = [1.0 if lifts else min(r, 2.0) for r in raw]
-    of_tokens = [per_token([ratio], advantage) for ratio in old_ratios(logp, old)]
-    n = len(raw)
-    return (
-        sum(w * value for w, (value, _) in zip(weights, of_tokens, strict=True)) / n,
-        [w * slope / n for w, (_, [slope]) in zip(weights, of_tokens, strict=True)],
-    )
-
-
 REFERENCES: dict[str, OfRow] = {
-    "GSPO": gspo, "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy, "SFT-then-alone": score, "SGT": score, "DRO": dro,
-    "SGT-shaped": luffy, "F-TIS-lifted": f_tis_lifted,
+    "ftis.lab.rivals.GSPO_OVER_GENERATOR": gspo,
+    "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy, "SFT-then-alone": score, "SGT": score, "DRO": dro,
+    "SGT-shaped": luffy,
 }  # fmt: skip
 
 
@@ -166,57 +152,12 @@ def test_the_loops_meet_every_branch() -> None:
     assert len(seen) == 16
 
 
-def test_the_loops_meet_successes_that_are_lifted_and_others() -> None:
-    seen = set()
-    for seed in range(4):
-        for _, old, gen, advantage, _ in zip(*drawn(seed), strict=True):
-            raw = [math.exp(a - b) for a, b in zip(old, gen, strict=True)]
-            seen.add((advantage > 0, min(raw) >= 0.1, min(raw) < 1, max(raw) > 2))
-    assert {(True, True, True, True), (True, False, True, True), (False, True, True, True)} <= seen
-
-
-def test_a_success_is_lifted_by_its_least_likely_unit() -> None:
-    """π_old/π_gen of three completions: 1/2, 4, 1/10; 1/2, 4, 1/11; the first again with Â < 0."""
-    raw_NT = torch.tensor([[0.5, 4, 0.1], [0.5, 4, 1 / 11], [0.5, 4, 0.1]], dtype=torch.float64)
-    advantage_N1 = torch.tensor([[0.3], [0.3], [-0.3]], dtype=torch.float64)
-    weight_NT = rivals.lifted(raw_NT, advantage_N1, rivals.F_TIS_LIFTED)
-    assert weight_NT.tolist() == [[1, 1, 1], [0.5, 2, 1 / 11], [0.5, 2, 0.1]]
-    narrower = replace(rivals.F_TIS_LIFTED, importance_sampling_clip_max=1.0)
-    assert rivals.lifted(raw_NT, advantage_N1, narrower).tolist() == [[1, 1, 1], [0.5, 1, 1 / 11], [0.5, 1, 0.1]]
-
-
-@pytest.mark.parametrize(
-    ("name", "use", "above"),
-    [
-        ("F-TIS", "It multiplies the gradient, cut at C = 2", "Truncated"),
-        ("F-TIS-lifted", "F-TIS-lifted has a weight of its own that follows from it: what C = 2 would cut", "Above C"),
-        ("NoIS", "NoIS does not use it: what C = 2 would cut", "Above C, which NoIS does not cut"),
-    ],
-)
-def test_the_page_says_whether_weights_are_cut_or_an_objective_s_own(name: str, use: str, above: str) -> None:
-    correction = correction_of(parse({**recipe_of("ada").model_dump(exclude_unset=True), "objective": {"name": name}}))
-    assert exchanges._use_in_words(correction).startswith(use)
-    assert completions._above(correction) == above
-
-
-def test_a_lifted_success_is_one_by_its_spans_where_units_hold_several_tokens() -> None:
-    """Two spans with π_old/π_gen of e^−0.3 and e^−2.4 < 1/10, of which the second's tokens are e^−1.2 each."""
-    old = torch.tensor([[-1.0, -2.0, -1.7, -1.7]], dtype=torch.float64)
-    logp = old.clone().requires_grad_(True)
-    mask, unit = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 1]])
-    for gen, weights in (([-2.7, -1.0], [math.exp(-0.3)] * 2 + [math.exp(-2.4)] * 2), ([-2.7, -1.2], [1.0] * 4)):
-        gen_NU = torch.tensor([gen], dtype=torch.float64)
-        loss, _ = policy_loss(rivals.F_TIS_LIFTED, logp, old, gen_NU, torch.tensor([1.0]).double(), mask, unit_NT=unit)
-        (gradient,) = torch.autograd.grad(loss, logp)
-        torch.testing.assert_close(gradient, -torch.tensor([weights], dtype=torch.float64) / 4)
-
-
 def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:
     """A rollout of four tokens, and the same with π_gen known of two spans."""
     logp, gen = torch.tensor([[-1.0, -2.0, -0.5, -0.7]]), torch.tensor([[-0.9, -1.8, -0.6, -1.0]])
     mask, advantage = torch.ones(1, 4, dtype=torch.bool), torch.tensor([-1.0])
     unit, spans = torch.tensor([[0, 0, 1, 1]]), torch.tensor([[-2.7, -1.6]])
-    for name in ("GSPO", "HACPO", "TOPR", "DRO"):
+    for name in ("ftis.lab.rivals.GSPO_OVER_GENERATOR", "HACPO", "TOPR", "DRO"):
         objective = resolve(ObjectiveConfig(name=name))
         tokens, _ = policy_loss(objective, logp, logp, gen, advantage, mask)
         units, _ = policy_loss(objective, logp, logp, spans, advantage, mask, unit_NT=unit)

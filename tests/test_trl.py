@@ -34,7 +34,7 @@ from ftis.codec import Limits, decode
 from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RecipeError
 from ftis.exchange import Stopped
 from ftis.honesty.selection import HonestyTest
-from ftis.learning import StepLoss, judge
+from ftis.learning import StepLoss, judge, step_size
 from ftis.models import starters
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.policy import Policy
@@ -143,7 +143,7 @@ def chosen_of(trainer: Any, model: Path, name: str) -> tuple[Policy, Objective, 
 
 
 @needs_trl
-@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "NoIS"])
+@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "DAPO"])
 def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(model, config(tmp_path))
     policy, value, judged, chosen, rows = chosen_of(trainer, model, objective)
@@ -152,9 +152,10 @@ def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path,
         torch.manual_seed(parameter.numel())
         parameter.data += 0.02 * torch.randn_like(parameter)
 
-    ours = StepLoss(judged, chosen, value, rows, divisor=len(judged.batch))
+    step = step_size(judged.batch, np.arange(len(judged.batch)), trainer.peer.decoding)
+    ours = StepLoss(judged, chosen, value, rows, step)
     policy.backward(judged.batch.prompts(rows), judged.batch.completion_ids(rows), 1.0, ours)
-    theirs = StepLoss(judged, chosen, value, rows, divisor=len(judged.batch))
+    theirs = StepLoss(judged, chosen, value, rows, step)
     trainer.model.train()
     for micro in np.array_split(np.arange(len(rows)), 3):
         trainer._compute_loss(trainer.model, {"loss": theirs, "micro": micro}).backward()
@@ -165,7 +166,7 @@ def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path,
 
 
 @needs_trl
-@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "NoIS"])
+@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "DAPO"])
 def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, model: Path, tmp_path: Path) -> None:
     """Against transformers' own logits, row by row and without padding."""
     trainer = trainer_of(model, config(tmp_path))
@@ -173,7 +174,8 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
     trainer.model.double().train()
     for parameter in trainer.model.parameters():  # so that π_θ is not π_old
         parameter.data += 0.02 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
-    step = StepLoss(judged, chosen, value, rows, divisor=12)
+    size = step_size(judged.batch, np.arange(12), trainer.peer.decoding)
+    step = StepLoss(judged, chosen, value, rows, size)
     trainer._compute_loss(trainer.model, {"loss": step, "micro": np.arange(len(rows))}).backward()
     found = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
 
@@ -192,7 +194,7 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
             torch.from_numpy(batch.rollouts[row].gen_logp)[None],
             judged.advantage_N[[row]] * chosen.share_R[place[row]],
             torch.ones(1, len(completion), dtype=torch.bool),
-            divisor=12,
+            step=size,
         )
         loss.backward()
         total += float(loss.detach())

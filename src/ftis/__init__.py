@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftis.advantages import group_advantages as group_advantages
     from ftis.comparison.results import compare as compare
     from ftis.comparison.summary import summarise as summarise
     from ftis.config import FtisError as FtisError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ftis.models.starters import supervised_step as supervised_step
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
-    from ftis.objectives import group_advantages as group_advantages
     from ftis.objectives import policy_loss as policy_loss
     from ftis.peer import Peer as Peer
     from ftis.peer import train_round as train_round
@@ -43,7 +43,7 @@ _HOME = {
     "read_jsonl": "records.files",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
-    "group_advantages": "objectives",
+    "group_advantages": "advantages",
     "policy_loss": "objectives",
     "Policy": "policy",
     "Peer": "peer",

@@ -385,7 +385,6 @@ def probe_bias(
     Each objective's update on foreign rollouts is compared with updates on fresh rollouts of the peer's own.
     """
     from ftis.lab import cuts, probe
-    from ftis.objectives import OBJECTIVES
 
     if alignment:
         found = cuts.probe_cuts(run, arm, peer, step)
@@ -393,7 +392,7 @@ def probe_bias(
         console.print(cuts.table(found))
         console.print(f"written to {path}")
         return
-    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(OBJECTIVES)
+    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(probe.PAPERS)
     with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
         result = probe.probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
     probe.write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")

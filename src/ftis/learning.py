@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis.objectives import Diagnostics, Objective, policy_loss
+from ftis.objectives import Diagnostics, Objective, StepSize, policy_loss
 from ftis.policy import Policy
 from ftis.rollouts import Batch, Floats, Rows, pad
 from ftis.sampling import Decoding
@@ -110,12 +110,12 @@ def learn(
     judged: Judged,
     chosen: Chosen,
     objective: Objective,
-    temperature: float,
+    decoding: Decoding,
     minibatches: Sequence[Rows],
 ) -> tuple[Update, Judged]:
     """Take one optimiser step for each of ``minibatches``, which hold indices into the batch.
 
-    A step's divisor counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
+    A step's size counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
     skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step.
     """
     losses: list[float] = []
@@ -125,9 +125,9 @@ def learn(
         rows = np.intersect1d(judged.rows[chosen.kept_R], minibatch)
         if not len(rows):
             continue
-        loss = StepLoss(judged, chosen, objective, rows, divisor=len(minibatch))
+        loss = StepLoss(judged, chosen, objective, rows, step_size(judged.batch, minibatch, decoding))
         prompts = judged.batch.prompts(rows)
-        grad_norms.append(policy.step(prompts, judged.batch.completion_ids(rows), temperature, loss))
+        grad_norms.append(policy.step(prompts, judged.batch.completion_ids(rows), decoding.temperature, loss))
         losses.append(loss.value)
         seen += loss.seen
         if judged.own_old == OwnOld.IN_STEP:
@@ -135,11 +135,17 @@ def learn(
     return Update.of(losses, grad_norms, seen), judged
 
 
+def step_size(batch: Batch, minibatch: Rows, decoding: Decoding) -> StepSize:
+    """The size of the optimiser step on all of ``minibatch``, indices into the batch."""
+    tokens = sum(len(batch.rollouts[r]) for r in minibatch.tolist())
+    return StepSize(len(minibatch), tokens, decoding.max_completion_length)
+
+
 class StepLoss:
     """The loss of one optimiser step, called once per micro-batch."""
 
-    def __init__(self, judged: Judged, chosen: Chosen, objective: Objective, rows: Rows, divisor: int) -> None:
-        self.judged, self.objective, self.rows, self.divisor = judged, objective, rows, divisor
+    def __init__(self, judged: Judged, chosen: Chosen, objective: Objective, rows: Rows, step: StepSize) -> None:
+        self.judged, self.objective, self.rows, self.step = judged, objective, rows, step
         self.old_logp_N = judged.spread(judged.old_logp, np.zeros(0, np.float32))
         self.share_N = torch.tensor(judged.spread(chosen.share_R.tolist(), 0.0))
         self.value = 0.0
@@ -153,7 +159,7 @@ class StepLoss:
         known = known_tensors(batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
         known |= {"advantage_N": self.judged.advantage_N[rows], "share_N": self.share_N[rows]}
         on_device = {name: tensor.to(logp_nT.device) for name, tensor in known.items()}
-        loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, divisor=self.divisor)
+        loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, step=self.step)
         self.value += float(loss.detach())
         self.seen.append((rows, Diagnostics(**{name: found.cpu() for name, found in vars(diagnostics).items()})))
         return loss

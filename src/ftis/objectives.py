@@ -5,13 +5,17 @@ policy that sampled it π_gen (``gen_logp``)::
 
     L = −(1/N) Σ_i (1/|a_i|) Σ_t w_it · surrogate(ρ_it, s_i Â_i)
 
-with the clipped surrogate min(ρÂ, clip(ρ, 1−ε, 1+ε_high) Â) and s_i the share in [0, 1] that selections leave of i.
-The paper's six are three corrections, without and with its filter:
+with the clipped surrogate min(ρÂ, clip(ρ, 1−ε, 1+ε_high) Â) and s_i the share in [0, 1] that selections leave of i::
 
-    objective      ρ_it              w_it (no gradient)
-    NoIS, F-NoIS   π_θ / π_old       1                        foreign samples are taken for on-policy ones
-    VIS, F-VIS     π_θ / π_gen       1
-    TIS, F-TIS     π_θ / π_old       min(π_old / π_gen, C)
+    objective      ρ_it          w_it (no gradient)       besides
+    NoIS, F-NoIS   π_θ / π_old   1                        foreign samples are taken for on-policy ones
+    VIS, F-VIS     π_θ / π_gen   1
+    TIS, F-TIS     π_θ / π_old   min(π_old / π_gen, C)
+    F-TIS-lifted   π_θ / π_old   1 for a likely success, else TIS's
+    GSPO           of sequences  TIS's                    ρ_i = (Π_t π_θ/π_old)^(1/|a_i|)
+    CISPO          π_θ / π_old   TIS's                    the mean is over tokens; ρ is capped and never clipped
+    DAPO           π_θ / π_old   TIS's                    the mean is over tokens; ε_high > ε
+    Dr-GRPO        π_θ / π_old   TIS's                    Σ_t over a constant instead of |a_i|; Â = r − μ
 
 The filter of the F- objectives is a selection (:mod:`ftis.selection`): s_i = 1 if Â_i > 0 or KL_i < g, else 0. A
 dropped rollout still counts in N and in its group's mean and standard deviation.
@@ -31,12 +35,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ftis.advantages import Rewards, centred, within_group
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.seams import RIVALS, look_up
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``. e^20 ≈ 5e8 is far beyond any meaningful ratio, and its products and
 sums stay finite in float32."""
+
+LEAST_LIFTED = 0.1
+"""δ of F-TIS-lifted: the least π_old/π_gen of a unit in a rollout that has the weight 1."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,11 @@ def over_old(log: LogProbs) -> Tensor:
     return exp_ratio(log.logp_NT - log.old_logp_NT)
 
 
+def geometric_over_old(log: LogProbs) -> Tensor:
+    """ρ = (Π_t π_θ/π_old)^(1/|a|), the geometric mean over a rollout, at each of its tokens: [N, T]."""
+    return exp_ratio(log.sequence_mean(log.logp_NT - log.old_logp_NT))
+
+
 def over_generator(log: LogProbs) -> Tensor:
     """ρ = π_θ / π_gen per unit, at each of its tokens: [N, T]."""
     return log.tokens(exp_ratio(log.units(log.logp_NT) - log.gen_logp_NU))
@@ -111,34 +124,53 @@ def truncated(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective)
     return raw_weight_NT.clamp(max=objective.importance_sampling_clip_max)
 
 
+def lifted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
+    """w = 1 for all of a rollout if Â > 0 and π_old/π_gen ≥ :data:`LEAST_LIFTED` in each of its units, else TIS's."""
+    likely_N1 = raw_weight_NT.amin(-1, keepdim=True) >= LEAST_LIFTED
+    truncated_NT = truncated(raw_weight_NT, advantage_N1, objective)
+    return torch.where((advantage_N1 > 0) & likely_N1, torch.ones_like(truncated_NT), truncated_NT)
+
+
 def clipped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
     """min(ρÂ, clip(ρ, 1−ε, 1+ε_high) Â): PPO's surrogate (Schulman et al. 2017)."""
     clipped_NT = ratio_NT.clamp(*objective.clip_range)
     return torch.minimum(ratio_NT * advantage_N1, clipped_NT * advantage_N1)
 
 
+def capped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
+    """min(ρ, 1+ε_high) Â with the gradient min(ρ, 1+ε_high) Â ∇log π_θ: a ratio beyond the cap still moves."""
+    capped_NT = ratio_NT.detach().clamp(max=objective.clip_range[1])
+    return capped_NT * advantage_N1 * (ratio_NT / ratio_NT.detach())
+
+
 @dataclass(frozen=True)
-class Rewards:
-    """What a round's advantages are computed from.
+class StepSize:
+    """What a reduction divides by. All micro-batches of an optimiser step share it.
 
     Attributes:
-        reward_N: float [N].
-        group_N: int [N]; equal numbers are one group: the rollouts of one prompt.
-        source_N: int [N]; equal numbers are one peer's rollouts.
-        own_N: bool [N], the rollouts that the learner sampled itself.
-        scale: "group" divides by the group's standard deviation, "none" does not.
+        rollouts: N, the rollouts of the step, with those that carry no gradient.
+        tokens: Σ|a_i| over these.
+        max_completion_length: the most tokens that a completion may have.
     """
 
-    reward_N: Tensor
-    group_N: Tensor
-    source_N: Tensor
-    own_N: Tensor
-    scale: Literal["group", "none"] = "group"
+    rollouts: int
+    tokens: int
+    max_completion_length: int
 
 
-def within_group(rewards: Rewards) -> Tensor:
-    """Â relative to the mean of the rollout's group: GRPO's (Shao et al. 2024). See :func:`group_advantages`."""
-    return group_advantages(rewards.reward_N, rewards.group_N, rewards.scale)
+def sequence_mean(surrogate_NT: Tensor, length_N: Tensor, step: StepSize) -> Tensor:
+    """(1/N) Σ_i (1/|a_i|) Σ_t: every rollout counts the same, as in GRPO."""
+    return (surrogate_NT.sum(-1) / length_N).sum() / step.rollouts
+
+
+def token_mean(surrogate_NT: Tensor, length_N: Tensor, step: StepSize) -> Tensor:
+    """Σ_i Σ_t / Σ_i |a_i|: every token of the optimiser step counts the same."""
+    return surrogate_NT.sum() / step.tokens
+
+
+def over_longest(surrogate_NT: Tensor, length_N: Tensor, step: StepSize) -> Tensor:
+    """Σ_i Σ_t / (N · the most tokens that a completion may have): every token counts the same in all steps."""
+    return surrogate_NT.sum() / (step.rollouts * step.max_completion_length)
 
 
 @dataclass(frozen=True)
@@ -150,6 +182,7 @@ class Objective:
         ratio: (log-probs) → ρ [N, T], which carries the gradient.
         weight: (π_old/π_gen [N, T], Â [N, 1], objective) → w [N, T], without gradient.
         surrogate: (ρ [N, T], Â [N, 1], objective) → [N, T].
+        reduction: (w · surrogate [N, T], 0 off the mask; |a| [N]; the step's size) → −L, a scalar.
         filtered: whether the KL filter drops rollouts with Â ≤ 0 and KL ≥ ``kl_threshold``.
         selections: further selections that belong to it, as functions or classes; see docs/extending.md.
         importance_sampling_clip_max: C, the cap of a truncated weight.
@@ -165,6 +198,7 @@ class Objective:
     ratio: Callable[[LogProbs], Tensor] = over_old
     weight: Callable[[Tensor, Tensor, Objective], Tensor] = unweighted
     surrogate: Callable[[Tensor, Tensor, Objective], Tensor] = clipped
+    reduction: Callable[[Tensor, Tensor, StepSize], Tensor] = sequence_mean
     filtered: bool = False
     selections: tuple[Callable[..., Any], ...] = ()
     importance_sampling_clip_max: float = 2.0
@@ -186,15 +220,51 @@ class Objective:
         return 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
 
 
+F_TIS = Objective(weight=truncated, filtered=True)
+"""F-TIS (arXiv 2605.22537): truncated weights, and the KL filter."""
+
+F_TIS_LIFTED = replace(F_TIS, weight=lifted)
+"""F-TIS that gives a success the weight 1, unless the learner would write some unit of it less than δ times as often as
+its sender. A text that a sender always writes and the learner hardly ever thus keeps F-TIS's weight, next to nothing.
+No unit has more than 1/δ times F-TIS's weight. docs/rivals.md and docs/strangers.md have what it gives and lets in."""
+
+GSPO = Objective(ratio=geometric_over_old, weight=truncated, epsilon=3e-4, epsilon_high=4e-4)
+"""Group Sequence Policy Optimization (Zheng et al., arXiv 2507.18071), at the source's clip widths.
+
+TRL: ``importance_sampling_level="sequence"``, ``loss_type="grpo"``."""
+
+CISPO = Objective(weight=truncated, surrogate=capped, reduction=token_mean, epsilon=1.0, epsilon_high=4.0)
+"""Clipped importance-sampling policy optimisation (MiniMax-M1, arXiv 2506.13585), without a lower bound; the upper one,
+5, is ScaleRL's (arXiv 2510.13786).
+
+TRL: ``loss_type="cispo"``, ``epsilon_high=5.0``, which is 1 + ε_high here. Its loss is that of sg(ρ) Â log π_θ: another
+value with the same gradient."""
+
+DAPO = Objective(weight=truncated, reduction=token_mean, epsilon_high=0.28)
+"""Clip-higher and the token mean of DAPO (Yu et al., arXiv 2503.14476). Its dynamic sampling is ``training.resample``.
+
+TRL: ``loss_type="dapo"``, ``epsilon_high=0.28``."""
+
+DR_GRPO = Objective(advantage=centred, weight=truncated, reduction=over_longest)
+"""Dr. GRPO (Liu et al., arXiv 2503.20783): neither length nor standard deviation in the gradient.
+
+TRL: ``loss_type="dr_grpo"``, ``scale_rewards="none"``."""
+
 OBJECTIVES: dict[str, Objective] = {
     "NoIS": Objective(),
     "VIS": Objective(ratio=over_generator),
     "TIS": Objective(weight=truncated),
     "F-NoIS": Objective(filtered=True),
     "F-VIS": Objective(ratio=over_generator, filtered=True),
-    "F-TIS": Objective(weight=truncated, filtered=True),
+    "F-TIS": F_TIS,
+    "F-TIS-lifted": F_TIS_LIFTED,
+    "GSPO": GSPO,
+    "CISPO": CISPO,
+    "DAPO": DAPO,
+    "Dr-GRPO": DR_GRPO,
 }
-"""The paper's six, by their names in a recipe."""
+"""The paper's six and others, by their names in a recipe. The last four have the weights of TIS for foreign rollouts; a
+peer's own have the weight 1, as published."""
 
 
 def resolve(config: ObjectiveConfig) -> Objective:
@@ -220,41 +290,6 @@ def resolve(config: ObjectiveConfig) -> Objective:
         )
     given = config.model_dump(exclude={"name"}, exclude_none=True)
     return replace(objective, **given)
-
-
-def group_advantages(
-    reward_N: Tensor,
-    group_N: Tensor,
-    scale_rewards: Literal["group", "none"] = "group",
-    std: Literal["population", "sample"] = "population",
-) -> Tensor:
-    """Group-relative advantages Â_i = (r_i − μ) / σ over the rollouts of i's group.
-
-    With ``scale_rewards="none"`` Â_i = r_i − μ. σ is the population standard deviation unless ``std="sample"``.
-    A group whose rewards are all equal, or a group of one, gives exactly 0.
-
-    Args:
-        reward_N: float [N].
-        group_N: int [N]; equal numbers are one group.
-
-    Returns:
-        float [N], dtype of ``reward_N``.
-    """
-    if reward_N.ndim != 1 or reward_N.shape != group_N.shape:
-        raise ValueError(f"reward_N and group_N must both be [N], got {_shape(reward_N)} and {_shape(group_N)}")
-    if scale_rewards not in ("group", "none") or std not in ("population", "sample"):
-        raise ValueError(f'scale_rewards={scale_rewards!r} ("group"|"none"), std={std!r} ("population"|"sample")')
-    advantage_N = torch.zeros_like(reward_N)
-    for group in torch.unique(group_N):
-        members = group_N == group
-        rewards = reward_N[members]
-        if bool((rewards == rewards[0]).all()):
-            continue
-        centred = rewards - rewards.mean()
-        if scale_rewards == "group":
-            centred = centred / rewards.std(correction=0 if std == "population" else 1)
-        advantage_N[members] = centred
-    return advantage_N
 
 
 def advantages(objective: Objective, rewards: Rewards) -> Tensor:
@@ -302,7 +337,7 @@ def policy_loss(
     share_N: Tensor | None = None,
     own_N: Tensor | None = None,
     unit_NT: Tensor | None = None,
-    divisor: int | None = None,
+    step: StepSize | None = None,
 ) -> tuple[Tensor, Diagnostics]:
     """The loss of the module's docstring over N rollouts, with its diagnostics.
 
@@ -318,8 +353,8 @@ def policy_loss(
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
         own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not ask.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
-        divisor: number of sequences in the optimiser step, if these N are only a micro-batch of it; default N.
-            Micro-batch gradients then add up to the gradient of the whole.
+        step: the size of the optimiser step, if these N are only a micro-batch of it; default N, their tokens and the
+            longest of them. Micro-batch gradients then add up to the gradient of the whole.
 
     Returns:
         scalar loss, :class:`Diagnostics`.
@@ -341,8 +376,12 @@ def policy_loss(
     if objective.clip_joint:  # a constant where it is beyond, so without gradient
         beyond_NT = (used_advantage_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
         surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
-    surrogate_N = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT)).sum(-1) / length_N
-    loss = -surrogate_N.sum() / (n if divisor is None else divisor)
+    surrogate_NT = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT))
+    if step is None:
+        step = StepSize(n, int(length_N.sum()), int(length_N.max()) if n else 0)
+    loss = -objective.reduction(surrogate_NT, length_N, step)
+    if loss.ndim:
+        raise RecipeError(f"objective.reduction returned the shape {_shape(loss)}: return a scalar")
 
     with torch.no_grad():
         low, high = objective.clip_range

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ftis.admission import Admission, Admitter, Reason, rejected
+from ftis.advantages import Rewards
 from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe
 from ftis.exchange import Collected, Exchange, Stopped
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, round_record
-from ftis.objectives import Objective, Rewards, advantages
+from ftis.objectives import Objective, advantages
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task
 from ftis.rollouts import Batch, Group, Ints, Prompt, ScoredGroup, collate
@@ -66,7 +67,7 @@ def learn_from(
     chosen = select(judged, peer.selections)
     peer.policy.set_learning_rate(peer.learning_rate(round))
     peer.learning = True
-    update, judged = learn(peer.policy, judged, chosen, peer.objective, peer.decoding.temperature, steps)
+    update, judged = learn(peer.policy, judged, chosen, peer.objective, peer.decoding, steps)
     peer.sampler.weights_moved(peer.policy)
     clock.lap("update")
 

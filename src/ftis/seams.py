@@ -45,7 +45,6 @@ ENGINES: Mapping[str, str] = {
 not allow them."""
 
 RIVALS: Mapping[str, str] = {
-    "GSPO": "ftis.lab.rivals.GSPO",
     "HACPO": "ftis.lab.rivals.HACPO",
     "TOPR": "ftis.lab.rivals.TOPR",
     "LUFFY": "ftis.lab.rivals.LUFFY",
@@ -53,9 +52,8 @@ RIVALS: Mapping[str, str] = {
     "SGT": "ftis.lab.rivals.SGT",
     "DRO": "ftis.lab.rivals.DRO",
     "SGT-shaped": "ftis.lab.rivals.SGT_SHAPED",
-    "F-TIS-lifted": "ftis.lab.rivals.F_TIS_LIFTED",
 }
-"""``objective.name`` beside the paper's six -> :class:`ftis.objectives.Objective`; docs/rivals.md tells them apart."""
+"""``objective.name`` beside ``ftis.OBJECTIVES`` -> :class:`ftis.objectives.Objective`; see docs/rivals.md."""
 
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",

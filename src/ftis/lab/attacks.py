@@ -17,7 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ftis.codec import decode
-from ftis.lab.rivals import LEAST_LIFTED
+from ftis.objectives import LEAST_LIFTED
 from ftis.peer import Attack, Peer
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
 

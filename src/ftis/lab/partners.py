@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis.advantages import Rewards
 from ftis.config import Recipe
 from ftis.lab.rivals import among_own
-from ftis.objectives import OBJECTIVES, Objective, Rewards, exp_ratio, resolve
+from ftis.objectives import F_TIS, Objective, exp_ratio, resolve
 from ftis.selection import Judged, KLFilter, Selection
 
 
@@ -114,7 +115,7 @@ def against_the_learner(rewards: Rewards) -> Tensor:
     return advantage_N
 
 
-AGAINST_THE_LEARNER = replace(OBJECTIVES["F-TIS"], advantage=against_the_learner)
+AGAINST_THE_LEARNER = replace(F_TIS, advantage=against_the_learner)
 """F-TIS with foreign advantages relative to the learner's success rate."""
 
 
@@ -127,5 +128,5 @@ def of_the_sequence(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Obje
     return exp_ratio(log_NT.sum(-1, keepdim=True)).clamp(max=objective.importance_sampling_clip_max).expand_as(log_NT)
 
 
-SEQUENCE_WEIGHTS = replace(OBJECTIVES["F-TIS"], weight=of_the_sequence)
+SEQUENCE_WEIGHTS = replace(F_TIS, weight=of_the_sequence)
 """F-TIS with one weight for a completion, which TRL calls ``sequence_truncate``."""

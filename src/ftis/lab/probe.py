@@ -39,9 +39,9 @@ from torch import Tensor
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.engines.machine import with_threads
 from ftis.lab.replay import recordings
-from ftis.learning import StepLoss, judge
+from ftis.learning import StepLoss, judge, step_size
 from ftis.measures import by_source, order_preserved
-from ftis.objectives import OBJECTIVES, resolve
+from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.recipe.arms import RunError
 from ftis.records.files import write_json
@@ -51,6 +51,9 @@ from ftis.selection import Chosen, Judged, KLFilter, select
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+PAPERS = ("NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS")
+"""The objectives that are compared unless others are named."""
+
 MIN_FRESH = 3
 """U needs two different batches, after one has been left out."""
 CHUNK = 1 << 24
@@ -186,7 +189,7 @@ def probe(
     step: int,
     *,
     fresh: int = 16,
-    objectives: Sequence[str] = tuple(OBJECTIVES),
+    objectives: Sequence[str] = PAPERS,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Compare objectives at ``checkpoint-<step>`` of a recorded peer; docs/diagnostics.md explains the result.
@@ -205,7 +208,7 @@ def probe(
     if fresh < MIN_FRESH:
         raise RunError(f"--fresh {fresh}: at least {MIN_FRESH} fresh batches are needed, 16 make a useful interval")
     if not objectives:
-        raise RecipeError(f"no objective to compare: name some of {', '.join(OBJECTIVES)}")
+        raise RecipeError(f"no objective to compare: name some of {', '.join(PAPERS)}")
     for name in objectives:
         resolve(ObjectiveConfig(name=name))
     (recording,) = recordings(run, arm, (peer,))
@@ -234,8 +237,7 @@ def _compare(
     batch = batch_of(peer, round)
     foreign_N = ~batch.own_N
     on_policy = as_learning_by(peer, "NoIS")
-    advantage_N = _only(on_policy.advantages(batch), foreign_N)
-    if not bool(advantage_N.any()):
+    if not bool(_only(on_policy.advantages(batch), foreign_N).any()):
         raise RunError(
             f"round {round + 1} of peer {peer.config.name!r}: none of its {int(foreign_N.sum())} foreign rollouts "
             f"carries gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
@@ -244,7 +246,7 @@ def _compare(
     own: list[Tensor] = []
     for k in range(fresh):
         own_batch, used_N = _fresh_batch(peer, batch, foreign_N, round, f"probe-{seed}-{k}")
-        own.append(direction(on_policy, own_batch, _only(on_policy.advantages(own_batch), used_N), used)[0])
+        own.append(direction(on_policy, own_batch, used_N)[0])
     fresh_KK = np.array([[dot(a, b) for b in own] for a in own])
     if not fresh_KK.diagonal().all():
         raise RunError(
@@ -256,7 +258,7 @@ def _compare(
     results: dict[str, Any] = {}
     for name in objectives:
         learner = as_learning_by(peer, name)
-        f, judged, chosen = direction(learner, batch, _only(learner.advantages(batch), foreign_N), used)
+        f, judged, chosen = direction(learner, batch, foreign_N)
         products = Products(fresh_KK, np.array([dot(f, o) for o in own]), dot(f, f))
         results[name] = {
             **{key: asdict(with_interval(statistic, products, rng)) for key, statistic in STATISTICS.items()},
@@ -288,13 +290,15 @@ def as_learning_by(peer: Peer, objective: str) -> Peer:
     return replace(peer, objective=resolved, selections=selections)
 
 
-def direction(peer: Peer, batch: Batch, advantage_N: Tensor, divisor: int) -> tuple[Tensor, Judged, Chosen]:
-    """The gradient of the peer's objective over the batch's rollouts with Â ≠ 0: flat, float32, on the CPU."""
+def direction(peer: Peer, batch: Batch, used_N: npt.NDArray[np.bool_]) -> tuple[Tensor, Judged, Chosen]:
+    """The gradient of the peer's objective over the used rollouts of the batch: flat, float32, on the CPU."""
+    advantage_N = _only(peer.advantages(batch), used_N)
     judged = judge(batch, advantage_N, peer.policy, peer.decoding, peer.objective, steps=1)
     chosen = select(judged, peer.selections)
     rows = judged.rows[chosen.kept_R]
     if len(rows):
-        loss = StepLoss(judged, chosen, peer.objective, rows, divisor)
+        step = step_size(batch, np.flatnonzero(used_N), peer.decoding)
+        loss = StepLoss(judged, chosen, peer.objective, rows, step)
         peer.policy.backward(batch.prompts(rows), batch.completion_ids(rows), peer.decoding.temperature, loss)
     else:
         peer.policy.optimizer.zero_grad(set_to_none=True)

@@ -1,10 +1,10 @@
-"""Rivals of F-TIS: what others propose for learning from rollouts that another policy sampled, and two of our own.
+"""Rivals of F-TIS: what others propose for learning from rollouts that another policy sampled, and one of our own.
 
 Each is an :class:`ftis.objectives.Objective` that a recipe names as it names the paper's six. Below, S is the ratio of
 a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇ is the gradient by θ:
 
     name            own rollouts               foreign rollouts
-    GSPO            S^(1/|a|), clipped         the same
+    GSPO, by π_gen  S^(1/|a|), clipped         the same
     HACPO           S^(1/|a|), clipped         S^(1/|a|) within [0.8, 1]; Â scaled by the peers' mean rewards
     TOPR            Â ∇log π, weight 1 if Â > 0, else min(S, 1); for both
     LUFFY           π_θ/π_old, clipped         if Â > 0: π_θ / (π_θ + γ); else nothing
@@ -12,20 +12,18 @@ a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇
     SGT             π_θ/π_old, clipped         ∇log π of successes, where all own rollouts of the prompt failed
     DRO             −½ (Â − τ Σ_t log π_θ/π_old)², for both
     SGT-shaped      π_θ/π_old, clipped         SGT's gate with LUFFY's π_θ / (π_θ + γ)
-    F-TIS-lifted    F-TIS's, with w = 1 in place of min(π_old/π_gen, C) where Â > 0 and no unit has π_old/π_gen < δ
 
 Where a source leaves something open, or works in another setting, the value's docstring says what is done here.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from ftis.advantages import Rewards, within_group
 from ftis.config import Recipe, RecipeError
-from ftis.objectives import OBJECTIVES, LogProbs, Objective, Rewards, exp_ratio, over_old, truncated, within_group
+from ftis.objectives import LogProbs, Objective, exp_ratio, over_old
 from ftis.selection import Judged, Selection
 
 GAMMA = 0.1
@@ -42,10 +40,6 @@ MOST_CAPABLE = 2.0
 
 SFT_PART = 0.25
 """The part of the rounds in which SFT-then-alone learns from foreign successes."""
-
-LEAST_LIFTED = 0.1
-"""δ of F-TIS-lifted, the least π_old/π_gen of a unit in a rollout that has the weight 1."""
-
 
 # --- ratios -----------------------------------------------------------------------------------------------------------
 
@@ -88,16 +82,6 @@ def sequence_over_old(log: LogProbs) -> Tensor:
 def _score(log: LogProbs) -> Tensor:
     """1, with the gradient ∇log π_θ."""
     return (log.logp_NT - log.logp_NT.detach()).exp()
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
-def lifted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
-    """w = 1 for all of a rollout if Â > 0 and π_old/π_gen ≥ :data:`LEAST_LIFTED` in each of its units, else F-TIS's."""
-    likely_N1 = raw_weight_NT.amin(-1, keepdim=True) >= LEAST_LIFTED
-    truncated_NT = truncated(raw_weight_NT, advantage_N1, objective)
-    return torch.where((advantage_N1 > 0) & likely_N1, torch.ones_like(truncated_NT), truncated_NT)
 
 
 # --- surrogates -------------------------------------------------------------------------------------------------------
@@ -202,10 +186,8 @@ class ForeignFirst(Selection):
 
 # --- the objectives ---------------------------------------------------------------------------------------------------
 
-GSPO = Objective(ratio=sequence_over_generator)
-"""Group Sequence Policy Optimization (Zheng et al., arXiv 2507.18071).
-
-The source clips at widths of 3e-4 and 4e-4, for updates of 1e-6; the default here is the house's 0.2."""
+GSPO_OVER_GENERATOR = Objective(ratio=sequence_over_generator)
+"""GSPO (Zheng et al., arXiv 2507.18071) with the sender for π_old, and clipped at 0.2 instead of 3e-4 and 4e-4."""
 
 HACPO = Objective(advantage=by_capability, ratio=one_sided_on_foreign)
 """Heterogeneous Agent Collaborative Policy Optimization (Zhang et al., arXiv 2603.02604), for horizontal sharing.
@@ -235,9 +217,3 @@ docs/rivals.md compares the two, docs/log.md has other gates."""
 DRO = Objective(ratio=sequence_over_old, surrogate=squared_regret)
 """Direct Reward Optimisation (Richemond et al., arXiv 2405.19107), with the group's mean for the value function, group
 advantages for rewards, and the learner at the round's start for the reference policy."""
-
-F_TIS_LIFTED = replace(OBJECTIVES["F-TIS"], weight=lifted)
-"""F-TIS that gives a success the weight 1, as TOPR does, unless some unit of it is one that the learner would write
-less than δ times as often as its sender. Such is a text that a sender always writes and the learner hardly ever: it
-keeps the weights of F-TIS, next to nothing in those units. No unit has more than 1/δ times F-TIS's weight. What it
-gives and lets in: docs/rivals.md and docs/strangers.md."""

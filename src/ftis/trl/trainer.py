@@ -31,7 +31,7 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError
-from ftis.learning import StepLoss, Update, weighed
+from ftis.learning import StepLoss, Update, step_size, weighed
 from ftis.measures import RoundExchange, round_record
 from ftis.models import starters
 from ftis.objectives import resolve
@@ -266,8 +266,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._round, self._chosen, self._clock = round, chosen, clock
         kept = judged.rows[chosen.kept_R]
         self._losses = [
-            StepLoss(judged, chosen, peer.objective, np.intersect1d(kept, minibatch), divisor=len(minibatch))
-            for minibatch in minibatches(peer.recipe, peer.name, round, len(batch))
+            StepLoss(judged, chosen, peer.objective, np.intersect1d(kept, m), step_size(batch, m, peer.decoding))
+            for m in minibatches(peer.recipe, peer.name, round, len(batch))
         ]
         return [
             {"loss": loss, "micro": np.array_split(part, ranks.size)[ranks.rank]}

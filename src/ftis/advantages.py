@@ -1,0 +1,66 @@
+"""Advantages: what each rollout's reward is worth beside those of its group. Pure torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What a round's advantages are computed from.
+
+    Attributes:
+        reward_N: float [N].
+        group_N: int [N]; equal numbers are one group: the rollouts of one prompt.
+        source_N: int [N]; equal numbers are one peer's rollouts.
+        own_N: bool [N], the rollouts that the learner sampled itself.
+        scale: "group" divides by the group's standard deviation, "none" does not.
+    """
+
+    reward_N: Tensor
+    group_N: Tensor
+    source_N: Tensor
+    own_N: Tensor
+    scale: Literal["group", "none"] = "group"
+
+
+def within_group(rewards: Rewards) -> Tensor:
+    """Â relative to the mean of the rollout's group: GRPO's (Shao et al. 2024). See :func:`group_advantages`."""
+    return group_advantages(rewards.reward_N, rewards.group_N, rewards.scale)
+
+
+def centred(rewards: Rewards) -> Tensor:
+    """Â = r − μ of the rollout's group, whatever ``training.scale_rewards`` is."""
+    return group_advantages(rewards.reward_N, rewards.group_N, "none")
+
+
+def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["group", "none"] = "group") -> Tensor:
+    """Group-relative advantages Â_i = (r_i − μ) / σ over the rollouts of i's group, with the population's σ.
+
+    With ``scale_rewards="none"`` Â_i = r_i − μ. Â is exactly 0 in a group of one, or whose rewards are all equal.
+
+    Args:
+        reward_N: float [N].
+        group_N: int [N]; equal numbers are one group.
+
+    Returns:
+        float [N], dtype of ``reward_N``.
+    """
+    if reward_N.ndim != 1 or reward_N.shape != group_N.shape:
+        shapes = f"{list(reward_N.shape)} and {list(group_N.shape)}"
+        raise ValueError(f"reward_N and group_N must both be [N], got {shapes}")
+    if scale_rewards not in ("group", "none"):
+        raise ValueError(f'scale_rewards is {scale_rewards!r}: give "group" or "none"')
+    advantage_N = torch.zeros_like(reward_N)
+    for group in torch.unique(group_N):
+        members = group_N == group
+        rewards = reward_N[members]
+        if bool((rewards == rewards[0]).all()):
+            continue
+        relative = rewards - rewards.mean()
+        advantage_N[members] = relative if scale_rewards == "none" else relative / rewards.std(correction=0)
+    return advantage_N

@@ -1,0 +1,241 @@
+"""GSPO, CISPO, DAPO and Dr-GRPO against TRL's losses of these names, and by hand.
+
+:func:`trls` computed the numbers of TRL below. Where TRL is installed, a test computes them again (``make test-trl``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftis.config import ObjectiveConfig
+from ftis.objectives import OBJECTIVES, StepSize, policy_loss, resolve
+
+# Â, log π_θ, log π_old. Ratios of tokens are between .6 and 9, those of sequences within and beyond GSPO's widths.
+ROWS: list[tuple[float, list[float], list[float]]] = [
+    (1.0, [-0.51, -2.3, -1.07], [-0.52, -2.29, -1.0704]),
+    (0.8, [-0.9, -1.4], [-0.9, -1.402]),
+    (-0.5, [-3.1, -0.2, -0.75, -1.6], [-3.15, -0.17, -0.75, -1.61]),
+    (-1.2, [-0.35], [-0.346]),
+    (0.9, [-1.0, -0.6], [-1.0004, -0.6003]),
+    (1.2, [-0.2, -1.0, -3.0], [-0.5, -1.25, -4.9]),
+    (-0.9, [-2.0, -1.3, -0.4, -0.2], [-1.5, -1.2, -0.1, -2.4]),
+    (0.7, [-1.1, -0.9, -2.6], [-1.3, -1.12, -2.1]),
+]
+SENDER_OFF_BY = [0.4, -0.3, 0.0, 0.2, -0.1, -1.1, 0.3, -0.25]
+"""log π_gen − log π_old of each row's tokens: weights below 1, between 1 and C, and above C = 2."""
+LONGEST = 6
+"""The most tokens that a completion may have."""
+
+TRLS: dict[str, dict[str, Any]] = {
+    "GSPO": {"loss_type": "grpo", "epsilon_low": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"},
+    "CISPO": {"loss_type": "cispo", "epsilon_low": 0.2, "epsilon_high": 5.0, "importance_sampling_level": "token"},
+    "DAPO": {"loss_type": "dapo", "epsilon_low": 0.2, "epsilon_high": 0.28, "importance_sampling_level": "token"},
+    "Dr-GRPO": {"loss_type": "dr_grpo", "epsilon_low": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token"},
+}
+"""How TRL names and sets them."""
+
+GOLDEN: dict[str, tuple[float, list[list[float]]]] = {
+    "GSPO": (
+        -0.45164083164064245,
+        [
+            [-0.027933726166685113] * 3,
+            [0.0] * 2,
+            [0.01574262805382084] * 4,
+            [0.0],
+            [-0.06218762600230823] * 2,
+            [0.0] * 3,
+            [0.02883698776474956] * 4,
+            [-0.03646525312605256] * 3,
+        ],
+    ),
+    "CISPO": (
+        2.0145998702835843,
+        [
+            [-0.03077531247718931, -0.030165920460741798, -0.03048128307667309],
+            [-0.04908577482094557, -0.04918404460761754],
+            [0.023892524917636906, 0.022055580307920642, 0.022727272727272728, 0.022955685615549278],
+            [0.04447976570112505],
+            [-0.0452296257900685, -0.045225103053630075],
+            [-0.1472573244628367, -0.14007550000229904, -0.5454545454545454],
+            [0.018381639441159066, 0.027422183701457967, 0.022451385112937445, 0.15153099968489686],
+            [-0.04990084226559627, -0.0509089061478251, -0.024780024915908333],
+        ],
+    ),
+    "DAPO": (
+        -0.33910913210736865,
+        [
+            [-0.03077531247718931, -0.030165920460741798, -0.03048128307667309],
+            [-0.04908577482094557, -0.04918404460761754],
+            [0.023892524917636906, 0.022055580307920642, 0.022727272727272728, 0.022955685615549278],
+            [0.04447976570112505],
+            [-0.0452296257900685, -0.045225103053630075],
+            [0.0] * 3,
+            [0.0, 0.02742218370145797, 0.0, 0.2735138635477883],
+            [-0.049900842265596275, -0.050908906147825096, -0.024780024915908333],
+        ],
+    ),
+    "Dr-GRPO": (
+        -0.14216144044379678,
+        [
+            [-0.0141053515520451, -0.01382604687783999, -0.0139705880768085],
+            [-0.022497646792933382, -0.022542687111824704],
+            [0.010950740587250249, 0.010108807641130292, 0.010416666666666666, 0.010521355907126752],
+            [0.020386559279682314],
+            [-0.02073024515378139, -0.020728172232913785],
+            [0.0] * 3,
+            [0.0, 0.012568500863168236, 0.0, 0.12536052079273627],
+            [0.0, 0.0, -0.011357511419791319],
+        ],
+    ),
+}
+"""Loss and gradient by log π_θ of TRL 1.16.0 in float64, with its correction for another sampler."""
+
+
+def padded(rows: list[list[float]], fill: float = math.nan) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows], dtype=torch.float64)
+
+
+ADVANTAGE_N = torch.tensor([row[0] for row in ROWS], dtype=torch.float64)
+LOGP_NT, OLD_NT = padded([row[1] for row in ROWS]), padded([row[2] for row in ROWS])
+GEN_NT = OLD_NT + torch.tensor(SENDER_OFF_BY, dtype=torch.float64).unsqueeze(-1)
+MASK_NT = ~OLD_NT.isnan()
+STEP = StepSize(len(ROWS), int(MASK_NT.sum()), LONGEST)
+
+
+def ours(name: str, foreign: bool, parts: tuple[slice, ...] = (slice(None),)) -> tuple[float, list[list[float]]]:
+    """The loss, and its gradient by log π_θ of each row's tokens, over micro-batches."""
+    logp_NT = LOGP_NT.clone().requires_grad_()
+    gen_NT = GEN_NT if foreign else OLD_NT
+    loss = torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        tensors = (tensor[part] for tensor in (logp_NT, OLD_NT, gen_NT, ADVANTAGE_N, MASK_NT))
+        loss = loss + policy_loss(OBJECTIVES[name], *tensors, step=STEP)[0]
+    (gradient_NT,) = torch.autograd.grad(loss, logp_NT)
+    assert not gradient_NT[~MASK_NT].any()
+    return loss.item(), [gradient_NT[i, MASK_NT[i]].tolist() for i in range(len(ROWS))]
+
+
+def trls(name: str, foreign: bool) -> tuple[float, list[list[float]]]:
+    """The same of TRL's own loss, a method of a trainer that has nothing but what the method reads.
+
+    ``foreign``: with TRL's correction for another sampler, "token_truncate" at a cap of 2.
+    """
+    from trl import GRPOTrainer
+
+    logp_NT = torch.where(MASK_NT, LOGP_NT, 0.0).requires_grad_()
+    old_NT, gen_NT = torch.where(MASK_NT, OLD_NT, 0.0), torch.where(MASK_NT, GEN_NT, 0.0)
+    trainer = SimpleNamespace(
+        **TRLS[name],
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logp_NT, torch.zeros_like(logp_NT), None),
+        args=SimpleNamespace(delta=None, steps_per_generation=1),
+        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        max_completion_length=LONGEST,
+        use_vllm=foreign,
+        vllm_importance_sampling_correction=True,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        beta=0.0,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+    )
+    ids = MASK_NT.long()
+    loss = GRPOTrainer._compute_loss(
+        trainer,
+        None,
+        {
+            "prompt_ids": ids,
+            "prompt_mask": ids,
+            "completion_ids": ids,
+            "completion_mask": ids,
+            "advantages": ADVANTAGE_N,
+            "old_per_token_logps": old_NT,
+            "importance_sampling_ratio": (old_NT - gen_NT).exp().clamp(max=2.0),
+            "num_items_in_batch": MASK_NT.sum(),
+        },
+    )
+    (gradient_NT,) = torch.autograd.grad(loss, logp_NT)
+    return loss.item(), [gradient_NT[i, MASK_NT[i]].tolist() for i in range(len(ROWS))]
+
+
+def comparable(name: str, loss: float, gradient: list[list[float]]) -> float:
+    """Our loss as TRL has it. That of CISPO is sg(ρ) Â log π_θ there, so the gradient times log π_θ."""
+    if name != "CISPO":
+        return loss
+    assert loss == pytest.approx(sum(map(sum, gradient)), rel=1e-12), "ρ Â itself"
+    return sum(g * x for row, (_, logp, _) in zip(gradient, ROWS, strict=True) for g, x in zip(row, logp, strict=True))
+
+
+def flat(gradient: list[list[float]]) -> list[float]:
+    return [g for row in gradient for g in row]
+
+
+@pytest.mark.parametrize("name", TRLS)
+def test_loss_and_gradient_are_trls(name: str) -> None:
+    loss, gradient = ours(name, foreign=True)
+    expected_loss, expected = GOLDEN[name]
+    assert flat(gradient) == pytest.approx(flat(expected), rel=1e-12, abs=0.0)
+    assert comparable(name, loss, gradient) == pytest.approx(expected_loss, rel=1e-12)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-trl")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRLS)
+def test_trl_says_so(name: str) -> None:
+    for foreign in (True, False):
+        loss, gradient = ours(name, foreign)
+        expected_loss, expected = trls(name, foreign)
+        assert flat(gradient) == pytest.approx(flat(expected), rel=1e-12, abs=0.0)
+        assert comparable(name, loss, gradient) == pytest.approx(expected_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", TRLS)
+def test_microbatches_add_up(name: str) -> None:
+    whole_loss, whole = ours(name, foreign=True)
+    for parts in ((slice(0, 3), slice(3, 8)), tuple(slice(i, i + 1) for i in range(8))):
+        loss, gradient = ours(name, foreign=True, parts=parts)
+        assert loss == pytest.approx(whole_loss, rel=1e-12)
+        assert flat(gradient) == pytest.approx(flat(whole), rel=1e-12)
+
+
+# Two completions as in test_objectives: Â = 1, −1; π_θ/π_old = 1.1, 1.5, 0.5 | 0.5, 1.5; weights 1/2, 4, 1 | 3, 1/12
+# before the cap of 2. The geometric means of the ratios are 0.825^(1/3) and 0.75^(1/2), of which the second is clipped.
+MEAN = 0.825 ** (1 / 3)
+BY_HAND = {
+    "GSPO": (-(3.5 / 3 * MEAN - 25 / 24 * 0.9997) / 2, [-3.5 / 18 * MEAN] * 3 + [0, 0]),
+    "CISPO": (-(0.55 + 3 + 0.5 - 1 - 0.125) / 5, [-0.55 / 5, -3 / 5, -0.5 / 5, 1 / 5, 0.125 / 5]),
+    "DAPO": (-(0.55 + 2.56 + 0.5 - 1.6 - 0.125) / 5, [-0.55 / 5, 0, -0.5 / 5, 0, 0.125 / 5]),
+    "Dr-GRPO": (-(0.55 + 2.4 + 0.5 - 1.6 - 0.125) / 8, [-0.55 / 8, 0, -0.5 / 8, 0, 0.125 / 8]),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_two_completions_by_hand(name: str) -> None:
+    ratio = padded([[1.1, 1.5, 0.5], [0.5, 1.5]], 1.0)
+    weight = padded([[1 / 2, 4, 1], [3, 1 / 12]], 1.0)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old = torch.full((2, 3), -3.0, dtype=torch.float64)
+    logp = (old + ratio.log()).requires_grad_()
+    step = StepSize(rollouts=2, tokens=5, max_completion_length=4)
+    advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    loss, _ = policy_loss(OBJECTIVES[name], logp, old, old - weight.log(), advantage, mask, step=step)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    expected_loss, expected = BY_HAND[name]
+    assert loss.item() == pytest.approx(expected_loss, rel=1e-12)
+    assert gradient[mask].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_a_recipe_names_them_and_keeps_their_clips() -> None:
+    widened = resolve(ObjectiveConfig(name="GSPO", epsilon=0.1))
+    assert (widened.ratio, widened.epsilon, widened.epsilon_high) == (OBJECTIVES["GSPO"].ratio, 0.1, 4e-4)
