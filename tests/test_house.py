@@ -106,7 +106,7 @@ LIGHT = [
     "records.reading",
     "view.contents",
 ]
-LARGEST_CORE = 3600
+LARGEST_CORE = 3660
 
 
 def modules() -> list[str]:

@@ -13,13 +13,13 @@ import pytest
 import torch
 from earned import rewards
 
-import ftis
 from ftis.config import ObjectiveConfig
 from ftis.lab import partners
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
+from ftis.run.runs import run
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
 
@@ -174,7 +174,7 @@ def test_each_trains_otherwise_than_f_tis(
             {"name": "way", "set": {"objective.name": way} if name.isupper() else {"training.selections": [way]}},
         ],
     )
-    assert ftis.run(parse(document))
+    assert run(parse(document))
     norms = {}
     for arm in ("F-TIS", "way"):
         rounds = read_jsonl(tmp_path / "runs" / "tiny-seed0" / arm / "a" / "metrics.jsonl")

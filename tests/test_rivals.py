@@ -21,6 +21,7 @@ from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, advantages, policy_loss, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
+from ftis.run.runs import run
 from ftis.seams import RIVALS
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
@@ -279,7 +280,7 @@ def test_each_trains(name: str, models: dict[str, Path], tmp_path: Path, monkeyp
             "mode": "horizontal" if name in ("HACPO", "SGT", "SGT-shaped") else "vertical",
         },
     )
-    assert ftis.run(parse(document))
+    assert run(parse(document))
     for own, other in ("ab", "ba"):
         rounds = read_jsonl(tmp_path / "runs" / "tiny-seed0" / name / own / "metrics.jsonl")
         assert len(rounds) == 4

@@ -359,7 +359,15 @@ def policy_loss(
     Returns:
         scalar loss, :class:`Diagnostics`.
     """
-    n, t = _check_shapes(logp_NT, old_logp_NT, gen_logp_NU, advantage_N, mask_NT, unit_NT)
+    if logp_NT.ndim != 2:
+        raise ValueError(f"logp_NT must be [N, T], got {_shape(logp_NT)}")
+    n, t = logp_NT.shape
+    _check("old_logp_NT", old_logp_NT, (n, t))
+    _check("mask_NT", mask_NT, (n, t))
+    _check("advantage_N", advantage_N, (n,))
+    _check("gen_logp_NU", gen_logp_NU, (n, t if unit_NT is None else gen_logp_NU.shape[-1]))
+    if unit_NT is not None:
+        _check("unit_NT", unit_NT, (n, t))
     log = log_probs(logp_NT, old_logp_NT, gen_logp_NU, mask_NT, own_N=own_N, unit_NT=unit_NT)
     mask_NT, length_N = log.mask_NT, log.length_N
     if n and (t == 0 or bool((length_N == 0).any())):
@@ -369,12 +377,11 @@ def policy_loss(
     if logp_NT.requires_grad and n and not ratio_NT.requires_grad:
         raise RecipeError("objective.ratio carries no gradient: compute it from log.logp_NT")
     raw_weight_NT = raw_weight(log)
-    used_advantage_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
-    weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, used_advantage_N1, objective), logp_NT)
-    surrogate_NT = _of_shape("surrogate", objective.surrogate(ratio_NT, used_advantage_N1, objective), logp_NT)
-    surrogate_NT = weight_NT * surrogate_NT
+    used_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
+    weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, used_N1, objective), logp_NT)
+    surrogate_NT = weight_NT * _of_shape("surrogate", objective.surrogate(ratio_NT, used_N1, objective), logp_NT)
     if objective.clip_joint:  # a constant where it is beyond, so without gradient
-        beyond_NT = (used_advantage_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
+        beyond_NT = (used_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
         surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
     surrogate_NT = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT))
     if step is None:
@@ -390,9 +397,9 @@ def policy_loss(
             k1_N=sequence_kl(log, "k1", objective.kl_reduction).detach(),
             k3_N=sequence_kl(log, "k3", objective.kl_reduction).detach(),
             raw_weight=raw_weight_NT[mask_NT],
-            weight=truncated(raw_weight_NT, used_advantage_N1, objective)[mask_NT],
-            clipped_low=((ratio_NT < low) & (used_advantage_N1 < 0))[mask_NT],
-            clipped_high=((ratio_NT > high) & (used_advantage_N1 > 0))[mask_NT],
+            weight=truncated(raw_weight_NT, used_N1, objective)[mask_NT],
+            clipped_low=((ratio_NT < low) & (used_N1 < 0))[mask_NT],
+            clipped_high=((ratio_NT > high) & (used_N1 > 0))[mask_NT],
         )
     return loss, diagnostics
 
@@ -463,27 +470,9 @@ def _of_shape(part: str, value: Tensor, logp_NT: Tensor) -> Tensor:
     return value
 
 
-def _check_shapes(
-    logp_NT: Tensor,
-    old_logp_NT: Tensor,
-    gen_logp_NU: Tensor,
-    advantage_N: Tensor,
-    mask_NT: Tensor,
-    unit_NT: Tensor | None,
-) -> tuple[int, int]:
-    if logp_NT.ndim != 2:
-        raise ValueError(f"logp_NT must be [N, T], got {_shape(logp_NT)}")
-    of_tokens = {"old_logp_NT": old_logp_NT, "mask_NT": mask_NT}
-    of_tokens |= {"gen_logp_NT": gen_logp_NU} if unit_NT is None else {"unit_NT": unit_NT}
-    for name, value in of_tokens.items():
-        if value.shape != logp_NT.shape:
-            raise ValueError(f"{name} must have logp_NT's shape {_shape(logp_NT)}, got {_shape(value)}")
-    if gen_logp_NU.ndim != 2 or len(gen_logp_NU) != len(logp_NT):
-        raise ValueError(f"gen_logp_NU must be [{len(logp_NT)}, U], got {_shape(gen_logp_NU)}")
-    if advantage_N.shape != logp_NT.shape[:1]:
-        raise ValueError(f"advantage_N must be [{logp_NT.shape[0]}], got {_shape(advantage_N)}")
-    n, t = logp_NT.shape
-    return n, t
+def _check(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if value.shape != shape:
+        raise ValueError(f"{name} must be {list(shape)}, as logp_NT is, got {_shape(value)}")
 
 
 def _shape(tensor: Tensor) -> list[int]:
