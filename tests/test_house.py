@@ -39,7 +39,7 @@ WINGS = {
     "text": "token_bytes completions units messages selection",
     "wire": "plain streams packed text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
-    "rewards": "scoring helper words writing equations numbers latex gym answers parts",
+    "rewards": "scoring helper units grammar numbers latex formulas gym answers parts",
     "engines": "machine launch devices optimizers hub texts models shards windows lines head microbatches rows slots "
     "linear decoder stops samplers generate builtin replicas handover vllm_server vllm",
     "recipe": "own_code parsing arms",

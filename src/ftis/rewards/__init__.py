@@ -1,10 +1,24 @@
-"""Text to number: the built-in reward function and what it is made of.
+"""Text to number: the built-in reward function, and the modules that it is made of.
 
-``answers.py`` has the function, ``format_and_answer``: the format that a completion must have, the answer inside it,
-and when two answers are equal. ``numbers.py`` reads numbers as people write them. ``latex.py`` compares LaTeX in a
-process with limits. What calls a reward function, this one or a recipe's own, stands in :mod:`ftis.rewards.scoring`.
+``answers.py`` has the function, :func:`format_and_answer`: a completion's format, the answer inside it, and when two
+answers are equal. ``grammar.py`` lists the ways to write an answer, each with an example; ``units.py``, ``numbers.py``
+and ``formulas.py`` read units, numbers and formulas with it. ``latex.py`` compares formulas and ``gym.py`` scores
+answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a reward function, this one or a recipe's own.
 """
 
-from ftis.rewards.answers import answers_equal, extract_answer, format_and_answer, graded
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftis.rewards.answers import answers_equal, extract_answer, format_and_answer, graded
 
 __all__ = ["answers_equal", "extract_answer", "format_and_answer", "graded"]
+
+
+def __getattr__(name: str) -> Any:  # the helper's process imports this package and needs none of its modules
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ftis.rewards import answers
+
+    return getattr(answers, name)

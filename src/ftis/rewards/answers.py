@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from ftis.prompts import AnswerKind
+from ftis.rewards import gym
+from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError, Scorer
 from ftis.rollouts import Prompt
@@ -193,9 +195,6 @@ def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | No
     given, expected = given.strip(), expected.strip()
     if given == expected or not given or len(given) > max(MAX_ANSWER_LENGTH, 2 * len(expected)):
         return float(given == expected and bool(given))
-    # Imported here because gym.py is also run as a process, which imports this package first.
-    from ftis.rewards import gym
-
     return gym.score(own["dataset"], own["options"], own["entry"], given)
 
 
@@ -223,7 +222,4 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     if kind == "number":
         number = read_number(given)
         return number is not None and number == read_number(expected)
-    # Imported here because latex.py is also run as a process, which imports this package first.
-    from ftis.rewards.latex import formulas_equal
-
     return formulas_equal(given, expected)

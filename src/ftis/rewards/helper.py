@@ -16,12 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
-
-from ftis.rewards.scoring import RewardError
 
 CPU_SECONDS = 3.0
 """Limit on one request. It is processor time, so that a busy machine changes no reward."""
@@ -50,8 +47,9 @@ class Helper:
         self.module, self.does, self.needs = module, does, needs
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._abandoned: list[subprocess.Popen[bytes]] = []
-        _HELPERS.add(self)
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.leave_to_parent)
 
     def ask(self, request: dict[str, Any]) -> Any:
         """The verdict on one request, or None if a limit stopped it. Threads wait for each other.
@@ -96,9 +94,10 @@ class Helper:
         if process is not None:
             _close(process.stdin, process.stdout)
             process.returncode = 0  # a child cannot wait for it
-            self._abandoned.append(process)
 
     def _running(self) -> subprocess.Popen[bytes]:
+        from ftis.rewards.scoring import RewardError  # whose imports the helper's process does without
+
         if self._process is not None:
             if self._process.poll() is None:
                 return self._process
@@ -171,24 +170,6 @@ def _close(*pipes: IO[bytes] | None) -> None:
     for pipe in pipes:
         if pipe is not None:
             pipe.close()
-
-
-_HELPERS: weakref.WeakSet[Helper] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for helper in list(_HELPERS):
-        helper.leave_to_parent()
-
-
-def _at_exit() -> None:
-    for helper in list(_HELPERS):
-        helper.stop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(_at_exit)
 
 
 # --- the helper process ---------------------------------------------------------------------------------------------

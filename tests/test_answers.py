@@ -1,0 +1,208 @@
+"""Which answers are equal: the grammar's examples, a table of verdicts, properties of numbers, units and formulas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.rewards import answers_equal, extract_answer, formulas, grammar, latex, units
+from ftis.rewards.formulas import ANOTHER, formulas_equal
+from ftis.rewards.grammar import AMOUNT, FORMULA, NUMBER, PROSE, SIGNS, rewrite
+from ftis.rewards.numbers import read_number
+from ftis.rewards.scoring import RewardError
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+TABLE = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8").split("\n[")[1:]
+
+
+def entries(section: str) -> list[str]:
+    (lines,) = (part.splitlines()[1:] for part in TABLE if part.startswith(f"{section}]"))
+    return [entry for line in lines for entry in line.split("   ")]
+
+
+def verdicts(kind: str) -> list[tuple[str, str, bool]]:
+    """Each (given, expected, whether it is right) of the table."""
+    found = []
+    for entry in entries(kind):
+        right = " ⇐ " in entry
+        expected, _, given = entry.partition(" ⇐ " if right else " ⇍ ")
+        found += [(one, expected, right) for one in given.split(" ¦ ")]
+    return found
+
+
+def test_each_rule_does_what_its_example_says() -> None:
+    rules = [*SIGNS, *FORMULA, *NUMBER, *AMOUNT, *PROSE]
+    assert [rule for rule in rules if rule.change(rule.before) != rule.after] == []
+    # the example shows a change, and nothing changes what is in the grammar's writing already
+    assert [rule for rule in rules if rule.before == rule.after or rule.change(rule.after) != rule.after] == []
+    for sign in ANOTHER:
+        assert sign.means_another(sign.given, sign.expected)
+        assert not sign.means_another(sign.expected, sign.expected)
+        assert not answers_equal(sign.given, sign.expected, "math")
+
+
+@pytest.mark.parametrize("kind", ["number", "math"])
+def test_the_table_of_verdicts(kind: str) -> None:
+    rows = verdicts(kind)
+    assert len(rows) > 300
+    assert [row for row in rows if answers_equal(row[0], row[1], kind) != row[2]] == []  # type: ignore[arg-type]
+    assert all(answers_equal(f" {expected}\n", expected, kind) for _, expected, _ in rows)  # type: ignore[arg-type]
+
+
+def test_answers_over_several_lines_and_very_long_ones() -> None:
+    matrix = r"\begin{pmatrix} -2 \\ -14 \end{pmatrix}"
+    assert answers_equal(matrix.replace(" -14", "\n -14"), matrix, "math")
+    assert answers_equal("1\u202f000", "1000", "number")
+    for given_text, expected in (("1\n2", "2"), ("", ""), (" ", ""), ("", "0")):
+        assert not any(answers_equal(given_text, expected, kind) for kind in ("number", "math", "exact"))  # type: ignore[arg-type]
+    long = "5" * 100_000
+    for kind in ("number", "math", "exact"):
+        assert answers_equal(long, long, kind)  # type: ignore[arg-type]
+        assert not answers_equal(long, long[1:], kind)  # type: ignore[arg-type]
+        assert not answers_equal("{" * 100_000, "5", kind)  # type: ignore[arg-type]
+    for odd in ("9" * 400 + ".0*1 = 18", "(" * 250 + "18" + ")" * 250 + " = 18", "-" * 501 + "18 = 18"):
+        assert not answers_equal(odd, "18", "number")
+    assert answers_equal(" a b\n", "a b", "exact")
+    assert not any(answers_equal(one, other, "exact") for one, other in (("18.0", "18"), ("A", "a")))
+    with pytest.raises(RewardError, match="answer kind 'maths': use one of number, math, exact"):
+        answers_equal("1", "1", "maths")  # type: ignore[arg-type]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(0, 6))
+def test_any_way_to_write_a_number_is_that_number(value: int, zeros: int) -> None:
+    ways = [
+        f"{value:,}",
+        f"{value}.{'0' * zeros}",
+        f"${value}",
+        f"{value * 7}/7",
+        f" {value}. ",
+        f"{value}%",
+        f"{value}e0",
+    ]
+    assert all(answers_equal(way, str(value), "number") for way in ways)
+    assert not any(answers_equal(way, str(value + 1), "number") for way in ways)
+
+
+@given(st.text(alphabet="0123456789,.$%+-/eE \\\n") | st.text(), st.text(alphabet="0123456789,./") | st.text())
+def test_number_comparison_never_raises(given_text: str, expected: str) -> None:
+    assert answers_equal(given_text, expected, "number") in (True, False)
+
+
+def test_the_last_number() -> None:
+    table = [entry.partition(" ⇒ ")[::2] for entry in entries("last number")]
+    assert len(table) > 60
+    found = [(text, extract_answer(text, extract="last_number") or "∅") for text, _ in table]
+    assert [pair for pair in found if pair not in table] == []
+    over_lines = {
+        "It is 18\nπ": "18",
+        "The answer is 18\n\nπ was taken as 3": "3",
+        "Row 5\n\\frac{1}{2}": "\\frac{1}{2}",
+    }
+    assert {text: extract_answer(text, extract="last_number") for text in over_lines} == over_lines
+    assert extract_answer("", extract="last_number") is None
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
+
+SPELLED = {name: st.from_regex(rf"\A(?:{pattern})\Z") for name, pattern in (units.UNITS | units.MULTIPLES).items()}
+
+
+@given(st.data(), st.sampled_from(sorted(units.UNITS)))
+def test_a_unit_changes_no_number(data: st.DataObject, name: str) -> None:
+    unit = data.draw(SPELLED[name])
+    assert read_number(f"18\\text{{ {unit}}}") == 18
+    assert len(unit) < 2 or read_number(f"18 {unit}") == 18
+    assert rewrite(FORMULA, f"9\\text{{ {unit}}}") == "9"
+
+
+@given(st.data(), st.sampled_from(sorted(units.MULTIPLES)))
+def test_a_multiple_makes_another_number(data: st.DataObject, name: str) -> None:
+    several = data.draw(SPELLED[name]) + "s"
+    for given_text in (f"18 {several}", f"18{several}", f"18 {several} of things"):
+        assert read_number(given_text) is None
+    assert not formulas_equal(f"9\\text{{ {several}}}", "9")
+
+
+@given(st.data(), *[st.sampled_from(sorted(units.UNITS | units.MULTIPLES))] * 2)
+def test_two_units_are_equal_if_they_have_one_name(data: st.DataObject, one: str, other: str) -> None:
+    loose = {"unit", "degree", "celsius", "fahrenheit"}
+    first, second = (data.draw(SPELLED[name]) for name in (one, other))
+    for between in ("\\text{ ", "\\textbf{ "):
+        differ = units.units_differ(f"9{between}{first}}}", f"9\\text{{ {second}}}")
+        assert differ == (one != other) or {one, other} & loose
+    assert not units.units_differ("9", f"9\\text{{ {second}}}")
+
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latex._helper, "ask", lambda request: pytest.fail(f"asked {request}"))
+
+
+@settings(max_examples=300)
+@given(
+    *[
+        st.text(alphabet="0159xyAB^_{}()[]<>=,.\\$% \n")
+        | st.lists(
+            st.sampled_from(
+                [*"0159x=^_{}(),<>$ ", "\\text{", "\\frac", " or ", "\\pm", "\\infty", "\\approx ", "°", " cm", "\\cup"]
+            )
+        ).map("".join)
+    ]
+    * 2
+)
+def test_any_two_texts_come_to_a_verdict_or_a_question(one: str, other: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formulas, "all_equal", lambda pairs: all(grammar.balanced(given) for given, _, _ in pairs))
+        assert formulas_equal(one, other) in (True, False)
+        assert formulas_equal(one, one) or grammar.too_nested(one, grammar.MOST_WRITTEN)
+
+
+@pytest.mark.usefixtures("nobody_asked")
+def test_what_the_grammar_takes_long_for_never_reaches_it() -> None:
+    bracketed = [("{8+", "}"), ("(8+", ")"), ("[(", ")]"), ("{(", ")}"), (r"\frac{1}{", "}"), (r"\sqrt{", "}")]
+    bracketed += [
+        (r"\left|(", r")\right|"),
+        ("{9}^", ""),
+        ("9^", ""),
+        ("9_", ""),
+        ("2^{", "}"),
+        ("2^(", ")"),
+        ("", "!"),
+    ]
+    bracketed += [(r"\lfloor ", r"\rfloor ")]
+    for opening, closing in bracketed:
+        for depth in (10, 15, 30):
+            assert not answers_equal(opening * depth + "8" + closing * depth, "9", "math")
+    for nested in ("(" * 250 + "5" + ")" * 250, "{" * 255 + "5" + "}" * 255, "(9!)!!", "{(9!)!}!"):
+        assert not answers_equal(nested, "5", "math")
+
+
+@given(st.text(alphabet="12{}()x\\+", max_size=12), st.integers(2, 30))
+def test_only_brackets_around_nothing_but_brackets_are_doubles(inside: str, depth: int) -> None:
+    for opening, closing in ("{}", "()"):
+        kept = grammar.without_doubles(f"{opening}{inside}5{closing}")
+        if grammar.balanced(inside) and inside.count("(") == inside.count(")") == 0:
+            assert grammar.without_doubles(opening * depth + inside + "5" + closing * depth) == kept
+    kept_as_it_is = ("((1,2),(3,4))", "((1)(2))", r"\{\{1\}\}", "{{1}+2}", "({5})", "((5)", "(3,4]", "}}{{")
+    assert all(grammar.without_doubles(text) == text for text in kept_as_it_is)
+
+
+def test_each_answer_of_math500_is_itself_in_any_wrapper() -> None:
+    file = DATA / "math500" / "test.jsonl"
+    if not file.is_file():
+        pytest.skip("needs ../shared/data/math500 beside the checkout")
+    answers = [json.loads(line)["answer"] for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(answers) == 500
+    for around in ("${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$.", "{{{{{}}}}}"):  # another text, so the helper is asked
+        assert [a for a in answers if not answers_equal(around.format(a), a, "math")] == []
+    assert [a for a in answers if a.isdigit() and answers_equal(f"${int(a) + 1}$", a, "math")] == []

@@ -1,0 +1,195 @@
+"""The process that judges texts of strangers: its limits, its ends, and what a hostile text cannot do there."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ftis.rewards import answers_equal, gym, helper, latex
+from ftis.rewards.formulas import formulas_equal
+from ftis.rewards.helper import Helper
+from ftis.rewards.scoring import RewardError
+
+SLOW = "10^{10^{10}}"  # a number of ten billion digits
+
+
+def equal(one: str, other: str) -> bool:
+    return answers_equal(one, other, "math")
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
+    """A helper of the test's own, with a lower limit on processor time."""
+    mine = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
+    monkeypatch.setattr(latex, "_helper", mine)
+    monkeypatch.setattr(helper, "CPU_SECONDS", 0.5)
+    latex.all_equal.cache_clear()
+    yield mine
+    mine.stop()
+    latex.all_equal.cache_clear()
+
+
+def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper) -> None:
+    assert equal("5.0", "5")
+    first = fresh._process
+    for harmless in ("\x00", "\ud800", "\\" * 511, "9" * 510, "1+" * 200 + "1", '\n{"given": "5", "expected": "5"}\n'):
+        assert not equal(harmless, "5")
+    for code in (r"\{\text{__import__('os').abort()}\}", "__import__('os').abort()", "10**10**10"):
+        assert not equal(code, "5")
+    assert equal("6.0", "6")
+    assert fresh._process is first  # it lasts while nothing goes wrong
+    for number, slow in enumerate(
+        (SLOW, r"\sum_{i=1}^{10^9} \frac{1}{i^2}", "(x+1)^{10^7}", r"\sqrt{" * 80 + "2" + "}" * 80)
+    ):
+        assert not equal(slow, "5")
+        assert equal(f"{number}.0", str(number))
+    assert fresh._process is not first
+
+
+def test_threads_share_the_helper(fresh: Helper) -> None:
+    pairs = [(f"\\frac{{{n}}}{{2}}", str(n / 2)) for n in range(30)] + [(str(n), str(n + 1)) for n in range(30)]
+    pairs.insert(20, (SLOW, "5"))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda pair: equal(*pair), pairs))
+    assert found == [given.startswith("\\frac") for given, _ in pairs]
+
+
+def test_all_sides_of_an_answer_have_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(latex._helper, "ask", lambda request: asked.append(request) or True)
+    given = "=".join(rf"5+0\cdot 9^{{{n}}}" for n in range(3_000_000, 3_000_024)) + "=5"
+    assert formulas_equal(given, "5")
+    (request,) = asked
+    assert len(request["pairs"]) == 25
+
+
+def test_a_helper_that_ends_or_hangs_is_replaced(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert equal("5.0", "5")
+    assert fresh._process is not None
+    fresh._process.kill()
+    assert equal("6.0", "6")  # an idle helper's end costs no answer
+    fresh.stop()
+    script = "print('ready', flush=True); import time; time.sleep(600)"
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
+    monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
+    assert not equal("7.0", "7")
+    assert fresh._process is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_helper_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, message in (
+        (
+            [sys.executable, "-c", "print('No module named math_verify')"],
+            "No module named math_verify.*install math-verify",
+        ),
+        ([sys.executable, "-c", ""], "did not start"),
+        (["/nonexistent/python"], "No such file"),
+    ):
+        monkeypatch.setattr(Helper, "command", lambda self, command=command: command)
+        with pytest.raises(RewardError, match=message):
+            equal("5.0", "5")
+
+
+def test_a_pipe_that_takes_a_part_gets_the_rest() -> None:
+    class Pipe(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:3])
+
+    pipe = Pipe()
+    helper.write_all(pipe, b"0123456789")
+    assert pipe.getvalue() == b"0123456789"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_has_a_helper_of_its_own() -> None:
+    done = run("""
+import os
+from ftis.rewards import latex
+from ftis.rewards.formulas import formulas_equal
+assert formulas_equal("5.0", "5")
+mine = latex._helper._process.pid
+if (child := os.fork()) == 0:
+    ok = formulas_equal("7.0", "7") and latex._helper._process.pid != mine
+    latex._helper.stop()
+    os._exit(0 if ok else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert formulas_equal("6.0", "6") and latex._helper._process.pid == mine
+print(mine)
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.raises(ProcessLookupError):  # gone with its parent
+        os.kill(int(done.stdout), 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_a_helper_ends_when_its_parent_is_killed() -> None:
+    done = run("""
+import os, signal
+from ftis.rewards import latex
+latex.all_equal((("5.0", "5", 6),))
+print(latex._helper._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    for _ in range(200):
+        try:
+            os.kill(int(done.stdout), 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("it goes on")
+
+
+def test_the_helper_is_limited_in_memory_and_evaluates_no_text() -> None:
+    pytest.importorskip("resource")
+    done = run("""
+import io, os, sys
+from ftis.rewards import latex
+from ftis.rewards.helper import serve
+replies_to, os.dup2 = os.dup(1), lambda *_: None
+sys.argv = ["latex", "5"]
+sys.stdin = io.TextIOWrapper(io.BytesIO(b""))
+serve(latex._load_math_verify)
+import sympy
+try:
+    assert sympy.Number("2.5") == 2.5
+    sympy.sympify("__import__('os').abort()")
+except (ValueError, sympy.SympifyError):
+    print("refused")
+try:
+    bytearray(3 << 30)
+except MemoryError:
+    print("limited")
+""")
+    assert done.stdout.split() == ["ready", "refused", "limited"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program does not begin with its parent's peak")
+def test_a_helper_of_a_large_program_is_not_taken_for_large() -> None:
+    """Linux hands a parent's peak on in ``ru_maxrss``: beside a model, each answer would start another helper."""
+    own = "import resource; from ftis.rewards.helper import peak_bytes; print(peak_bytes(resource) >> 20)"
+    done = run(f"import subprocess, sys; filled = b'x' * (400 << 20); subprocess.run([sys.executable, '-c', {own!r}])")
+    assert 0 < int(done.stdout) < 300
+
+
+def test_the_helper_for_reasoning_gym_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Helper, "command", lambda self: [sys.executable, "-c", "print('No module named reasoning_gym')"]
+    )
+    monkeypatch.setattr(gym, "_helper", Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'"))
+    gym.score.cache_clear()
+    with pytest.raises(RewardError, match=r"install '\.\[reasoning-gym\]'"):
+        gym.score("countdown", "{}", "{}", "1+1")
