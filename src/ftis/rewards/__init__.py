@@ -8,6 +8,7 @@ answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a rewar
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,4 @@ __all__ = ["answers_equal", "extract_answer", "format_and_answer", "graded"]
 def __getattr__(name: str) -> Any:  # the helper's process imports this package and needs none of its modules
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ftis.rewards import answers
-
-    return getattr(answers, name)
+    return getattr(importlib.import_module("ftis.rewards.answers"), name)

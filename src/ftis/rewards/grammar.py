@@ -114,8 +114,8 @@ def _as_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{over}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
 
 
-_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
-_BASES += ("fourteen", "fifteen", "sixteen")
+_BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
+_BASES += ["fourteen", "fifteen", "sixteen"]
 
 
 def _base_in_digits(found: re.Match[str]) -> str:
