@@ -731,7 +731,7 @@ def test_a_runs_end_says_what_came_of_it_and_where_it_is(workplace: Path, capsys
     finals = json.loads((run / "summary.json").read_text())["arms"]
     means = {arm: sum(peer["final"] for peer in peers.values()) / 2 for arm, peers in finals.items()}
     gain = means["F-TIS"] - means["alone"]
-    assert f"mean over 2 peers: F-TIS {gain:+z.3f}. One seed cannot tell a gain from luck" in out
+    assert f"mean over 2 peers: F-TIS {gain:+z.3f}. One seed" in out
     model = run / "F-TIS" / "a" / "checkpoint-2"
     assert f"trained models as in {model}; ftis report {run} makes a page" in out
     assert (model / "config.json").exists()

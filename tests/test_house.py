@@ -61,7 +61,6 @@ WINGS = {
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
 NOT_YET = {
-    "comparison.results": {"check.formatting"},
     "run.assembly": {"lab.attacks"},
     "run.prepare": {"lab.attacks"},
     "run.experiments": {"check.estimate", "check.formatting", "check.plan"},

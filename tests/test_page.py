@@ -33,7 +33,7 @@ from scene import (
 )
 
 from ftis.comparison.budgets import mean_spent
-from ftis.comparison.results import compare, headlines
+from ftis.comparison.results import compare
 from ftis.config import ObjectiveConfig
 from ftis.records.following import ArmOfRun, Directory
 from ftis.records.reading import PeerRun, RoundRow, read_study, recorded_rounds, tokenizer_file
@@ -43,6 +43,7 @@ from ftis.view.corrections import correction_of
 from ftis.view.exchanges import exchanges, honesty, weighed
 from ftis.view.report import write_page
 from ftis.view.samples import Tokens, choose
+from ftis.view.tables import headlines
 from ftis.view.taken import taken
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -287,10 +288,9 @@ def test_one_seed_is_no_comparison(tmp_path: Path, no_drawing: list[str]) -> Non
     assert "one seed cannot tell" in small["text"]
     assert results["splits"] == ["validation"]
     (mean,) = results["together"]
-    assert headlines(results) == [
-        f"Against alone on validation (equal in rollouts trained on), mean over 2 peers: F-TIS {mean['mean']:+.3f}. "
-        f"One seed cannot tell a gain from luck; ftis experiment trains several."
-    ]
+    (headline,) = headlines(results)
+    assert f"F-TIS {mean['mean']:+.3f}" in headline
+    assert "One seed" in headline
     text = write_page(run).read_text()
     assert "one seed cannot tell" in text
     assert "Out of distribution" not in text
@@ -330,7 +330,7 @@ def test_two_baselines_are_two_groups_of_verdicts(tmp_path: Path, no_drawing: li
     first = text.index("Against alone: equal in rollouts trained on", cards)
     second = text.index("Against alone-part: equal in rollouts a peer samples itself", cards)
     assert first < text.index("than alone by +0.100") < second < text.index("than alone-part by +0.300")
-    assert "Holm’s correction for 4 comparisons" in text
+    assert "Holm’s correction for 12 comparisons" in text
     peers = ("mean~over~peers", "small", "large")
     differences = [f"difference-{peer}-from-{arm}" for peer in peers for arm in ("alone", "alone-part")]
     assert [name for name in no_drawing if name.startswith("difference")] == differences

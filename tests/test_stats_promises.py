@@ -14,30 +14,19 @@ from numpy.typing import NDArray
 from ftis.comparison import stats
 from ftis.comparison.stats import holm, mean_interval, paired_difference, smallest_detectable, verdict
 
-p_value = st.floats(0, 1)
 
-# --- Holm ---------------------------------------------------------------------------------------------
-
-
-def test_holm_by_hand() -> None:
-    # Ascending 0.01, 0.02, 0.04 by 3, 2, 1 gives 0.03, 0.04, 0.04.
-    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
-
-
-def test_holm_is_that_of_statsmodels() -> None:
+def test_holm_by_hand_and_by_statsmodels() -> None:
+    assert holm([]) == []
+    assert holm([0.03]) == [0.03]
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])  # 0.01 · 3, 0.02 · 2, and no less for 0.04
     # statsmodels: multipletests(p, method="holm")[1]
     p = [0.04, 0.001, 0.03, 0.01, 0.5, 0.03]
     assert holm(p) == pytest.approx([0.12, 0.006, 0.12, 0.05, 0.5, 0.12], rel=1e-12)
 
 
-def test_holm_of_none_and_of_one() -> None:
-    assert holm([]) == []
-    assert holm([0.03]) == [0.03]
-
-
-@given(st.lists(p_value, min_size=1, max_size=10))
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_holm_rejects_what_stepping_down_rejects(p: list[float]) -> None:
+def test_holm_rejects_what_stepping_down_rejects(p: list[float], random: Random) -> None:
     adjusted = holm(p)
     for alpha in (0.01, 0.05, 0.3):
         rejected = set()
@@ -46,22 +35,11 @@ def test_holm_rejects_what_stepping_down_rejects(p: list[float]) -> None:
                 break
             rejected.add(i)
         assert rejected == {i for i, value in enumerate(adjusted) if value < alpha}
-
-
-@given(st.lists(p_value, min_size=1, max_size=10), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_holm_is_monotone_never_below_the_raw_p_and_at_most_bonferronis(p: list[float], random: Random) -> None:
-    adjusted = holm(p)
-    for raw, value in zip(p, adjusted, strict=True):
-        assert raw <= value <= min(1.0, len(p) * raw)
-    in_order = [value for _, value in sorted(zip(p, adjusted, strict=True))]
-    assert in_order == sorted(in_order)
+    assert all(raw <= value <= min(1.0, len(p) * raw) for raw, value in zip(p, adjusted, strict=True))
     order = list(range(len(p)))
     random.shuffle(order)
     assert holm([p[i] for i in order]) == [adjusted[i] for i in order]
 
-
-# --- by simulation ------------------------------------------------------------------------------------
 
 PROBLEMS = 300
 SEEDS = 5
@@ -76,13 +54,10 @@ def accuracies(rng: np.random.Generator, experiments: int, runs: int, seeds: int
     return rng.binomial(PROBLEMS, chance) / PROBLEMS
 
 
-def test_the_interval_of_a_mean_covers_it() -> None:
+def test_intervals_cover_what_they_promise() -> None:
     draws = np.random.default_rng(11).normal(0.5, 0.02, (2000, SEEDS))
-    intervals = [mean_interval(values) for values in draws]
-    assert np.mean([i.low <= 0.5 <= i.high for i in intervals]) == pytest.approx(0.95, abs=0.02)
-
-
-def test_the_interval_of_a_paired_difference_covers_it() -> None:
+    means = [mean_interval(values) for values in draws]
+    assert np.mean([i.low <= 0.5 <= i.high for i in means]) == pytest.approx(0.95, abs=0.02)
     runs = accuracies(np.random.default_rng(12), 800, runs=2)
     differences = [paired_difference(treatment + 0.04, baseline) for treatment, baseline in runs]
     assert np.mean([d.low <= 0.04 <= d.high for d in differences]) == pytest.approx(0.95, abs=0.025)
@@ -119,22 +94,18 @@ def test_two_seeds_that_agree_by_chance_are_no_finding() -> None:
 
 
 @pytest.mark.usefixtures("only_what_verdicts_need")
-@pytest.mark.parametrize(("times", "at_least", "at_most"), [(1, 0.76, 0.84), (2, 0.9, 1)])
-def test_a_detectable_difference_is_found(times: int, at_least: float, at_most: float) -> None:
+def test_a_detectable_difference_is_found() -> None:
     sd = 0.02
-    rng = np.random.default_rng(15)
-    baseline = rng.normal(0.5, SEED_SD, (1000, SEEDS))
-    treatment = baseline + rng.normal(times * smallest_detectable(sd, SEEDS), sd, (1000, SEEDS))
-    differences = [paired_difference(t, b) for t, b in zip(treatment, baseline, strict=True)]
-    labels = [verdict(d, baseline="alone").label for d in differences]
-    assert at_least < labels.count("better") / len(labels) <= at_most
-    assert "worse" not in labels
-
-
-@pytest.mark.usefixtures("only_what_verdicts_need")
-def test_a_difference_of_two_peers_is_found_in_counts_of_problems() -> None:
-    gain = 2 * smallest_detectable(math.sqrt(2 * (RUN_SD**2 + 0.25 / PROBLEMS)), SEEDS)
+    for times, at_least, at_most in ((1, 0.76, 0.84), (2, 0.9, 1)):
+        rng = np.random.default_rng(15)
+        baseline = rng.normal(0.5, SEED_SD, (1000, SEEDS))
+        treatment = baseline + rng.normal(times * smallest_detectable(sd, SEEDS), sd, (1000, SEEDS))
+        differences = [paired_difference(t, b) for t, b in zip(treatment, baseline, strict=True)]
+        labels = [verdict(d, baseline="alone").label for d in differences]
+        assert at_least < labels.count("better") / len(labels) <= at_most
+        assert "worse" not in labels
+    gain = 2 * smallest_detectable(math.sqrt(2 * (RUN_SD**2 + 0.25 / PROBLEMS)), SEEDS)  # in counts of problems
     experiments = accuracies(np.random.default_rng(16), 500, runs=4)
     experiments[:, [0, 2]] += round(gain * PROBLEMS) / PROBLEMS
-    labels = [label for runs in experiments for label in verdicts_of_two_peers(runs)]
-    assert labels.count("better") / len(labels) > 0.9
+    found = [label for runs in experiments for label in verdicts_of_two_peers(runs)]
+    assert found.count("better") / len(found) > 0.9

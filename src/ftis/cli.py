@@ -459,7 +459,7 @@ def _conclude(directory: Path) -> None:
     for warning in summary.warnings(found):
         console.print(f"note: {warning}")
     plot_learning_curves(directory)
-    for line in [*results.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
+    for line in [*tables.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
         console.print(line)
     if summary.somebody_learned_alone(found):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")

@@ -1,4 +1,4 @@
-"""What arms may spend and what they spent, on both axes: rollouts trained on, and rollouts a peer generates itself."""
+"""Budgets of arms, planned and spent, on both axes: rollouts trained on, and rollouts that a peer samples itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ftis.records.reading import PeerRun, Study
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """What an arm means each peer to have in a round, and the number of rounds.
+    """The rollouts that an arm plans for each peer and round, and the number of rounds.
 
     Attributes:
         trained, generated: rollouts.
-        reserve: rollouts of other prompts that may be generated beside these, in place of groups without signal.
-        worth: prompts that a peer alone could do in the same time; None where the recipe assumes no cost of sampling.
+        reserve: further rollouts that may replace groups without signal.
+        worth: prompts that a peer alone could do in the same time; None if the recipe assumes no cost of sampling.
         cost: that assumed cost.
     """
 
@@ -43,9 +43,9 @@ def round_budget(recipe: Recipe, arm: ArmConfig) -> RoundBudget:
 
 
 def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
-    """On which of the two axes arms equal each baseline.
+    """Compare the plans of arms with those of each baseline.
 
-    An entry is about arms with one plan: ``baseline``, ``arms``, what is ``equal`` in a few words, and a sentence
+    An entry is about arms with one plan: ``baseline``, ``arms``, the ``equal`` budget in a few words, and a sentence
     (``text``).
     """
     plans = {arm.name: round_budget(recipe, arm) for arm in arms}
@@ -66,7 +66,7 @@ def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str])
 
 
 def equal(one: RoundBudget, other: RoundBudget) -> str:
-    """Which budget two plans share, in a few words."""
+    """Name the budgets that two plans share."""
     same = [
         what
         for what, mine, theirs in (
@@ -111,7 +111,7 @@ def _in_words(names: str, arms: RoundBudget, baseline: str, other: RoundBudget) 
             f"{other.generated})"
         )
     reserves = [
-        f" A peer of {whose} may generate up to {of.reserve} more a round, in place of groups without signal."
+        f" A peer of {whose} may generate up to {of.reserve} more a round, instead of groups without signal."
         for whose, of in ((names, arms), (baseline, other))
         if of.reserve
     ]
@@ -127,12 +127,12 @@ def _times(a: int, b: int) -> str:
 
 
 def spent(study: Study, arm: ArmConfig, peer: str) -> dict[str, Any]:
-    """What one peer spent in one arm: totals over all rounds, means over seeds; None where it was not recorded."""
+    """Totals that one peer spent in one arm, means over seeds; None for what was not recorded."""
     return mean_spent([_spent(study, arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
 
 
 def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The mean of each key over seeds or peers; None of what is not known of all."""
+    """The mean of each key over seeds or peers; None if one lacks it."""
     means: dict[str, float | None] = {}
     for key in rows[0]:
         known = [value for row in rows if (value := row[key]) is not None]

@@ -1,6 +1,7 @@
-"""Compares the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
+"""Compare the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
 
-Reading is records/reading.py's, the tests are stats.py's; tables.py and the pages show what comes out.
+A difference is *shown*, in every document, table and page, by one rule: p < .05 after Holm's correction for all
+comparisons of the report. They are of each peer and of the mean over peers, on every split, with every baseline.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.check.formatting import counted, number
 from ftis.comparison import stats
 from ftis.comparison.budgets import matched, spent
 from ftis.comparison.summary import PASS_AT_1, accuracy_is, summary_of, warnings
@@ -24,20 +24,20 @@ from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
 SAME_START = 0.02
 """The untrained model's accuracy may differ between arms by this much, by rounding alone."""
 
-OF_AN_ACCURACY: Any = {
+MEASURED_BY: Any = {
     "task": True,
     "prompt": True,
     "reward": True,
     "sampling": {"max_completion_length", "stop", "end_tokens"},
 }
-"""The keys that an untrained model's accuracy follows from."""
+"""The keys that decide an untrained model's accuracy."""
 
 
 def compare(directory: str | Path) -> dict[str, Any]:
     """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
 
-    Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null is what cannot be known, as an
-    interval from one seed.
+    Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null stands for an unknown, such as
+    the interval of one seed.
 
     ==================  ===================================================================================
     seeds, left_out     the complete seeds, and why each other one is left out
@@ -47,20 +47,20 @@ def compare(directory: str | Path) -> dict[str, Any]:
                         the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
                         and value per seed, or null
     curves_of_mean      the same by split and arm, of the mean over peers
-    accuracy_is         what accuracies are: pass@1, or a mean reward
+    accuracy_is         the measure: pass@1, or a mean reward
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
     accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
-    comparisons         per split, baseline, peer and arm that is no baseline: what is ``equal`` in words; ``mean`` of
-                        differences by seed with interval, p of t-test (``p_value``) and of sign flips
-                        (``flips_p``), ``p_adjusted`` by Holm's method over all comparisons on that split, the
+    comparisons         per split, baseline, peer and arm that is no baseline: the ``equal`` budget in words; ``mean``
+                        of differences by seed with interval, p of t-test (``p_value``) and of sign flips
+                        (``flips_p``), ``p_adjusted`` by Holm's method over ``comparisons`` and ``together``, the
                         smallest difference that would probably have shown, a verdict (``label``, ``text``), and
                         ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
                         over seeds
-    together            the same of the mean over peers, corrected among themselves; no ``mcnemar``
+    together            the same of the mean over peers, without ``mcnemar``
     budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
-    matched             per baseline and arms: what is ``equal``, and a sentence on what they have as much of
-    notes               what to know before believing it
+    matched             per baseline and arms: the ``equal`` budget, and a sentence about both budgets
+    notes               cautions
     ==================  ===================================================================================
 
     Raises:
@@ -100,6 +100,7 @@ def compared(study: Study) -> dict[str, Any]:
             "accuracies are the mean reward of greedy completions"
         )
     notes += _other_measures(recipe, study.arms)
+    comparisons, together = _comparisons(study, equal)
     results: dict[str, Any] = {
         "name": recipe.name,
         "accuracy_is": measure,
@@ -123,8 +124,8 @@ def compared(study: Study) -> dict[str, Any]:
             split: {arm.name: {"final": _mean_accuracy(study, split, arm.name)} for arm in study.arms}
             for split in (study.splits if study.seeds and len(study.peer_names) > 1 else ())
         },
-        "comparisons": [c for split in study.splits for c in _comparisons(study, split, equal)],
-        "together": [c for split in study.splits for c in _together(study, split, equal)],
+        "comparisons": comparisons,
+        "together": together,
         "budget": budget,
         "matched": equal,
         "notes": notes,
@@ -132,68 +133,18 @@ def compared(study: Study) -> dict[str, Any]:
     return dict(without_nan(results))
 
 
-def headlines(results: Mapping[str, Any]) -> list[str]:
-    """The comparisons on validation, a sentence per baseline; or one on why nothing is compared."""
-    if not results["seeds"]:
-        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
-        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
-    if results["elsewhere"]:
-        return [
-            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
-            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
-        ]
-    if not results["baselines"]:
-        return [
-            'Nothing is compared: there is no baseline arm, as experiment.baselines names them (["alone"] by default).'
-        ]
-    if not results["comparisons"]:
-        be = "is the only arm" if len(results["baselines"]) == 1 else "are the only arms"
-        return [f"Nothing is compared: {' and '.join(results['baselines'])} {be}."]
-    return [_headline(results, baseline) for baseline in results["baselines"]]
-
-
 def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """Comparisons in groups: by baseline, and by what is equal to it in words."""
+    """Comparisons by baseline and by the budget that is equal, in words."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for c in comparisons:
         groups.setdefault((c["baseline"], c["equal"]), []).append(c)
     return groups
 
 
-def _headline(results: Mapping[str, Any], baseline: str) -> str:
-    compared = [c for c in results["comparisons"] if c["split"] == VALIDATION and c["baseline"] == baseline]
-    labels, equal = [c["label"] for c in compared], {c["equal"] for c in compared}
-    equally = f" ({equal.pop()})" if len(equal) == 1 else ""
-    together = [c for c in results["together"] if c["split"] == VALIDATION and c["baseline"] == baseline]
-    if len(results["seeds"]) == 1:
-        who = f", mean over {len(results['peers'])} peers" if together else ""
-        return _of_one_seed(f"{baseline} on validation{equally}{who}", together or compared)
-    seeds = f"over {counted(len(results['seeds']), 'seed')}"
-    means = [c["label"] for c in together]
-    if not means:
-        comparisons = counted(len(labels), "comparison")
-        return f"Of {comparisons} with {baseline} on validation{equally}, {seeds}: {_by_label(labels)}."
-    return (
-        f"The mean over peers against {baseline} on validation{equally}, {seeds}: {_by_label(means)}. "
-        f"Peer by peer: {_by_label(labels)}."
-    )
-
-
-def _of_one_seed(against: str, compared: Sequence[Mapping[str, Any]]) -> str:
-    """Differences as they are: no interval, and no verdict, can be had of one seed."""
-    differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in compared)
-    return f"Against {against}: {differences}. One seed cannot tell a gain from luck; ftis experiment trains several."
-
-
-def _by_label(labels: Sequence[str]) -> str:
-    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
-    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
-
-
 def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
-    """Arms that set a key of :data:`OF_AN_ACCURACY`: their accuracies are of something else."""
+    """A note for each section with a key of :data:`MEASURED_BY` that arms set: their accuracies differ in kind."""
     notes = []
-    for key, measured in OF_AN_ACCURACY.items():
+    for key, measured in MEASURED_BY.items():
         by_value: dict[str, list[str]] = {}
         for arm in arms:
             by_value.setdefault(with_arm(recipe, arm).model_dump_json(include={key: measured}), []).append(arm.name)
@@ -204,14 +155,14 @@ def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
 
 
 def _unequal_starts(study: Study, seed: int) -> list[str]:
-    """Peers that did not start from one model in all arms although the recipe says so: their arms are no pairs."""
+    """A note for each peer whose arms began with different models although the recipe names one."""
     notes = []
     for peer in study.peer_names:
         starts: dict[tuple[str, str], dict[str, float]] = {}
         for arm in study.arms:
             of_arm = with_arm(study.recipe, arm)
             untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
-            measured = of_arm.peer(peer).model, of_arm.model_dump_json(include=OF_AN_ACCURACY)
+            measured = of_arm.peer(peer).model, of_arm.model_dump_json(include=MEASURED_BY)
             starts.setdefault(measured, {})[arm.name] = untrained.accuracy
         for (model, _), by_arm in starts.items():
             if max(by_arm.values()) - min(by_arm.values()) > SAME_START:
@@ -248,7 +199,7 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
 
 
 def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The mean over peers, after the steps and of the seeds in which all were evaluated."""
+    """The mean over peers, at the steps and seeds at which all were evaluated."""
 
     def mean(values: Sequence[Mapping[str, Any] | None], seed: str) -> float | None:
         known = [value["per_seed"][seed] for value in values if value is not None]
@@ -269,7 +220,7 @@ def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _mean_of(per_seed: Mapping[str, float | None]) -> dict[str, Any] | None:
-    """None if it is not known of every seed."""
+    """The mean and the value of each seed; None if a seed lacks one."""
     known = {seed: value for seed, value in per_seed.items() if value is not None}
     return {"mean": fmean(known.values()), "per_seed": known} if len(known) == len(per_seed) else None
 
@@ -293,40 +244,31 @@ def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "per_seed": per_seed}
 
 
-def _comparisons(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every arm that is no baseline against each baseline on one split, corrected for there being so many."""
+def _comparisons(study: Study, equal: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every arm that is no baseline against each baseline, of each peer and of their mean; all are one family."""
     if not study.seeds:
-        return []
-    compared = [
-        {"split": split, "peer": peer, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
-        for of_plan in equal
-        for peer in study.peer_names
-        for arm in of_plan["arms"]
+        return [], []
+    planned = [
+        {"split": split, "arm": arm, "baseline": plan["baseline"], "equal": plan["equal"]}
+        for split in study.splits
+        for plan in equal
+        for arm in plan["arms"]
     ]
-    tested = differences_of(study, compared, lambda c, arm: finals(study, split, arm, c["peer"]))
-    return [
-        {**c, **difference, "mcnemar": _mcnemar(study, split, c["arm"], c["baseline"], c["peer"])}
-        for c, difference in zip(compared, tested, strict=True)
-    ]
+    of_peers = [{**c, "peer": peer} for c in planned for peer in study.peer_names]
+    of_means = planned if len(study.peer_names) > 1 and not study.elsewhere else []
 
+    def values(c: Mapping[str, Any], arm: str) -> Sequence[float]:
+        return finals(study, c["split"], arm, c["peer"]) if "peer" in c else mean_finals(study, c["split"], arm)
 
-def _together(study: Study, split: str, equal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same of the mean over peers: a family of its own, as small as the number of arms, so few seeds show more."""
-    if not study.seeds or len(study.peer_names) < 2 or study.elsewhere:
-        return []
-    compared = [
-        {"split": split, "arm": arm, "baseline": of_plan["baseline"], "equal": of_plan["equal"]}
-        for of_plan in equal
-        for arm in of_plan["arms"]
-    ]
-    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, split, arm))
-    return [{**c, **difference} for c, difference in zip(compared, tested, strict=True)]
+    tested = differences_of(study, [*of_peers, *of_means], values)
+    comparisons, together = tested[: len(of_peers)], tested[len(of_peers) :]
+    return [{**c, "mcnemar": _mcnemar(study, c)} for c in comparisons], together
 
 
 def differences_of(
     study: Study, compared: Sequence[Mapping[str, Any]], values_of: Callable[[Mapping[str, Any], str], Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """The difference of each comparison's ``arm`` from its ``baseline`` with a verdict, corrected for all of them.
+    """Each comparison with the difference of its ``arm`` from its ``baseline`` and a verdict, as one family.
 
     Args:
         values_of: (comparison, arm) → the arm's values there, seed by seed.
@@ -338,7 +280,7 @@ def differences_of(
     for c, (treatment, control), difference, p in zip(compared, both, differences, adjusted, strict=True):
         per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
         verdict = asdict(stats.verdict(difference, p, baseline=c["baseline"]))
-        found.append({**asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
+        found.append({**c, **asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
     return found
 
 
@@ -352,11 +294,12 @@ def mean_finals(study: Study, split: str, arm: str) -> list[float]:
     return [fmean(of_seed) for of_seed in zip(*(finals(study, split, arm, p) for p in study.peer_names), strict=True)]
 
 
-def _mcnemar(study: Study, split: str, arm: str, baseline: str, peer: str) -> list[dict[str, Any]]:
-    """The final models of both arms on the same problems, seed by seed; a seed that cannot be paired is skipped."""
+def _mcnemar(study: Study, c: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The final models of a comparison's arms on the same problems, by seed, except seeds without such problems."""
     rows = []
     for seed in study.seeds:
-        first, second = (study.peer(seed, name, peer).last_answers(split) for name in (arm, baseline))
+        arms = (c["arm"], c["baseline"])
+        first, second = (study.peer(seed, arm, c["peer"]).last_answers(c["split"]) for arm in arms)
         same_problems = [a["question"] for a in first] == [a["question"] for a in second]
         if not first or not same_problems or any(a["reward"] not in (0, 1) for a in (*first, *second)):
             continue

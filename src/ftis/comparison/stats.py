@@ -1,15 +1,14 @@
-"""What a comparison over seeds can say: means with intervals, paired differences, corrected p-values, verdicts.
+"""Statistics over seeds: means with intervals, paired differences, corrected p-values, verdicts.
 
-A seed is one observation. Arms share their seeds (the same splits, prompts and first weights), so they are compared
-by their differences seed for seed: what a seed does to every arm alike cancels out. Values are accuracies, shares
-in 0 … 1; tests are two-sided; an argument that cannot be used is a ``ValueError`` that says what to do about it.
+A seed is one observation. Arms share their seeds (splits, prompts, first weights), so their differences are taken
+seed for seed, and the luck of a seed cancels out. Values are accuracies, shares in 0 … 1. Tests are two-sided.
+An unusable argument raises ``ValueError`` with the remedy.
 
-Few seeds say nothing without an assumption: here, that differences are spread normally (Student's t). The sign flips
-stand beside it as a check without that assumption. They weigh more the more seeds there are: flipping signs cannot
-give less than p = 2/2ⁿ, which is 0.06 for five seeds.
+The t-test assumes that differences are spread normally. Sign flips check it without that assumption, but with n seeds
+their p is at least 2/2ⁿ, .06 for five seeds.
 
-The tests are scipy's. Ours are the smallest detectable difference, Holm's correction over a family of comparisons,
-the cases in which a test has nothing to go by, and the verdict in words.
+The tests are scipy's. The smallest detectable difference, Holm's correction, the cases without a spread and the
+verdict in words are written here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ POWER = 0.8
 """Chance of seeing a difference of the smallest detectable size: four times in five, as is usual (Cohen 1988)."""
 
 CONFIDENCE = 0.95
-"""Of every interval."""
+"""Confidence of every interval."""
 
 RESAMPLES = 10_000
 """Sign flips drawn beyond ``EXACT_SEEDS``. The noise of a p of 0.05 is then ± 0.002."""
@@ -40,7 +39,7 @@ EXACT_SEEDS = 13
 """Up to so many seeds all 2ⁿ sign flips are tried: 8192 of them, fewer than ``RESAMPLES``."""
 
 ROUNDING = 256 * float(np.finfo(np.float64).eps)
-"""Differences that are equal on paper, 0.3 − 0.2 and 0.4 − 0.3, may differ by so much times the largest accuracy."""
+"""The most by which equal differences (0.3 − 0.2, 0.4 − 0.3) differ in floats, as a part of the largest accuracy."""
 
 Floats = NDArray[np.float64]
 Values = Sequence[float] | Floats
@@ -62,15 +61,15 @@ class PairedDifference:
     """Treatment − baseline over n seeds.
 
     Attributes:
-        mean: of the n differences.
+        mean: the mean of the n differences.
         low, high: Student's t interval of the mean.
-        p_value: of the paired t-test that the mean is 0.
+        p_value: p of the paired t-test that the mean is 0.
         n: number of seeds.
-        flips_p: by flipping the signs of differences; needs no normality, but is at least 2/2ⁿ.
+        flips_p: p by flipping the signs of differences; needs no normality, but is at least 2/2ⁿ.
         smallest_detectable: see :func:`smallest_detectable`, at the spread these differences have.
 
-    Where the spread cannot be estimated (n = 1, or all differences are equal) ``low``, ``high`` and
-    ``smallest_detectable`` are nan and ``p_value`` is that of the sign flips.
+    Without a spread (n = 1, or equal differences) ``low``, ``high`` and ``smallest_detectable`` are nan, and
+    ``p_value`` is that of the sign flips.
     """
 
     mean: float
@@ -95,14 +94,13 @@ class McNemar:
 class Verdict:
     label: Literal["better", "worse", "no difference shown"]
     text: str
-    """The same as part of a sentence, with the numbers behind it."""
+    """The label as part of a sentence, with the numbers behind it."""
 
 
 def mean_interval(values: Values) -> Interval:
     """The mean and its Student t interval, x̄ ± t(n−1) · s/√n with s the sample standard deviation.
 
-    One value has no known spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0: they are
-    equal, which does not mean that the true mean is known.
+    One value has no spread: ``low`` and ``high`` are nan. Equal values give an interval of width 0.
     """
     sample = _sample("values", values)
     n, mean = len(sample), float(sample.mean())
@@ -117,11 +115,10 @@ def mean_interval(values: Values) -> Interval:
 def paired_difference(treatment: Values, baseline: Values) -> PairedDifference:
     """Compare two arms over the same seeds: d_s = treatment_s − baseline_s.
 
-    Interval and p-value are those of the paired t-test on d. If all d are equal, it has t = ±∞ and p = 0 however few
-    seeds there are. But accuracies are counts and agree by chance (two seeds of 300 problems in some 2 of 100
-    comparisons), and runs that are copies of one another always agree. Then p is that of the sign flips, which
-    needs no spread: 1 where all d are 0, else 2/2ⁿ; and there is no interval. Differences that only rounding sets
-    apart count as equal.
+    Interval and p-value are those of the paired t-test on d. It would give p = 0 if all d are equal, however few the
+    seeds. But accuracies are counts and agree by chance (two seeds of 300 problems in some 2 of 100 comparisons), and
+    copies of a run always agree. Equal d therefore have no interval, and the p of the sign flips: 1 if all d are 0,
+    else 2/2ⁿ. Differences that only rounding sets apart count as equal.
 
     Args:
         treatment, baseline: an accuracy per seed, in the same order of seeds.
@@ -155,8 +152,8 @@ def smallest_detectable(spread: float, n: int) -> float:
     """The smallest true difference that n seeds show with the chance ``POWER``: δ = λ · spread/√n.
 
     λ solves P(T > t(n−1, 1−α/2)) = ``POWER`` at α = ``ALPHA`` for T of the noncentral t distribution with n − 1
-    degrees of freedom and noncentrality λ. A rejection on the wrong side finds nothing and is not counted. A
-    correction for several comparisons needs somewhat more.
+    degrees of freedom and noncentrality λ. A rejection on the wrong side is not counted. A correction for several
+    comparisons needs somewhat more.
 
     Args:
         spread: standard deviation of the differences over seeds.
@@ -173,8 +170,8 @@ def mcnemar(first_right: Answers, second_right: Answers) -> McNemar:
     """Whether two models differ on the very same problems: McNemar's test, exact.
 
     Under the null each model has half of the b + c problems that only one of the two got right:
-    p = min(1, 2 · P(X ≤ min(b, c))), X ~ Binomial(b + c, ½); 1 where no problem sets them apart. The test is about
-    these two models and other problems like these, never about other seeds.
+    p = min(1, 2 · P(X ≤ min(b, c))), X ~ Binomial(b + c, ½); 1 if no problem sets them apart. The test is about these
+    two models and other problems like these, never about other seeds.
 
     Args:
         first_right, second_right: true or false (or 1 or 0) per problem, in the same order of problems.
@@ -197,8 +194,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     With p_(1) ≤ … ≤ p_(m): p̃_(i) = max over j ≤ i of min(1, (m − j + 1) · p_(j)). Rejecting where p̃ < α keeps the
     chance of *any* false rejection below α, however the tests depend on each other.
 
-    A nan is an error: the caller says whether a test that could not be made counts among the m, by giving 1 for it or
-    leaving it out. An empty family gives an empty list.
+    A nan is an error: the caller gives 1 for a test that could not be made, or leaves it out of the m.
     """
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1:
@@ -216,13 +212,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def verdict(difference: PairedDifference, p_adjusted: float | None = None, *, baseline: str) -> Verdict:
-    """What a comparison came to, in plain words: better or worse where p < ``ALPHA``, else no difference *shown*.
+    """The verdict in plain words: better or worse if p < ``ALPHA``, else no difference *shown*.
 
-    The interval and the smallest difference in the text are those of this comparison by itself, without correction
-    for others; where only the correction takes a difference away, the text says so.
+    Interval and smallest difference in the text are uncorrected. If only the correction takes a difference away, the
+    text gives both p.
 
     Args:
-        p_adjusted: from :func:`holm`, where this is one of several comparisons; else ``difference.p_value`` counts.
+        p_adjusted: p by :func:`holm` if this is one of several comparisons; by default ``difference.p_value``.
         baseline: the other arm's name: "better than alone by +0.043 (95% interval +0.012 to +0.074, 5 seeds)".
     """
     p = difference.p_value if p_adjusted is None else p_adjusted

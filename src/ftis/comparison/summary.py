@@ -1,4 +1,4 @@
-"""What one run came to: ``summary.json``, and the notes on it that a reader of its table must know."""
+"""The summary of one run: ``summary.json``, and cautions for the readers of its table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_
 
 
 def summarise(run: str | Path) -> dict[str, Any]:
-    """What a run directory shows per arm and peer; also written there as ``summary.json``.
+    """Summarise a run directory by arm and peer; also written there as ``summary.json``.
 
     Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.records.reading.final_accuracy`,
-    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` is what
-    the peer worked itself, without evaluation and without waiting for the others (``seconds_waited``): both are null
-    where the records don't tell them apart. ``bytes_sent`` is what the peer offered to each of the others.
+    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` count the
+    peer's own work, without evaluation and without waiting for the others (``seconds_waited``); both are null if the
+    records don't separate them. ``bytes_sent`` counts the offers to each of the others.
 
     Raises:
         ReportError: no run is there.
@@ -44,14 +44,14 @@ PASS_AT_1 = "greedy pass@1"
 
 
 def accuracy_is(recipe: Recipe) -> str:
-    """What a mean reward of greedy completions is called: pass@1 only where the built-in reward is 0 or 1."""
+    """The name of a mean reward of greedy completions: pass@1 only if the built-in reward is 0 or 1."""
     reward, built_in = recipe.reward, RewardConfig().function
     binary = reward.function == built_in and reward.format_weight is None and not reward.partial_credit
     return PASS_AT_1 if binary else "mean reward, greedy"
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table must know before believing it."""
+    """Cautions: peers that used nothing of the others, and peers that never learned."""
     notes = []
     for arm, peers in summary["arms"].items():
         without = [
@@ -88,7 +88,7 @@ def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
             continue
         if not (measures.get("delivered") or measures.get("late")):
             yield name, "nothing came", 0
-        elif not any(measures.get(told) for told in ("admitted", "rejected", "dropped", "passed_over")):
+        elif not any(measures.get(key) for key in ("admitted", "rejected", "dropped", "passed_over")):
             yield name, "offered no groups", 0
         for measure, value in measures.items():
             kind, _, reason = measure.partition("/")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.check.formatting import counted
-from ftis.comparison.results import compare_study, headlines
+from ftis.comparison.results import compare_study
 from ftis.config import ArmConfig
 from ftis.recipe.parsing import with_arm
 from ftis.records.files import write_whole
@@ -35,6 +35,7 @@ from ftis.view.layout import Page, Section, render
 from ftis.view.markdown import tables_of
 from ftis.view.plots import Panel
 from ftis.view.so_far import comparison
+from ftis.view.tables import headlines
 from ftis.view.views import parts_of
 
 OF_THE_END = ("glance", "rounds", "events")

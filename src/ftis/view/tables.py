@@ -18,11 +18,11 @@ from ftis.check.estimate import checkpoints_kept
 from ftis.check.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
 from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
-from ftis.comparison.results import by_budget, headlines
+from ftis.comparison.results import by_budget
 from ftis.config import Recipe
 from ftis.engines.machine import cores
 from ftis.prompts import AnswerKind
-from ftis.records.reading import LAST_EVALUATIONS
+from ftis.records.reading import LAST_EVALUATIONS, VALIDATION
 from ftis.run.outlook import in_time
 from ftis.run.processes import runs_in_parallel
 
@@ -76,6 +76,51 @@ def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
     means = [f"{fmean(peer[end] for peer in peers):.3f}" for end in ("start", "final")]
     ood = [[fmean(o[end] for o in peer["ood"].values()) for peer in peers if peer["ood"]] for end in ("start", "final")]
     return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
+
+
+def headlines(results: Mapping[str, Any]) -> list[str]:
+    """A sentence for each baseline on the comparisons with it on validation, or one on why nothing is compared."""
+    baselines = results["baselines"]
+    if not results["seeds"]:
+        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
+        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
+    if results["elsewhere"]:
+        return [
+            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
+            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
+        ]
+    if not baselines:
+        return ['Nothing is compared: no baseline was run (experiment.baselines names them, by default ["alone"]).']
+    if not results["comparisons"]:
+        be = "is the only arm" if len(baselines) == 1 else "are the only arms"
+        return [f"Nothing is compared: {' and '.join(baselines)} {be}."]
+    return [_headline(results, baseline) for baseline in baselines]
+
+
+def _headline(results: Mapping[str, Any], baseline: str) -> str:
+    peers, means = (
+        [c for c in results[key] if c["split"] == VALIDATION and c["baseline"] == baseline]
+        for key in ("comparisons", "together")
+    )
+    budgets, n = {c["equal"] for c in peers}, len(results["seeds"])
+    equally = f" ({budgets.pop()})" if len(budgets) == 1 else ""
+    who = f", mean over {len(results['peers'])} peers" if means else ""
+    if n == 1:
+        differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in means or peers)
+        return (
+            f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
+            f"--seeds trains several."
+        )
+    against = f"{baseline} on validation{equally}, over {counted(n, 'seed')}: "
+    if not means:
+        return f"Of {counted(len(peers), 'comparison')} with {against}{_by_label(peers)}."
+    return f"The mean over peers against {against}{_by_label(means)}. Peer by peer: {_by_label(peers)}."
+
+
+def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
+    labels = [c["label"] for c in compared]
+    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
+    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:

@@ -63,7 +63,7 @@ class Verdicts:
     """The section.
 
     Attributes:
-        comparisons: how many there are on validation, in words; "" if none.
+        comparisons: the number of those that p is corrected for, in words; "" if none.
         mean: the mean over peers; None where there is one peer, or nothing is compared.
         folded: whether the cards are shown on request only, as there are many.
     """
@@ -100,10 +100,10 @@ class Curves:
 
 
 def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
-    on_validation = sum(c["split"] == VALIDATION for c in results["comparisons"])
+    family = len(results["comparisons"]) + len(results["together"])
     return Verdicts(
         baselines=", ".join(results["baselines"]),
-        comparisons=counted(on_validation, "comparison") if results["comparisons"] else "",
+        comparisons=counted(family, "comparison") if family else "",
         last_evaluations=LAST_EVALUATIONS,
         mean=_mean_card(study, results, styles) if results["together"] else None,
         cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
@@ -120,8 +120,7 @@ def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Ma
 
 def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     n = len(study.peer_names)
-    about = f"{n} peers; Holm over the comparisons of means alone, which are fewer, so the same seeds can show more"
-    return Card("The mean over peers", about, _groups(figures.MEAN, results["together"], styles), [])
+    return Card("The mean over peers", f"{n} peers", _groups(figures.MEAN, results["together"], styles), [])
 
 
 def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
