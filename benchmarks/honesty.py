@@ -132,7 +132,7 @@ def print_cost(rounds: int = 20) -> None:
         alone = {"processes": "inline", "threads": 1, "output_dir": place}
         recipe = pair.model_copy(update={"training": training, "arms": (), **alone})
         began = time.process_time()
-        ftis.run(recipe)
+        ftis.train(recipe)
         total = time.process_time() - began
     print(f"{spent:.3f} s of {total:.1f} processor seconds: {spent / total:.2%}")
 

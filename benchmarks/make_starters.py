@@ -12,7 +12,7 @@ greedy and sampled accuracy, CPU seconds, directory.
 
 Another CPU or another version of torch rounds a warm-up otherwise and makes another model, which is why they are
 shipped. To ship others, replace those in ``src/ftis/starters``, the digests in ``ftis.models.starters.SHIPPED`` and the
-table in docs/starters.md.
+table in docs/models.md.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 ``money`` and ``amounts`` copy GSM8K's worked solutions of problems about money, and of as many others. ``pruned`` keeps
 20 of 30 layers, those that change their input most (Men et al., arXiv 2403.03853), and is healed on all solutions.
 
-    ftis models get smollm2-135m
+    ftis models smollm2-135m
     python examples/gsm8k_specialists.py --out models/gsm8k                  # a GPU; GSM8K comes from the Hub
     python examples/gsm8k_specialists.py --out models/gsm8k --path GSM8K     # a directory with train.jsonl, test.jsonl
     ftis preflight recipes/smollm2_gsm8k.toml
-    ftis experiment recipes/smollm2_gsm8k.toml --seeds 3
+    ftis train recipes/smollm2_gsm8k.toml --seeds 3
 """
 
 from __future__ import annotations

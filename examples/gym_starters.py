@@ -1,16 +1,16 @@
 """Warm four small models up on a data set of reasoning-gym, then see what each gains from learning with the others.
 
-For machines that cannot reach the Hub. The models are new, of Qwen2's architecture: two sizes, two seeds each.
-They copy worked solutions in a mixture of styles of which only one earns reward, as the built-in starters do. Then they
-train on the data set, each sampling a quarter, and are compared with training alone on that quarter, on as much that is
-spread over more prompts, and on everything.
+This is for machines that cannot reach the Hub. The models are new, of Qwen2's architecture: two sizes, two seeds each.
+They copy worked solutions in several styles, and only one style earns reward. Then they train on the data set together,
+each sampling a quarter. The script compares that with training alone on the quarter, on as much that is spread over
+more prompts, and on everything.
 
     python examples/gym_starters.py spell_backward --out runs/gym               # two CPU cores, half an hour
     python examples/gym_starters.py --headroom --out runs/gym                   # what each data set leaves to learn
     python examples/gym_starters.py gsm_symbolic --scale gpu --out runs/gym     # 51M and 148M parameters, a GPU
     python examples/gym_starters.py chain_sum --scale tiny --out runs/tiny      # does it run at all?
 
-What it writes to OUT/<data set>.toml is a recipe for all commands; ftis rates tells which learning rate serves an arm.
+It writes a recipe for all commands to OUT/<data set>.toml. python -m research.rates fits each arm's learning rate.
 """
 
 from __future__ import annotations

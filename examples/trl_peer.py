@@ -1,14 +1,14 @@
 """A TRL script as one peer of a swarm: TRL's GRPOTrainer, and three lines more.
 
-Make keys once (``ftis keys new small large``, ``ftis keys roster keys/small.pub keys/large.pub``). Then, in two
-terminals in the repository, a TRL peer and a peer of ours learn together, 20 rounds on the CPU in a minute:
+Make keys once (``ftis keys new small large``, ``ftis keys roster keys/small.pub keys/large.pub``). Then a TRL peer and
+a peer of ours learn together in two terminals in the repository, 20 rounds on the CPU in about half a minute:
 
     python examples/trl_peer.py
     ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml \\
         --set training.rounds=20
 
-Ctrl-C or a kill ends it; ``--resume`` goes on from its last checkpoint. It needs TRL: ``make trl``.
-In two processes, on CPUs: ``ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 examples/trl_peer.py``.
+After Ctrl-C or a kill, ``--resume`` goes on from the last checkpoint. TRL comes with ``make trl``.
+Two processes on CPUs: ``ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 examples/trl_peer.py``.
 """
 
 from __future__ import annotations

@@ -1,110 +1,128 @@
-"""What the documents say can be typed, followed and run."""
+"""The documents: their commands parse, their links resolve, their keys are the recipe's."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
-import pytest
-from commands import ROOT, make_targets, parsed, shell_commands
+from commands import ROOT
+from pydantic import BaseModel
 
 from ftis.admission import Reason
-from ftis.recipe.arms import arms_of, keep_arms
+from ftis.config import ArmConfig, PeerConfig, Recipe, TaskConfig
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+}
+"""Each document, by its path. research/ has tests of its own."""
+SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation
+    for name, field in Recipe.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+} | {"peers": PeerConfig, "arms": ArmConfig, "ood": TaskConfig}
+"""The sections of a recipe, and what an entry of each list of sections is."""
 
 
-def commands_of(document: Path) -> list[list[str]]:
-    """The ``ftis`` commands of its indented blocks, and in README of the table's cells that hold nothing else."""
-    text = document.read_text(encoding="utf-8")
-    blocks = "\n".join(re.findall(r"^ {4}(ftis (?:.*\\\n)*.*)", text, re.MULTILINE))
-    cells = "\n".join(re.findall(r"[|] `(ftis [^`…]*)` [|]", text)) if document.name == "README.md" else ""
-    return shell_commands(f"{blocks}\n{cells}")
+def blocks(text: str) -> Iterator[str]:
+    """The indented blocks of a document, without their indentation."""
+    for block in re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE):
+        yield re.sub(r"^ {4}", "", block, flags=re.MULTILINE).lstrip("\n")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_every_command_is_one(document: Path) -> None:
-    for arguments in commands_of(document):
-        values = parsed(arguments)
-        recipe = values.get("recipe")
-        if recipe is not None and Path(recipe).parts[0] != "runs":  # what an example writes there is a recipe too
-            assert (ROOT / recipe).is_file(), f"{document.name}: {recipe}"
+def inline(text: str) -> list[str]:
+    """What stands between backticks within a line."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-def test_the_commands_are_found() -> None:
-    found = [tuple(arguments[:2]) for arguments in commands_of(ROOT / "docs" / "run-a-swarm.md")]
-    assert {("keys", "new"), ("keys", "certs"), ("join", "recipes/demo_pair.toml"), ("router", "--listen")} <= set(
-        found
-    )
-    assert {("doctor",), ("--version",), ("demo",)} <= {tuple(c) for c in commands_of(ROOT / "README.md")}
+def unknown_keys(document: dict[str, Any]) -> list[str]:
+    """The keys of a recipe's part that no section has. Free tables, as ``options``, are not looked into."""
+    missing = [key for key in document if key not in Recipe.model_fields]
+    for name, section in document.items():
+        for entry in section if isinstance(section, list) else [section]:
+            if name in SECTIONS and isinstance(entry, dict):
+                missing += [f"{name}.{key}" for key in entry if key not in SECTIONS[name].model_fields]
+    return missing
+
+
+def test_every_part_of_a_recipe_has_keys_that_exist() -> None:
+    found = 0
+    for place, text in TEXTS.items():
+        fenced = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+        for part in [*fenced, *(block for block in blocks(text) if re.match(r"\[+\w+", block))]:
+            assert unknown_keys(tomllib.loads(part)) == [], f"{place}: {part}"
+            found += 1
+    assert found > 15
+
+
+def test_every_key_named_in_a_sentence_or_set_in_a_command_exists() -> None:
+    named = re.compile(rf"^({'|'.join(SECTIONS)})\.(?:[\w*-]+\.)??(\w+)(?: ?=|$)")
+    for place, text in TEXTS.items():
+        given = [sets for block in blocks(text) for sets in re.findall(r"--set '?([^\s']+)", block)]
+        for word in [*inline(text), *given] if place != "CHANGELOG.md" else ():
+            match = named.match(word)
+            if match and not word.endswith((".py", ".md", ".json", ".jsonl")):
+                assert match[2] in SECTIONS[match[1]].model_fields, f"{place}: {word}"
+
+
+def tables_of_keys() -> Iterator[tuple[str, type[BaseModel], list[tuple[str, str]]]]:
+    """Each section of docs/recipes.md that lists keys: its title, what it is about, and (key, default) of its rows."""
+    titles: dict[str, type[BaseModel]] = {"The whole run": Recipe, "Tasks": TaskConfig}
+    titles |= {f"[{name}]": model for name, model in SECTIONS.items()}
+    titles |= {f"[[{name}]]": model for name, model in SECTIONS.items()}
+    for section in re.split(r"^## ", TEXTS["docs/recipes.md"], flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        table = re.search(r"^\| key \| default \|.*\n\|.*\n((?:\|.*\n)+)", body, re.MULTILINE)
+        if table:
+            rows = [re.split(r"(?<!\\)\|", row)[1:3] for row in table[1].splitlines()]
+            yield title, titles[title], [(key.strip("` "), default.strip()) for key, default in rows]
+
+
+def shown(default: Any) -> str:
+    """A default as the tables write it, except numbers, which compare as numbers."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ", ".join(default) if isinstance(default, tuple) else str(default)
+
+
+def test_the_tables_of_keys_are_those_of_the_code_with_their_defaults() -> None:
+    listed = set()
+    for title, model, rows in tables_of_keys():
+        of_its_own = {name for name in model.model_fields if model is not Recipe or name not in SECTIONS}
+        assert {key for key, _ in rows} == of_its_own, title
+        listed.add(model)
+        for key, cell in rows:
+            field, words = model.model_fields[key], cell.replace("`", "")
+            if field.is_required():
+                assert not words, f"{title} {key}: has no default"
+            elif field.default in (None, (), {}, ""):
+                assert not re.fullmatch(r"[\d.e+-]+|\w*", words) or words == "none", f"{title} {key}: {words}"
+            elif key != "system_prompt":
+                default = field.default
+                numeric = isinstance(default, int | float) and not isinstance(default, bool)
+                same = float(words) == default if numeric else words == shown(default)
+                assert same, f"{title} {key}: {words}, the code has {default!r}"
+    assert listed == {Recipe, *SECTIONS.values()}
 
 
 def test_the_whole_recipe_is_one() -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"), re.DOTALL)
-    recipe = keep_arms(parse(tomllib.loads(text)), ())  # as ftis experiment takes it
-    peers = [{peer.name for peer in swarm.peers} for swarm in arms_of(recipe)[2].swarms]
-    assert ([arm.name for arm in recipe.arms], peers) == (
-        ["alone-part", "F-TIS", "F-TIS-horizontal"],
-        [{"full", "lora"}],
-    )
+    recipe = parse(tomllib.loads(re.findall(r"```toml\n(.*?)```", TEXTS["docs/own-models.md"], re.DOTALL)[0]))
+    arms = arms_of(recipe)
+    assert [arm.name for arm in arms] == ["alone-part", "F-TIS", "F-TIS-horizontal"]
+    assert [{peer.name for peer in swarm.peers} for swarm in arms[2].swarms] == [{"full", "lora"}]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_every_make_target_and_script_is_there(document: Path) -> None:
-    typed = re.findall(r"^ {4}(.*)|`([^`\n]+)`", document.read_text(encoding="utf-8"), re.MULTILINE)
-    for line in (block or inline for block, inline in typed):
-        for target in re.findall(r"^make (\w+)", line):
-            assert target in make_targets(), f"{document.name}: {line}"
-        for script in re.findall(r"^python ((?:benchmarks|examples)/\w+\.py)", line):
-            assert (ROOT / script).is_file(), f"{document.name}: {line}"
+def test_every_reason_of_a_rejection_is_explained() -> None:
+    assert [reason.value for reason in Reason if f"`{reason.value}`" not in TEXTS["docs/metrics.md"]] == []
 
 
-def test_make_targets_are_found() -> None:
-    assert {
-        "install",
-        "demo",
-        "test",
-        "test-slow",
-        "test-vllm",
-        "test-trl",
-        "trl",
-        "models",
-        "axe",
-        "coverage",
-        "lint",
-        "docs",
-        "build",
-        "clean",
-    } == make_targets()
-
-
-def headings(document: Path) -> set[str]:
-    """The anchors of a document's headings."""
-    titles = re.findall(r"^#+ (.*)", document.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_every_link_leads_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
-        if "://" not in target:
-            path, _, anchor = target.partition("#")
-            found = document.parent / path if path else document
-            assert found.exists(), f"{document.name}: {target}"
-            assert not anchor or anchor in headings(found), f"{document.name}: {target}"
-
-
-def test_the_tests_that_the_threat_model_names_are_there() -> None:
-    named = re.findall(r"(test_\w+\.py)::(test_\w+)", (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8"))
-    assert len(named) > 20
-    for file, test in named:
-        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
-        assert re.search(rf"^ *(async )?def {test}\(", source, re.MULTILINE), f"{file}::{test}"
-
-
-@pytest.mark.parametrize("document", ["metrics.md", "threat-model.md"])
-def test_every_reason_of_a_rejection_is_explained(document: str) -> None:
-    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    assert [reason.value for reason in Reason if f"`{reason.value}`" not in text] == []
+def test_every_python_block_is_python() -> None:
+    for text in TEXTS.values():
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            ast.parse(block)

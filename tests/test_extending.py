@@ -72,7 +72,7 @@ def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, lis
                 document[key] = {**document.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
         if name == "my_tasks":
             document["task"] = {**settings["task"], "validation_size": None}
-        assert ftis.run(parse({**document, "peers": peers}), overwrite=True)
+        assert ftis.train(parse({**document, "peers": peers}), overwrite=True)
         directory = outside / "runs" / "tiny-seed0" / settings.get("objective", {}).get("name", "F-TIS")
         return {n: read_jsonl(directory / n / "metrics.jsonl") for n in ("a", "b")}
 
@@ -231,7 +231,7 @@ def test_a_name_that_leads_nowhere_is_said_before_anything_is_trained(
         **{key: value for key, value in change.items() if key != "attack"},
     }
     with pytest.raises(FtisError, match=re.escape(message)):
-        ftis.run(parse(document))
+        ftis.train(parse(document))
     assert not (outside / "runs").exists()
 
 

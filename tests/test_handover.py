@@ -258,7 +258,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_run_samples_from_copies_and_every_round_has_all_rollouts(place: Path, models: dict[str, Path]) -> None:
     recipe = of_two(place, models, "twin.with_twin")
-    ftis.run(recipe)
+    ftis.train(recipe)
     rows = read_jsonl(run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(row["foreign_used"] > 0 and not row["without_foreign"] for row in rows)
@@ -274,7 +274,7 @@ def test_a_run_stops_in_the_round_in_which_its_engine_goes_wrong(
 ) -> None:
     recipe = of_two(place, models, sampler)
     with pytest.raises(FtisError, match=words):
-        ftis.run(recipe)
+        ftis.train(recipe)
     assert not list(run_directory(recipe).rglob("checkpoint-*"))
     records = run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl"
     assert not records.exists() or not read_jsonl(records)

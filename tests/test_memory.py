@@ -336,7 +336,7 @@ recipe = load(root / "recipes" / "smollm2_words.toml", [f"{key}={value}" for key
 model = str(root / "models" / "smollm2-135m")
 peers = tuple(peer.model_copy(update={"model": model}) for peer in recipe.peers[:count])
 recipe = recipe.model_copy(update={"peers": peers, "output_dir": place, "arms": ()})
-assert ftis.run(recipe)
+assert ftis.train(recipe)
 print(peak_bytes(resource))
 """
 

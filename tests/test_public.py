@@ -34,7 +34,7 @@ def sources() -> dict[str, str]:
 
 
 def used(source: str) -> set[str]:
-    """Dotted names of all that a script takes from the package: ``ftis.run``, ``ftis.tasks.load_task``."""
+    """Dotted names of all that a script takes from the package: ``ftis.train``, ``ftis.tasks.load_task``."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -59,7 +59,7 @@ def test_scripts_use_public_names_alone(file: str) -> None:
 
 
 def test_a_private_name_would_be_noticed() -> None:
-    source = "import ftis\nfrom ftis.run import runs\nfrom ftis.tasks import _read\nftis.run(ftis._HOME)"
+    source = "import ftis\nfrom ftis.run import runs\nfrom ftis.tasks import _read\nftis.train(ftis._HOME)"
     assert {name for name in used(source) if not is_public(name)} == {"ftis.run.runs", "ftis.tasks._read", "ftis._HOME"}
 
 

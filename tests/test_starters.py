@@ -313,9 +313,7 @@ def test_a_shipped_starter_starts_where_the_documentation_says(name: str) -> Non
     start = make_starters.start(path)
     assert start["greedy"] == pytest.approx(card["start"]["greedy"], abs=0.01)
     assert start["sampled"] == pytest.approx(card["start"]["sampled"], abs=0.02)
-    (row,) = re.findall(
-        rf"^\| `{name}` \|.*", (ROOT / "docs" / "starters.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    (row,) = re.findall(rf"^\| `{name}` \|.*", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.MULTILINE)
     cells = [cell.strip(" `") for cell in row.strip("|").split("|")]
     assert cells[1:] == [
         f"{STARTERS[name].seed}",

@@ -259,7 +259,7 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
         recipe = load(
             write_recipe(tmp_path, peers, top=top, sampling=sampling, training={"rounds": 5, "eval_every": 0})
         )
-        ftis.run(recipe)
+        ftis.train(recipe)
         return run_directory(recipe)
 
     return of

@@ -244,8 +244,8 @@ def two_with_a_server(place: Path, model: Path, url: str, **top: Any) -> Recipe:
 
 
 WAYS: dict[str, Callable[[Recipe], object]] = {
-    "train, in turns": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "inline"})),
-    "train, in processes": lambda recipe: ftis.run(recipe.model_copy(update={"processes": "parallel"})),
+    "train, in turns": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "inline"})),
+    "train, in processes": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "parallel"})),
     "join": lambda recipe: join(recipe, "a"),
     "preflight": lambda recipe: sound(recipe, "a", recipe.peer("a").model, 2, Path(recipe.output_dir)),
 }

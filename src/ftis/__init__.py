@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from ftis.recipe.parsing import load as load
     from ftis.records.files import read_jsonl as read_jsonl
     from ftis.run.experiments import run_experiment as run_experiment
-    from ftis.run.runs import run as run
+    from ftis.run.runs import run
     from ftis.view.progress import Display as Display
     from ftis.view.report import write_page as write_page
     from ftis.view.tables import print_comparison as print_comparison
+
+    train = run
 
 _HOME = {
     "FtisError": "config",
@@ -48,7 +50,7 @@ _HOME = {
     "Policy": "policy",
     "Peer": "peer",
     "train_round": "peer",
-    "run": "run.runs",
+    "train": "run.runs:run",  # ``ftis.run`` is the room
     "run_experiment": "run.experiments",
     "experiment_directory": "recipe.arms",
     "supervised_step": "models.starters",
@@ -64,7 +66,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(f"ftis.{_HOME[name]}"), name)
+        module, _, called = _HOME[name].partition(":")
+        return getattr(importlib.import_module(f"ftis.{module}"), called or name)
     raise AttributeError(f"module 'ftis' has no attribute {name!r}")
 
 

@@ -194,9 +194,9 @@ class NetworkConfig(_Section):
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """The most rounds by which a message may be late and still be learned from."""
     max_rejections: Annotated[int, Field(ge=0)] = 8
-    """A peer with more rejections since its last faultless message is quarantined; 0: never."""
+    """A peer with more rejections since its last faultless message is set aside; 0: never."""
     set_aside_rounds: Positive = 5
-    """Rounds of quarantine."""
+    """The number of rounds for which a peer is set aside."""
     admission_seconds: Annotated[float, Field(gt=0)] = 60.0
     """The most time spent on one message. Groups not judged by then are rejected."""
 
@@ -482,7 +482,7 @@ class Recipe(_Section):
 
 
 def run_directory(recipe: Recipe) -> Path:
-    """Where :func:`ftis.run` writes: ``<output_dir>/<name>-seed<seed>``."""
+    """Where :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
 
 
