@@ -7,7 +7,7 @@
 40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
 ``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
 attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm without the attacker, whose groups have no
-signal then. ``copying`` needs horizontal mode and is to be compared with ``none-horizontal``. Of the honest peers'
+signal then. Of the honest peers'
 greedy answers to 300 validation problems after the last round, means over them and over seeds:
 
 - ``final``: the accuracy, with Student's 95% interval over seeds; ``− no attack``: its difference from the swarm
@@ -49,7 +49,6 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """A recipe, and who of its peers attacks."""
 RATE = "peers.*.learning_rate=1.2e-3"
 """One rate for all swarms and defences: twice that of demo_pair.toml and demo.toml."""
-HORIZONTAL = ("copying",)
 DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
     "F-NoIS": {"objective.name": "F-NoIS", "honesty.action": "off"},
@@ -113,7 +112,7 @@ def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directo
     arms = [ArmConfig(name="alone-part", collaborate=False, budget="generated")]
     for attack, defence in dict.fromkeys((as_seen_by(d, a), d) for a in rows_of(names) for d in defences):
         key: dict[str, object] = {} if attack.startswith("none") else {f"peers.{a}.attack": attack for a in attackers}
-        if attack.endswith("-horizontal") or attack in HORIZONTAL:
+        if attack.endswith("-horizontal"):
             key["training.mode"] = "horizontal"
         arms.append(ArmConfig(name=f"{attack}.{defence}", set={**DEFENCES[defence], **key}))
     training = source.training.model_copy(update={"rounds": ROUNDS, "record_rollouts": False, "eval_every": 5})
@@ -126,12 +125,12 @@ def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directo
 
 def rows_of(names: Sequence[str]) -> list[str]:
     """The attacks with those that they are compared with."""
-    return ["none", *names, *(["none-horizontal"] if set(names) & set(HORIZONTAL) else [])]
+    return ["none", *names]
 
 
 def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) -> list[str]:
     arm = f"{as_seen_by(defence, attack)}.{defence}" if defence else attack
-    without = f"{'none-horizontal' if attack in HORIZONTAL else 'none'}.{defence}"
+    without = f"none.{defence}"
     names = [peer.name for peer in study.recipe.peers if peer.name not in attackers]
     victims = [study.peer(seed, arm, name) for seed in study.seeds for name in names]
     holds = payload_of(attack)

@@ -44,11 +44,11 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from round_medians import SWARMS, compared, row_of
-from round_swarm import Recorded, Recording, Spent
+from round_swarm import Nobody, Recorded, Spent
 
 if TYPE_CHECKING:
     from ftis.config import Recipe
-    from ftis.exchange import Exchange
+    from ftis.trl.member import Link
 
 STEPS = 4
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")
@@ -130,19 +130,19 @@ def recipe_of(name: str, rounds: int, seed: int, models: Mapping[str, Path], obj
 def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
     import torch
 
-    from ftis import peer
+    from ftis.admission import Collected
     from ftis.run.assembly import assemble
-    from ftis.run.local import AloneExchange
 
     torch.set_num_threads(1)
     of_model, recipe = MODELS[name], recipe_of(name, rounds, seed, {OWN: model}, "NoIS")
     stages_clock = mock.patch("ftis.peer.time", SimpleNamespace(monotonic=time.process_time))
     with tempfile.TemporaryDirectory() as directory, stages_clock:
-        trainer = assemble(recipe, OWN, Path(directory), AloneExchange())
+        trainer = assemble(recipe, OWN, Path(directory))
         metrics, processor, clock = [], [], []
         for round in range(rounds):
             began, began_by_clock = time.process_time(), time.perf_counter()
-            metrics.append(peer.train_round(trainer.peer, round).metrics)
+            trainer.peer.begin(round)
+            metrics.append(trainer.peer.finish(round, Collected({})).metrics)
             processor.append(time.process_time() - began)
             clock.append(time.perf_counter() - began_by_clock)
         began = time.process_time()
@@ -168,9 +168,9 @@ def theirs(
     rounds: int,
     seed: int,
     recipe: Recipe | None = None,
-    exchange: Exchange | None = None,
+    link: Link | None = None,
 ) -> dict[str, Any]:
-    """TRL's side; with a ``recipe``, as its peer :data:`OWN`, whose end of the exchange is ``exchange``."""
+    """TRL's side; with a ``recipe``, as its peer :data:`OWN`, whose messages ``link`` carries."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -258,7 +258,7 @@ def theirs(
         else:
             from ftis.trl import FTISTrainer, Swarm
 
-            trainer = FTISTrainer(**parts, swarm=Swarm(recipe, OWN, exchange=exchange))
+            trainer = FTISTrainer(**parts, swarm=Swarm(recipe, OWN, link=link))
             spent.watch_adapter(trainer)
         spent.watch_host(trainer)
         timed(trainer, "_generate")
@@ -295,15 +295,13 @@ def theirs(
 
 
 def theirs_in_a_swarm(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
-    from ftis.run.local import AloneExchange
-
     recipe = recipe_of(name, rounds, seed, {OWN: model}, "F-TIS")
-    return theirs(model, problems, name, rounds, seed, recipe, AloneExchange())
+    return theirs(model, problems, name, rounds, seed, recipe, Nobody())
 
 
 def theirs_with_another(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict[str, Any]:
-    exchange = Recorded.read(OTHER, messages_of(problems, seed))
-    return theirs(model, problems, name, rounds, seed, recipe_of_two(model, name, rounds, seed), exchange)
+    link = Recorded.read(OTHER, messages_of(problems, seed))
+    return theirs(model, problems, name, rounds, seed, recipe_of_two(model, name, rounds, seed), link)
 
 
 def recipe_of_two(model: Path, name: str, rounds: int, seed: int) -> Recipe:
@@ -321,7 +319,7 @@ def record_another(model: Path, problems: Path, name: str, rounds: int, seed: in
     """Train :data:`OTHER` on its own share, and keep its messages."""
     import torch
 
-    from ftis.peer import train_round
+    from ftis.admission import Collected
     from ftis.run.assembly import assemble
 
     torch.set_num_threads(1)
@@ -329,8 +327,11 @@ def record_another(model: Path, problems: Path, name: str, rounds: int, seed: in
     messages.mkdir()
     with tempfile.TemporaryDirectory() as directory:
         recipe = recipe_of_two(model, name, rounds, seed)
-        peer = assemble(recipe, OTHER, Path(directory), Recording(messages)).peer
-        return {"reward": [train_round(peer, round).metrics["reward"] for round in range(rounds)]}
+        peer, rewards = assemble(recipe, OTHER, Path(directory)).peer, []
+        for round in range(rounds):
+            (messages / str(round)).write_bytes(peer.begin(round).message)
+            rewards.append(peer.finish(round, Collected({})).metrics["reward"])
+        return {"reward": rewards}
 
 
 def make_model(name: str, directory: Path) -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.exchange import Collected
+from ftis.admission import Collected
+from ftis.member import Outgoing
 
 HOST = "TRL"
 """Who spends what no part of the adapter does: the trainer's own code, sampling, reward functions, the model's passes,
@@ -23,31 +24,25 @@ PARTS: Mapping[str, str] = {
     "_choose": "selections",
 }
 """Methods of FTISTrainer -> the part of the adapter that they are. The loss is another, which TRL has too."""
-PARTS_OF_PEER: Mapping[str, str] = {"offer": "offer", "collect": "collect", "admit": "admission"}
+PARTS_OF_MEMBER: Mapping[str, str] = {"outgoing": "offer", "admit": "admission"}
 HOSTS = ("_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies")
 """Methods of GRPOTrainer that the adapter calls, as TRL alone does."""
 LOSS = "_compute_loss"
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The exchange of a peer that hears nobody, and whose messages are kept in a directory."""
-
-    directory: Path
+class Nobody:
+    """The link of a peer that hears nobody."""
 
     def catch_up(self, round: int) -> int:
         return round
 
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        (self.directory / str(round)).write_bytes(data)
-
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+    def exchange(self, outgoing: Outgoing) -> Collected:
         return Collected({})
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """An exchange that hands over the messages of a peer that took part before, already in memory."""
+    """A link that hands over the messages of a peer that took part before, already in memory."""
 
     sender: str
     messages: Mapping[int, bytes]
@@ -59,11 +54,8 @@ class Recorded:
     def catch_up(self, round: int) -> int:
         return round
 
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        pass
-
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        return Collected({self.sender: self.messages[round]})
+    def exchange(self, outgoing: Outgoing) -> Collected:
+        return Collected({self.sender: self.messages[outgoing.round]})
 
 
 class Spent:
@@ -103,8 +95,8 @@ class Spent:
         """Watch an FTISTrainer."""
         for method, part in PARTS.items():
             self.watch(trainer, method, part)
-        for method, part in PARTS_OF_PEER.items():
-            self.watch(trainer.peer, method, part)
+        for method, part in PARTS_OF_MEMBER.items():
+            self.watch(trainer.member, method, part)
 
     def watch_host(self, trainer: Any) -> None:
         """Watch any GRPOTrainer."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ftis.admission import Collected
 from ftis.config import NetworkConfig
-from ftis.exchange import Collected
 from ftis.records.events import NetworkEvent
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly

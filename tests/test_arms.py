@@ -324,15 +324,6 @@ def test_a_glob_for_the_parameters_to_train_is_refused(tiny_model_dir: TinyModel
         check(arms_of(recipe))
 
 
-@pytest.mark.parametrize("spelled", ["copying", "ftis.lab.attacks.copying"])
-def test_two_peers_that_wait_for_each_other_s_messages_are_refused(spelled: str) -> None:
-    recipe = parse(document())
-    first, second, *others = recipe.peers
-    copiers = [first.model_copy(update={"attack": "copying"}), second.model_copy(update={"attack": spelled})]
-    with pytest.raises(RunError, match=f"peers '{first.name}' and '{second.name}': attack = \"copying\" waits for"):
-        check(arms_of(recipe.model_copy(update={"peers": (*copiers, *others)})))
-
-
 def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_task(parse(document()).task)
     monkeypatch.setattr(prepare, "load_task", lambda config: replace(whole, validation=()))

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftis.codec import Header, Limits, Message, encode
-from ftis.exchange import Collected
 from ftis.lab import attacks
 from ftis.lab.attacks import ATTACKS
 from ftis.models.starters import make_tokenizer
@@ -39,11 +37,9 @@ def offered(name: str, scored: ScoredGroup) -> tuple[Rollout, ...]:
     return rollouts
 
 
-def peer_named(name: str, more: Sequence[str] = (), heard: Sequence[Group] = ()) -> Any:
-    """What attacks ask of a peer: it samples ``more`` for any prompt, and hears ``heard`` from ada."""
+def peer_named(name: str, more: Sequence[str] = ()) -> Any:
+    """What attacks ask of a peer: it samples ``more`` for any prompt."""
     sampled = a_group(more).group
-    header = Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0)
-    message = encode(Message(header, tuple(heard)), 1, "float32")
 
     def score(group: Group) -> ScoredGroup:
         texts = tuple(map(text_of, group.rollouts))
@@ -54,8 +50,7 @@ def peer_named(name: str, more: Sequence[str] = (), heard: Sequence[Group] = ())
         policy=SimpleNamespace(tokenizer=TOKENIZER),
         recipe=SimpleNamespace(rollouts_per_group=2),
         sample_items=lambda items, repeats, *_: [sampled for _ in items] if repeats == len(more) else None,
-        admitter=SimpleNamespace(score_group=score, terms=SimpleNamespace(limits=Limits(10**6, 9, 9, 99))),
-        exchange=SimpleNamespace(collect=lambda round: Collected({"ada": message})),
+        member=SimpleNamespace(admitter=SimpleNamespace(score_group=score)),
     )
 
 
@@ -159,7 +154,7 @@ def test_every_attack_has_a_name_and_leaves_other_texts_alone() -> None:
     functions = {path.rpartition(".")[2] for path in ATTACKS.values()}
     assert {name.replace("-", "_") for name in ATTACKS} == functions
     strange = a_group(["7", RIGHT])
-    for name in ATTACKS.keys() - {"cherry-picking", "copying"}:  # these take others' texts, not their own
+    for name in ATTACKS.keys() - {"cherry-picking"}:  # these take others' texts, not their own
         assert len(offered(name, strange)) == 2
 
 
@@ -176,15 +171,3 @@ def test_the_best_of_many_are_offered_with_the_worst(own: list[str], more: list[
     assert [text_of(row) for row in group.rollouts] == offers
     assert (group.peer, group.item) == ("bob", 3)
     assert attacks.cherry_picking([], peer_named("bob", more)) == []
-
-
-def test_another_peers_rollouts_of_the_same_prompt_are_offered_as_ones_own() -> None:
-    own, of_ada = a_group([WRONG, WRONG]), a_group([RIGHT, WRONG])
-    theirs = Group("ada", 0, 3, of_ada.group.rollouts)
-    (group,) = attacks.copying([own], peer_named("bob", heard=[theirs]))
-    assert (group.peer, [text_of(row) for row in group.rollouts]) == ("bob", [RIGHT, WRONG])
-    assert [row.gen_logp.tolist() for row in group.rollouts] == [row.gen_logp.tolist() for row in theirs.rollouts]
-    elsewhere = Group("ada", 0, 4, theirs.rollouts)
-    (group,) = attacks.copying([own], peer_named("bob", heard=[elsewhere]))
-    assert group.rollouts == own.group.rollouts, "nothing to copy"
-    assert attacks.copying([], peer_named("bob")) == []

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ftis.config import FtisError
-from ftis.peer import Cursor
+from ftis.member import Cursor
 from ftis.policy import Policy
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError

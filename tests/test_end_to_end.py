@@ -11,9 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,15 @@ from watched import Watched
 
 from ftis.check import estimate
 from ftis.config import FtisError
+from ftis.member import Member, Outgoing
 from ftis.metric_keys import peer_key
 from ftis.models import starters
 from ftis.peer import Peer
-from ftis.policy import ModelError
 from ftis.recipe.parsing import load
 from ftis.records.files import locked, read_jsonl
 from ftis.records.writing import Records, read_rollouts
 from ftis.rewards.scoring import RewardError
 from ftis.run import processes
-from ftis.run.local import Hub
 from ftis.run.runs import run
 from recipes import write_recipe
 
@@ -223,31 +222,6 @@ def test_a_round_that_fails_before_it_learns_loses_no_round(
     unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
     assert [row["peer/b/late"] for row in resumed["F-TIS/a/metrics.jsonl"]] == [0] + [late] * 3
     assert differences(resumed, unbroken) == []
-
-
-def test_messages_that_a_killed_attempt_left_are_not_taken(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With them a peer would run ahead of who published them, and delete its own before that one has read them."""
-    keys = ("--set", "training.eval_every=0")
-    assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken", "--set", "processes=inline") == 0
-    sample_items = Peer.sample_items
-
-    def fails(self: Peer, items: Any, repeats: int, round: int, purpose: str) -> Any:
-        if round == 2:
-            raise RewardError("reward.function raised")
-        return sample_items(self, items, repeats, round, purpose)
-
-    monkeypatch.setattr(Peer, "sample_items", fails)
-    assert ftis("train", "recipe.toml", *keys, "--set", "processes=inline") == 1
-    exchange = run_of(workplace) / "F-TIS" / ".exchange@a"
-    exchange.mkdir()
-    for round in range(2, 4):
-        (exchange / f"{round:06d}-b.ftis").write_bytes(b"of a killed attempt")
-    resumed = command("train", "recipe.toml", *keys, "--set", "processes=parallel", "--resume")
-    subprocess.run(resumed, check=True, capture_output=True, timeout=150)
-    assert not exchange.exists()
-    unbroken = records_of(run_of(workplace, "unbroken"))
-    assert unbroken["F-TIS/a/metrics.jsonl"][-1]["peer/b/admitted"] == 8
-    assert differences(records_of(run_of(workplace)), unbroken) == []
 
 
 def test_prompts_that_are_too_long_are_refused_before_an_earlier_run_is_deleted(
@@ -535,48 +509,6 @@ def test_a_mistake_is_one_line_with_its_remedy(
     assert not list(workplace.rglob("metrics.jsonl"))
 
 
-class Lingering:
-    """A lock whose holder goes on for a while after it has let go."""
-
-    def __init__(self) -> None:
-        self.lock, self.over = threading.Lock(), threading.Event()
-        self.acquire, self.release = self.lock.acquire, self.lock.release
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-        self.over.wait(60)
-
-
-@pytest.mark.parametrize("status", [0, 1])
-def test_a_peer_that_has_ended_is_not_at_work_while_its_thread_ends(
-    status: int, workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine it may be alive when the command ends, which is no second Ctrl-C."""
-    turn = Lingering()
-
-    class LingeringHub(Hub):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self.turn = turn  # type: ignore[assignment]
-
-    monkeypatch.setattr("ftis.run.runs.Hub", LingeringHub)
-    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail(f"ended at once with {status}"))
-    if status:
-
-        def fail(*_: object) -> None:
-            raise ModelError("it cannot sample")
-
-        monkeypatch.setattr("ftis.peer.Peer.sample_items", fail)
-    try:
-        assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1") == status
-        assert any(thread.name == "a" for thread in threading.enumerate())
-    finally:
-        turn.over.set()
-
-
 def test_a_missing_recipe_and_a_missing_argument(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("train", "nowhere.toml") == 1
     assert "no recipe at nowhere.toml" in capsys.readouterr().err
@@ -621,16 +553,13 @@ def test_a_full_disk_while_saving_loses_nothing(workplace: Path) -> None:
 def test_collaborating_with_nobody_is_said_and_is_a_failure(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ftis.exchange import Collected
-    from ftis.run.local import HubEndpoint
+    outgoing = Member.outgoing
 
-    collect = HubEndpoint.collect
+    def damaged(self: Member, round: int, groups: Any) -> Outgoing:
+        whole = outgoing(self, round, groups)
+        return replace(whole, message=whole.message[:-1])
 
-    def damaged(self: HubEndpoint, round: int, *whom: Any) -> Collected:
-        messages = collect(self, round).messages
-        return Collected({name: data[:-1] for name, data in messages.items()})
-
-    monkeypatch.setattr(HubEndpoint, "collect", damaged)
+    monkeypatch.setattr(Member, "outgoing", damaged)
     assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
     captured = capsys.readouterr()
     assert "no foreign rollout was used in round 1 (b: 1 rejected for malformed)" in captured.out

@@ -19,13 +19,11 @@ from commands import ftis as ftis_command
 
 import ftis
 from ftis.config import FtisError, ObjectiveConfig
-from ftis.exchange import Collected
 from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
-from ftis.run.local import AloneExchange
 from ftis.run.provenance import read_provenance
 from recipes import SECTIONS, write_recipe
 
@@ -164,21 +162,10 @@ def test_the_attack(train: Any) -> None:
     assert own == [1.0, 1.0], "the attacker learns from its own groups as they were"
 
 
-def test_the_exchange(outside: Path) -> None:
-    class Inner(AloneExchange):
-        def collect(self, round: int, skip: Any = (), offers_only: Any = ()) -> Collected:
-            return Collected({"b": b"bytes"})
-
-    lossy = importlib.import_module("my_exchange").Lossy(Inner())
-    assert [dict(lossy.collect(round).messages) for round in range(3)] == [{"b": b"bytes"}] * 2 + [{}]
-    assert lossy.collect(2).missing == ("b",)
-    assert lossy.catch_up(5) == 5
-
-
-def test_the_exchange_is_trained_with(outside: Path, models: dict[str, Path]) -> None:
+def test_messages_are_carried_by_ones_own_loop(outside: Path, models: dict[str, Path]) -> None:
     peers = [{"name": name, "model": str(models[name]), "learning_rate": 1e-3} for name in "ab"]
     recipe = parse({"name": "lossy", **SECTIONS, "reward": {"function": "recipes.evenness"}, "peers": peers})
-    importlib.import_module("my_swarm").train(recipe, str(outside / "lossy"))
+    importlib.import_module("my_swarm").train(recipe, str(outside / "lossy"), ROUNDS)
     for name, other in ("ab", "ba"):
         rows = read_jsonl(outside / "lossy" / name / "metrics.jsonl")
         assert [row[f"peer/{other}/delivered"] for row in rows] == [True, True, False, True]

@@ -28,8 +28,8 @@ CORE = [
     "policy",
     "sampling",
     "learning",
-    "exchange",
     "measures",
+    "member",
     "peer",
 ]
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
@@ -47,8 +47,8 @@ WINGS = {
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
-    "run": "local accusations checkpoint evaluate training assembly workers outlook prompting prepare provenance "
-    "processes runs experiments join rollback",
+    "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting prepare "
+    "provenance processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",
     "view": "tables progress corrections drawing plots layout figure_files figures arm_rounds exchange_figures views "
     "markdown verdicts number_tables taken exchanges samples completions sentences glance jobs so_far swarms live "

@@ -20,7 +20,7 @@ from ftis.engines.head import ChunkedHead
 from ftis.engines.lines import Lines
 from ftis.engines.models import share_frozen
 from ftis.engines.optimizers import load_state
-from ftis.peer import Cursor
+from ftis.member import Cursor
 from ftis.policy import ModelError, Policy
 from ftis.recipe.parsing import parse
 from ftis.run import checkpoint

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftis.admission import Admission, Reason, Rejection
-from ftis.exchange import Collected
+from ftis.admission import Admission, Collected, Reason, Rejection
 from ftis.learning import Update
 from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer

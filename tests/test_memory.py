@@ -275,7 +275,6 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from ftis.run.local import AloneExchange
 from ftis.run.assembly import assemble
 from ftis.check.estimate import _shape
 from ftis.engines.machine import resident_bytes
@@ -291,7 +290,7 @@ swarm = recipe.of_swarm({"full"}) if name == "full" else recipe.of_swarm({"lora"
 peer = swarm.peer(name).model_copy(update={"model": str(Path(root) / "models" / "smollm2-135m")})
 swarm = swarm.model_copy(update={"peers": (peer,)})
 program = resident_bytes()
-trainer = assemble(swarm, name, Path(place), AloneExchange())
+trainer = assemble(swarm, name, Path(place))
 shape = _shape(peer.model, peer)
 for _ in range(2):
     many = sample(trainer.peer, list(range(6)))

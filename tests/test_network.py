@@ -23,11 +23,11 @@ import zenoh
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from light_swarm import free_port
 
+from ftis.admission import Collected
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe
-from ftis.exchange import Collected, ExchangeError
 from ftis.swarm import manifest as manifests
-from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.facts import ExchangeError, agreement, run_id
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of, seated
 
-from ftis.exchange import Collected
+from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import BAD_ANSWERS, Assembly
 from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, read_facts

@@ -16,14 +16,13 @@ from admissions import admitter, group, message
 from conftest import TinyModelDir
 from rich.console import Console
 
-from ftis.exchange import Collected
+from ftis.admission import Collected
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
-from ftis.peer import OwnGroups, Peer, train_round
+from ftis.peer import OwnGroups, Peer
 from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
 from ftis.view.progress import Display
@@ -54,17 +53,23 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "objective": {"name": objective},
             "peers": [peer],
         }
-        return assemble(parse(document, where="test"), "a", tmp_path, AloneExchange()).peer
+        return assemble(parse(document, where="test"), "a", tmp_path).peer
 
     return make
 
 
+def whole_round(peer: Peer, round: int) -> dict[str, Any]:
+    """The metrics of a round in which nobody else takes part."""
+    peer.begin(round)
+    return peer.finish(round, Collected({})).metrics
+
+
 def batch_of(peer: Peer) -> Batch:
-    return collate(peer.sample(0).kept, peer.prompt_ids, peer.name)
+    return collate(peer.sample(0).kept, peer.member.prompt_ids, peer.name)
 
 
 def judged(peer: Peer, batch: Batch, steps: int = 2) -> Judged:
-    return judge(batch, peer.advantages(batch), peer.policy, peer.decoding, peer.objective, steps)
+    return judge(batch, peer.member.advantages(batch), peer.policy, peer.decoding, peer.member.objective, steps)
 
 
 def forwarded(peer: Peer) -> list[int]:
@@ -101,13 +106,13 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
 
 def test_a_message_of_another_round_than_its_offers_is_not_admitted(make_peer: MakePeer) -> None:
     peer = make_peer()
-    peer.admitter = admitter(max_staleness=2)
+    peer.member.admitter = admitter(max_staleness=2)
     in_time = {"ada": message(group(0, round=3), round=3)}
-    assert [r.reason for a in peer.admit(Collected(in_time), 4) for r in a.rejections] == ["wrong_round"]
+    assert [r.reason for a in peer.member.admit(Collected(in_time), 4) for r in a.rejections] == ["wrong_round"]
     late = (("ada", 2, message(group(0, round=3), round=3)),)
-    assert [r.reason for a in peer.admit(Collected({}, late=late), 4) for r in a.rejections] == ["wrong_round"]
+    assert [r.reason for a in peer.member.admit(Collected({}, late=late), 4) for r in a.rejections] == ["wrong_round"]
     late = (("ada", 3, message(group(0, round=3), round=3)),)
-    assert [len(a.admitted) for a in peer.admit(Collected({}, late=late), 4)] == [1]
+    assert [len(a.admitted) for a in peer.member.admit(Collected({}, late=late), 4)] == [1]
 
 
 def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: MakePeer) -> None:
@@ -142,7 +147,7 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
 
     def gradient(start: Judged) -> torch.Tensor:
         step = step_size(batch, np.arange(len(batch)), peer.decoding)
-        loss = StepLoss(start, select(start, peer.selections), peer.objective, start.rows, step)
+        loss = StepLoss(start, select(start, peer.member.selections), peer.member.objective, start.rows, step)
         peer.policy.backward(batch.prompts(start.rows), batch.completion_ids(start.rows), 1.0, loss)
         return torch.cat([p.grad.flatten() for p in peer.policy.trainable if p.grad is not None])
 
@@ -160,10 +165,9 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
     as_sampled = gradient(replace(start, own_old=OwnOld.SAMPLED))
     assert torch.allclose(as_sampled, expected, rtol=1e-4, atol=1e-7) == (objective != "NoIS")
 
-    chosen = select(start, peer.selections)
-    _, known = learn(
-        peer.policy, start, chosen, peer.objective, peer.decoding, [np.arange(len(batch))]
-    )  # what is recorded
+    chosen = select(start, peer.member.selections)
+    steps = [np.arange(len(batch))]
+    _, known = learn(peer.policy, start, chosen, peer.member.objective, peer.decoding, steps)  # what is recorded
     for now, then in zip(known.old_logp, before.old_logp, strict=True):
         np.testing.assert_allclose(now, then, atol=1e-5)
     assert known.diagnostics is not None
@@ -234,7 +238,7 @@ def test_a_round_says_whether_they_were_computed_again(
     say = placed(display, arm="arm", peer="a")
     say(ArmBegun(("a",), 2))
     for round in range(2):
-        metrics = train_round(peer, round).metrics
+        metrics = whole_round(peer, round)
         assert metrics["sampling/logp_recomputed"] is ("computed again" in said)
         assert ("sampling/checked_logp_difference/max" in metrics) == ("top_k" not in settings)
         say(RoundEnded(metrics))
@@ -256,7 +260,7 @@ def with_signal(peer: Peer, items: set[int]) -> list[int]:
         rewards = tuple(float(i % 2) for i in range(n)) if group.item in items else (1.0,) * n
         return ScoredGroup(group, ("",) * n, rewards)
 
-    peer.admitter.score_group = score_group  # type: ignore[method-assign]
+    peer.member.admitter.score_group = score_group  # type: ignore[method-assign]
     return scored
 
 
@@ -274,7 +278,7 @@ def with_signal(peer: Peer, items: set[int]) -> list[int]:
 def test_groups_without_signal_give_way(useful: list[int], kept: list[int], sampled: int, make_peer: MakePeer) -> None:
     """Numbers are places in this peer's share of the round: four prompts, and eight in reserve."""
     peer = make_peer(resample="fill", resample_budget=2)
-    share = assigned(peer.recipe, len(peer.task.train), "a", 0)
+    share = assigned(peer.recipe, len(peer.member.task.train), "a", 0)
     share = [*sorted(share[:4]), *share[4:]]
     scored = with_signal(peer, {share[place] for place in useful})
     found = peer.sample(0)
@@ -291,9 +295,9 @@ def tokens(sampled: OwnGroups) -> list[list[int]]:
 
 def test_what_gave_way_is_counted(make_peer: MakePeer) -> None:
     peer = make_peer(resample="fill")
-    share = assigned(peer.recipe, len(peer.task.train), "a", 0)
+    share = assigned(peer.recipe, len(peer.member.task.train), "a", 0)
     with_signal(peer, set(share[4:7]))  # of four prompts none, of four in reserve three
-    metrics = train_round(peer, 0).metrics
+    metrics = whole_round(peer, 0)
     assert metrics["resample/groups"] == 8
     assert metrics["resample/replaced"] == 4
     assert metrics["resample/frac_reward_zero_std"] == 5 / 8
@@ -309,4 +313,4 @@ def test_what_gave_way_is_counted(make_peer: MakePeer) -> None:
 
 
 def test_without_resampling_no_record_speaks_of_it(make_peer: MakePeer) -> None:
-    assert not [key for key in train_round(make_peer(), 0).metrics if key.startswith("resample/")]
+    assert not [key for key in whole_round(make_peer(), 0) if key.startswith("resample/")]

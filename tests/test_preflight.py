@@ -23,17 +23,26 @@ from ftis.check.advice import advice, easy_formats
 from ftis.check.plan import rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
-from ftis.exchange import Stopped
 from ftis.policy import Policy
 from ftis.prompts import AnswerKind
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
-from ftis.records.events import ArmBegun, Evaluated, Event, FirstGroup, JobEnded, JobsKnown, Place, RoundEnded, Sounded
+from ftis.records.events import (
+    ArmBegun,
+    Evaluated,
+    Event,
+    FirstGroup,
+    JobEnded,
+    JobsKnown,
+    Place,
+    RoundEnded,
+    Sounded,
+    Stopped,
+)
 from ftis.rewards.answers import graded, require_rewardable
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.run import prepare
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
 from ftis.tasks.problems import make_task
 from ftis.view import tables
@@ -643,11 +652,11 @@ def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: Tin
     looked = sound(recipe, "a", str(tiny_model_dir()), 4, tmp_path / "a", heard.append)
     (told,) = [event for event in heard if isinstance(event, FirstGroup)]
     assert told.reward == pytest.approx(fmean(looked.rewards[0]))
-    peer = assemble(recipe, "a", tmp_path / "again", AloneExchange()).peer
-    items = sorted({item for name in "ab" for item in assigned(recipe, len(peer.task.train), name, 0)})[:4]
+    peer = assemble(recipe, "a", tmp_path / "again").peer
+    items = sorted({item for name in "ab" for item in assigned(recipe, len(peer.member.task.train), name, 0)})[:4]
     first, others = peer.sample_items(items[:1], 4, 0, "preflight"), peer.sample_items(items, 4, 0, "preflight")[1:]
     groups = [*first, *others]
-    assert looked.rewards == tuple(peer.admitter.score_group(group).rewards for group in groups)
+    assert looked.rewards == tuple(peer.member.admitter.score_group(group).rewards for group in groups)
 
 
 def test_in_horizontal_mode_groups_are_looked_at_whole(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:

@@ -263,7 +263,8 @@ def test_a_direction_is_the_gradient_of_the_first_step(run: Path) -> None:
             p -= 1e-3 * g.view_as(p)
     moved, _, _ = direction(peer, batch, np.ones(len(batch), bool))
     assert not torch.equal(moved, gradient)
-    nothing, _, _ = direction(replace(peer, objective=OBJECTIVES["NoIS"]), batch, np.zeros(len(batch), bool))
+    uncorrected = replace(peer, member=replace(peer.member, objective=OBJECTIVES["NoIS"]))
+    nothing, _, _ = direction(uncorrected, batch, np.zeros(len(batch), bool))
     assert not nothing.any()
 
 

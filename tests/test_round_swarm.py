@@ -12,8 +12,8 @@ import round_swarm
 from commands import ROOT
 from round_swarm import HOST, Recorded, Spent, adapters
 
+from ftis.member import Member
 from ftis.models.starters import make
-from ftis.peer import Peer, train_round
 from ftis.run.assembly import assemble
 
 GROUPS, ROUNDS = 4, 2
@@ -34,9 +34,9 @@ def problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_other_peers_messages_are_admitted_and_learned_from(problems: Path, tmp_path: Path) -> None:
     recipe = benchmark.recipe_of_two(make("starter:small"), "starter", ROUNDS, 0)
-    exchange = Recorded.read(benchmark.OTHER, benchmark.messages_of(problems, 0))
-    peer = assemble(recipe, benchmark.OWN, tmp_path, exchange).peer
-    rows = [train_round(peer, round).metrics for round in range(ROUNDS)]
+    link = Recorded.read(benchmark.OTHER, benchmark.messages_of(problems, 0))
+    peer = assemble(recipe, benchmark.OWN, tmp_path).peer
+    rows = [peer.finish(round, link.exchange(peer.begin(round))).metrics for round in range(ROUNDS)]
     assert [row[f"peer/{benchmark.OTHER}/admitted"] for row in rows] == [ADMITTED] * ROUNDS
     assert [row[f"peer/{benchmark.OTHER}/rejected"] for row in rows] == [0] * ROUNDS
     assert all(row[f"peer/{benchmark.OTHER}/honesty/tokens"] > 0 for row in rows)
@@ -84,7 +84,7 @@ def test_what_is_watched_is_there() -> None:
     trainer = (ROOT / "src" / "ftis" / "trl" / "trainer.py").read_text(encoding="utf-8")
     assert [name for name in (*round_swarm.PARTS, round_swarm.LOSS) if f"def {name}(" not in trainer] == []
     assert [name for name in round_swarm.HOSTS if f"self.{name}(" not in trainer] == []
-    assert [name for name in round_swarm.PARTS_OF_PEER if not hasattr(Peer, name)] == []
+    assert [name for name in round_swarm.PARTS_OF_MEMBER if not hasattr(Member, name)] == []
 
 
 @pytest.fixture
@@ -105,6 +105,6 @@ def test_within_trl_each_part_of_the_adapter_is_counted(problems: Path) -> None:
     benchmark.write_problems("starter", model, problems)
     run = benchmark.theirs_with_another(model, problems, "starter", ROUNDS, 0)
     assert [admitted for admitted, _ in run["foreign"]] == [ADMITTED] * ROUNDS
-    expected = {HOST, "loss", *round_swarm.PARTS.values(), *round_swarm.PARTS_OF_PEER.values()}
+    expected = {HOST, "loss", *round_swarm.PARTS.values(), *round_swarm.PARTS_OF_MEMBER.values()}
     for spent in run["spent"]:
         assert set(spent) == expected

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from round_table import KEYS, NEVER, ROUNDS, RUN, TICK, Table, contents_of, seated
 
-from ftis.exchange import Collected, ExchangeError
+from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
-from ftis.swarm.facts import mismatch
+from ftis.swarm.facts import ExchangeError, mismatch
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import (
     CATCH_UP_SECONDS,

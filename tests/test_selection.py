@@ -17,12 +17,11 @@ from torch import Tensor
 from wire_messages import rollout
 
 from ftis import admission as admission_module
-from ftis.admission import Admission
+from ftis.admission import Admission, Collected
 from ftis.codec import Message, decode
 from ftis.config import Recipe, RecipeError
-from ftis.exchange import Collected
+from ftis.member import Member
 from ftis.objectives import OBJECTIVES, Diagnostics
-from ftis.peer import Peer
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
 from ftis.swarm.limit import ForeignLimit
@@ -190,10 +189,10 @@ class Listener:
         self.selections = (self.penalties,)
 
     def skipped(self, round: int) -> frozenset[str]:
-        return Peer.skipped(self, round)  # type: ignore[arg-type]
+        return Member.skipped(self, round)  # type: ignore[arg-type]
 
     def admit(self, sender: str, data: bytes, round: int) -> Admission:
-        (admission,) = Peer.admit(self, Collected({sender: data}), round)  # type: ignore[arg-type]
+        (admission,) = Member.admit(self, Collected({sender: data}), round)  # type: ignore[arg-type]
         return admission
 
 

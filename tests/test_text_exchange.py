@@ -29,7 +29,6 @@ from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.schedule import assigned
 from ftis.text.completions import as_texts
 from ftis.text.messages import end_of_text, in_tokens, write_groups
@@ -299,7 +298,7 @@ def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ())
 def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
     model = recipe.peer(name).model
     path = str(starters.make(model)) if starters.is_starter(model) else model
-    return assemble(recipe, name, place / name, AloneExchange(), model_path=path).peer
+    return assemble(recipe, name, place / name, model_path=path).peer
 
 
 @pytest.mark.parametrize(
@@ -325,8 +324,8 @@ def test_the_end_of_others_texts_is_the_one_by_which_a_model_ends(
     sampled = Rollout(np.append(ids, np.int32(other.eos_token_id)), -np.ones(len(ids) + 1, np.float32))
     group = Group("b", 0, recipe_items(peer, "b")[0], (sampled,) * recipe.rollouts_per_group)
     written = write_groups([group], TokenBytes.of(other), [int(other.eos_token_id)])
-    message = encode(Message(replace(peer.header, peer="b", tokenizer="0" * 32), tuple(written)))
-    (scored,) = peer.admitter.admit("b", message, 0).admitted
+    message = encode(Message(replace(peer.member.header, peer="b", tokenizer="0" * 32), tuple(written)))
+    (scored,) = peer.member.admitter.admit("b", message, 0).admitted
     assert all(rollout.completion_ids[-1] == vocabulary[end] for rollout in scored.group.rollouts)
 
 
@@ -340,8 +339,8 @@ def test_peers_of_one_tokenizer_read_each_others_ends_as_sampled(place: Path) ->
     item = recipe_items(peers["a"], "b")[0]
     ended = [np.array([vocabulary["1"], vocabulary[end]], np.int32) for end in ("<eos>", "<turn>")] * 2
     group = Group("b", 0, item, tuple(Rollout(ids, -np.ones(2, np.float32)) for ids in ended))
-    message = encode(Message(peers["b"].header, tuple(peers["b"].write([group]))))
-    (scored,) = peers["a"].admitter.admit("b", message, 0).admitted
+    message = encode(Message(peers["b"].member.header, tuple(peers["b"].member.write([group]))))
+    (scored,) = peers["a"].member.admitter.admit("b", message, 0).admitted
     assert [r.completion_ids.tolist() for r in scored.group.rollouts] == [ids.tolist() for ids in ended]
     assert [r.sent.end for r in scored.group.rollouts if r.sent] == [0, 1, 0, 1]
 
@@ -382,7 +381,7 @@ def test_an_end_token_that_one_lacks_is_refused_where_ids_are_exchanged(
 
 
 def recipe_items(peer: Peer, name: str) -> list[int]:
-    return list(assigned(peer.recipe, len(peer.task.train), name, 0))
+    return list(assigned(peer.recipe, len(peer.member.task.train), name, 0))
 
 
 def test_an_end_that_is_text_is_no_end_of_others_texts() -> None:
@@ -466,7 +465,7 @@ def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -
     peer = loaded(place, recipe, "a")
     vocabulary = peer.policy.tokenizer.get_vocab()
     ids = np.array([vocabulary["1"], vocabulary["9"]], np.int32)
-    (group,) = peer.write([Group("a", 0, 0, (Rollout(ids, -np.ones(2, np.float32)),))])
+    (group,) = peer.member.write([Group("a", 0, 0, (Rollout(ids, -np.ones(2, np.float32)),))])
     assert group.rollouts[0].completion_ids.tolist() == [*b"19"]
 
 

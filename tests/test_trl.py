@@ -27,26 +27,27 @@ from commands import ROOT, command, ftis
 from conftest import TinyModelDir, make_tokenizer
 from light_swarm import free_port
 from policies import gradients, relative_difference
-from trl_scene import GROUP, MadeUp, Vllm, config, given, made_up, scene_recipe, trainer_of
+from trl_scene import GROUP, MadeUp, Nobody, Vllm, config, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
+from ftis.admission import Collected
 from ftis.codec import Limits, decode
 from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RecipeError
-from ftis.exchange import Stopped
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import StepLoss, judge, step_size
+from ftis.member import Outgoing
 from ftis.models import starters
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.parsing import load
-from ftis.records.events import unheard
+from ftis.records.events import Stopped, unheard
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
 from ftis.rollouts import Batch, Group, Prompt, Rows, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.join import choose_arm
-from ftis.run.local import AloneExchange, Hub
+from ftis.run.training import Trainer
 from ftis.sampling import Decoding
 from ftis.selection import Chosen, Judged, select, selections_of
 from ftis.swarm.link import NetworkExchange
@@ -124,15 +125,15 @@ def recorded(trainer: Any) -> Batch:
     """Own and foreign groups of two problems, with log π_gen near and far from the learner's."""
     groups = []
     for seed, (name, item) in enumerate([("a", 3), ("b", 3), ("b", 5)]):
-        rollouts = tuple(made_up(100 * seed + i, trainer.peer.policy.vocab_size) for i in range(GROUP))
+        rollouts = tuple(made_up(100 * seed + i, trainer.member.policy.vocab_size) for i in range(GROUP))
         rewards = evenness(None, None, [r.completion_ids.tolist() for r in rollouts])
         groups.append(ScoredGroup(Group(name, 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
-    return collate(groups, trainer.peer.prompt_ids, "a")
+    return collate(groups, trainer.member.prompt_ids, "a")
 
 
 def chosen_of(trainer: Any, model: Path, name: str) -> tuple[Policy, Objective, Judged, Chosen, Rows]:
     """Our policy of the trainer's model, what it and an objective think of recorded rollouts, and the rows kept."""
-    peer = trainer.peer
+    peer = trainer.member
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
     objective = resolve(scene_recipe(objective={"name": name}).objective)
     decoding = Decoding(8, top_k=1)  # so that no own log π_old is taken from the sampler
@@ -286,22 +287,30 @@ def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.Monkey
 # --- the exchange -----------------------------------------------------------------------------------
 
 
+class Beside:
+    """The link of TRL's peer ``a`` with a ``b`` of ours, which takes its turn while ``a`` waits."""
+
+    def __init__(self, other: Trainer) -> None:
+        self.rounds = other.train(unheard)
+        self.theirs: Outgoing | None = None
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def exchange(self, outgoing: Outgoing) -> Collected:
+        if self.theirs is None:
+            self.theirs = next(self.rounds)
+        theirs = self.theirs
+        with contextlib.suppress(StopIteration):
+            self.theirs = self.rounds.send(Collected({"a": outgoing.message}))
+        return Collected({"b": theirs.message})
+
+
 def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) -> Any:
     """TRL's peer ``a``, trained in turns with a ``b`` of ours, whose records are in ``place / "b"``."""
-    hub = Hub(("a", "b"))
-    trainer = trainer_of(model, config(place / "trl"), recipe, hub.endpoint("a"))
-    other = assemble(recipe, "b", place / "b", hub.endpoint("b"), model_path=str(others))
-
-    def work() -> None:
-        with hub.turn:
-            other.train(unheard)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with hub.turn:
-        trainer.train()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
+    other = assemble(recipe, "b", place / "b", model_path=str(others))
+    trainer = trainer_of(model, config(place / "trl"), recipe, Beside(other))
+    trainer.train()
     return trainer
 
 
@@ -353,7 +362,7 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
     for mine in ([], ["<eos>"]):
         alone, recipe = (scene_recipe(sampling={"end_tokens": [*mine, *more]}) for more in ([], ["<|end of another|>"]))
         plain = trainer_of(small, config(tmp_path), alone).peer
-        peer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"})).peer
+        peer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"})).member
         assert peer.header.tokenizer == plain.header.tokenizer
         assert plain.admitter.terms.end_ids == peer.policy.end_ids
         with pytest.raises(RecipeError, match=r"completions must end at '<\|end of another\|>'"):
@@ -369,7 +378,7 @@ def test_its_log_probabilities_are_of_what_it_sampled(model: Path, tmp_path: Pat
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
     for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
         ids = [rollout.completion_ids for rollout in group.rollouts]
-        expected = policy.logps([trainer.peer.prompt_ids[group.item]] * GROUP, ids, 1.0)
+        expected = policy.logps([trainer.member.prompt_ids[group.item]] * GROUP, ids, 1.0)
         for rollout, logp in zip(group.rollouts, expected, strict=True):
             assert rollout.gen_logp == pytest.approx(logp, abs=1e-5)
 
@@ -414,10 +423,10 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     trainer.train()
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
-    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.peer.policy.end_ids)}
+    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.member.policy.end_ids)}
     for round, (_, data) in enumerate(exchange.published, start=1):
         rollouts = [r for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for r in group.rollouts]
-        expected = [made_up(1000 * round + n, trainer.peer.policy.vocab_size) for n in range(len(rollouts))]
+        expected = [made_up(1000 * round + n, trainer.member.policy.vocab_size) for n in range(len(rollouts))]
         assert [r.completion_ids.tolist() for r in rollouts] == [r.completion_ids.tolist() for r in expected]
     rows = read_jsonl(trainer.place / "metrics.jsonl")
     assert len(rows) == 3
@@ -481,7 +490,7 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     exchange = MadeUp()
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange)
     item = exchange.items(1)[0]
-    bad = made_up(GROUP * item + 10_000 + 1, trainer.peer.policy.vocab_size).completion_ids.tolist()
+    bad = made_up(GROUP * item + 10_000 + 1, trainer.member.policy.vocab_size).completion_ids.tolist()
     trainer = trainer_of(
         model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange, fails_on(bad, how, later)
     )
@@ -504,8 +513,8 @@ def test_a_reward_function_that_fails_on_an_own_completion_ends_the_training(
 ) -> None:
     exchange = MadeUp()
     trainer_of(model, config(tmp_path / "first", save_strategy="no"), scene_recipe(rounds=1), exchange).train()
-    assert exchange.peer is not None
-    limits = exchange.peer.admitter._limits
+    assert exchange.member is not None
+    limits = exchange.member.admitter._limits
     own = decode(exchange.published[0][1], limits).groups[0].rollouts[0].completion_ids.tolist()
     reward = fails_on(own, how, later=False)
     trainer = trainer_of(model, config(tmp_path / "second", save_strategy="no"), scene_recipe(rounds=1), reward=reward)
@@ -587,10 +596,9 @@ def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
     recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
     swarm = Swarm(recipe.model_copy(update={"exchange": "text"}), "a", open=True)
     trainer = FTISTrainer(str(starters.make("starter:small")), evenness, config(tmp_path), swarm=swarm)
-    with connected(trainer.peer, swarm, trainer.place):
-        exchange = trainer.peer.exchange
+    with connected(trainer.member, trainer.processing_class, swarm, trainer.place) as (exchange, _):
         assert isinstance(exchange, NetworkExchange)
-        assert exchange.status["tokenizer"] == trainer.peer.header.tokenizer
+        assert exchange.status["tokenizer"] == trainer.member.header.tokenizer
     said = capsys.readouterr().err
     assert "arm F-TIS: a, 3 rounds, exchanging text in place of token ids" in said
 
@@ -601,7 +609,7 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
 ) -> None:
     from ftis.trl.member import AloneError
 
-    trainer = trainer_of(model, config(tmp_path), exchange=AloneExchange())
+    trainer = trainer_of(model, config(tmp_path), exchange=Nobody())
     with pytest.raises(AloneError, match="in any of 3 rounds"):
         trainer.train()
     said = [line for line in capsys.readouterr().err.splitlines() if "no foreign" in line]
@@ -615,7 +623,7 @@ def test_a_trainer_that_learned_alone_saves_its_model_where_no_checkpoint_is_ask
 ) -> None:
     from ftis.trl.member import AloneError
 
-    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), exchange=AloneExchange())
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), exchange=Nobody())
     with pytest.raises(AloneError, match="the model is saved"):
         trainer.train()
     assert (tmp_path / "model.safetensors").exists()
@@ -624,13 +632,13 @@ def test_a_trainer_that_learned_alone_saves_its_model_where_no_checkpoint_is_ask
 @needs_trl
 def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model: Path, tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"})
-    trainer = trainer_of(model, config(tmp_path), recipe, AloneExchange())
+    trainer = trainer_of(model, config(tmp_path), recipe, Nobody())
     trainer.place.mkdir(parents=True)
     found = {"peer/b/honesty/found_in_round": 1, "peer/b/honesty/found_after_tokens": 99}
     (trainer.place / "metrics.jsonl").write_text(json.dumps({"step": 1, **found}) + "\n")
     with contextlib.ExitStack() as stack:
         trainer._open(stack, False, None)
-    (test,) = [selection for selection in trainer.peer.selections if isinstance(selection, HonestyTest)]
+    (test,) = [selection for selection in trainer.member.selections if isinstance(selection, HonestyTest)]
     assert test.quarantined == {"b"}
 
 
@@ -892,7 +900,7 @@ def test_a_model_that_takes_padding_for_positions_is_refused(tiny_model_dir: Tin
     trainer = trainer_of(tiny_model_dir("gpt2"), config(tmp_path, disable_dropout=True))
     with pytest.raises(OptionError, match="it has absolute positions"):
         trainer.train()
-    assert trainer.peer.exchange.published == []
+    assert trainer._swarm.link.published == []
 
 
 @needs_trl

@@ -10,23 +10,12 @@ import pytest
 
 from ftis.codec import Header, Limits, decode
 from ftis.config import WireConfig
-from ftis.exchange import Collected
-from ftis.peer import Peer
-from ftis.rollouts import Group, Rollout, ScoredGroup
+from ftis.member import Member
+from ftis.rollouts import Group, Rollout
 from ftis.wire.plain import weight_error
 
 EXACT = np.array([-0.3, -0.0123, -2.7], np.float32)
 OWN = Group("ada", 4, 0, (Rollout(np.array([5, 6, 2], np.int32), EXACT),))
-
-
-class Exchange:
-    """Keeps what is published; nobody else is there."""
-
-    def publish(self, round: int, data: bytes, items: Any) -> None:
-        self.data = data
-
-    def collect(self, round: int, aside: Any, unread: Any) -> Collected:
-        return Collected({})
 
 
 @pytest.mark.parametrize(
@@ -36,21 +25,17 @@ class Exchange:
 def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact(
     wire: WireConfig,
 ) -> None:
-    exchange = Exchange()
     stub: Any = SimpleNamespace(
         name="ada",
         recipe=SimpleNamespace(wire=wire, peers=[SimpleNamespace(name="ada")]),
         header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
-        exchange=exchange,
-        attack=None,
+        skipped=lambda round: frozenset(),
         write=tuple,
-        should_stop=lambda: False,
     )
-    sent_bytes = Peer.offer(stub, 4, [ScoredGroup(OWN, ("",), (0.0,))])
+    data = Member.outgoing(stub, 4, [OWN]).message
 
-    assert len(exchange.data) == sent_bytes
-    assert exchange.data[4] == wire.format
-    message = decode(exchange.data, Limits(1000, 1, 1, 3))
+    assert data[4] == wire.format
+    message = decode(data, Limits(1000, 1, 1, 3))
     assert message.header.round == 4
     sent = message.groups[0].rollouts[0].gen_logp
     assert (sent.tobytes() == EXACT.tobytes()) == (wire.logp == "float32")

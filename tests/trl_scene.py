@@ -14,17 +14,17 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ftis.admission import Collected
 from ftis.codec import Message, encode
 from ftis.config import Recipe
-from ftis.exchange import Collected
-from ftis.peer import Peer
+from ftis.member import Member, Outgoing
 from ftis.recipe.parsing import parse
 from ftis.rollouts import Group, Rollout
 from ftis.schedule import assigned
@@ -56,18 +56,28 @@ def always(token: int, logp: float, rollout: Rollout) -> Rollout:
     return Rollout(ids, claimed)
 
 
+class Nobody:
+    """The link of a peer that hears nobody."""
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def exchange(self, outgoing: Outgoing) -> Collected:
+        return Collected({}, missing=("b",))
+
+
 @dataclass
 class MadeUp:
-    """The exchange of ``a`` with a ``b`` that is not there.
+    """The link of ``a`` with a ``b`` that is not there.
 
     Attributes:
-        peer: set once the trainer has one.
+        member: set once the trainer has one.
         published: ``a``'s message of each round, in the order in which it was offered.
         fails_in: the round in which waiting raises, as if the process were killed there.
         lie: the log-probability that ``b`` reports of a token that it always writes.
     """
 
-    peer: Peer | None = None
+    member: Member | None = None
     published: list[tuple[int, bytes]] = field(default_factory=list)
     fails_in: int = -1
     lie: float | None = None
@@ -75,27 +85,26 @@ class MadeUp:
     def catch_up(self, round: int) -> int:
         return round
 
-    def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
-        self.published.append((round, data))
-
     def items(self, round: int) -> Sequence[int]:
         """The prompts of ``b``."""
-        assert self.peer is not None
-        return assigned(self.peer.recipe, len(self.peer.task.train), "b", round)
+        assert self.member is not None
+        return assigned(self.member.recipe, len(self.member.task.train), "b", round)
 
-    def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
+    def exchange(self, outgoing: Outgoing) -> Collected:
+        round = outgoing.round
+        self.published.append((round, outgoing.message))
         if round == self.fails_in:
             raise KeyboardInterrupt
-        assert self.peer is not None
+        assert self.member is not None
         items = self.items(round)
         groups = []
         for item in items:
             seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + GROUP)
-            rollouts = tuple(made_up(seed, self.peer.policy.vocab_size) for seed in seeds)
+            rollouts = tuple(made_up(seed, self.member.admitter.terms.vocab_size) for seed in seeds)
             if self.lie is not None:
                 rollouts = tuple(always(9, self.lie, rollout) for rollout in rollouts)
             groups.append(Group("b", round, item, rollouts))
-        header = self.peer.header
+        header = self.member.header
         theirs = type(header)(**{**vars(header), "peer": "b", "round": round})
         return Collected({"b": encode(Message(theirs, tuple(groups)))})
 
@@ -134,10 +143,10 @@ def trainer_of(
     from ftis.trl import FTISTrainer, Swarm
 
     exchange = MadeUp() if exchange is None else exchange
-    swarm = Swarm(recipe or scene_recipe(), "a", exchange=exchange)
+    swarm = Swarm(recipe or scene_recipe(), "a", link=exchange)
     trainer = FTISTrainer(str(model) if isinstance(model, Path) else model, reward, args, swarm=swarm, **options)
     if isinstance(exchange, MadeUp):
-        exchange.peer = trainer.peer
+        exchange.member = trainer.member
     return trainer
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ftis.objectives import Objective as Objective
     from ftis.objectives import policy_loss as policy_loss
     from ftis.peer import Peer as Peer
-    from ftis.peer import train_round as train_round
     from ftis.policy import Policy as Policy
     from ftis.recipe.arms import experiment_directory as experiment_directory
     from ftis.recipe.parsing import load as load
@@ -49,7 +48,6 @@ _HOME = {
     "policy_loss": "objectives",
     "Policy": "policy",
     "Peer": "peer",
-    "train_round": "peer",
     "train": "run.runs:run",  # ``ftis.run`` is the room
     "run_experiment": "run.experiments",
     "experiment_directory": "recipe.arms",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -110,6 +110,25 @@ class Admission:
     def unknown_sender(self) -> bool:
         """Whether the sender is no peer of the run."""
         return any(rejection.reason == Reason.NOT_IN_ROSTER for rejection in self.rejections)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What came of a round from the other peers.
+
+    Attributes:
+        messages: the other peers' messages for the round, by sender.
+        missing: peers that did not deliver.
+        late: (sender, round, message) of earlier rounds.
+        offered_only: peers that delivered, and whose messages were not fetched, as asked.
+        rejections: of offers, before anything was fetched.
+    """
+
+    messages: Mapping[str, bytes]
+    missing: tuple[str, ...] = ()
+    late: tuple[tuple[str, int, bytes], ...] = ()
+    offered_only: tuple[str, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

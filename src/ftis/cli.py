@@ -150,8 +150,8 @@ def preflight(
     from ftis.check.estimate import totals
     from ftis.check.formatting import counted
     from ftis.check.preflight import preflight as look
-    from ftis.exchange import Stopped
     from ftis.recipe.arms import arms_of
+    from ftis.records.events import Stopped
     from ftis.run.prepare import exchanges
     from ftis.view import tables
     from ftis.view.progress import Display
@@ -238,11 +238,12 @@ def join(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
 ) -> None:
     """Train one peer on this machine, with peers elsewhere."""
+    import signal
     import threading
 
     from ftis.run.join import join as join_swarm
     from ftis.run.join import peer_directory
-    from ftis.run.workers import stopping_on_signals
+    from ftis.run.workers import interrupts
     from ftis.view.progress import Display
 
     _check_resume(resume, overwrite)
@@ -253,7 +254,7 @@ def join(
     loaded = load(recipe, set_ or [], overrides)
     stop = threading.Event()
     display = Display(console)
-    with display.live(), stopping_on_signals(stop, display):
+    with display.live(), interrupts(display, stop, (signal.SIGINT, signal.SIGTERM)):
         finished = join_swarm(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
     directory = peer_directory(loaded, peer)
     if not finished:
@@ -492,7 +493,3 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         errors.print(f"error: {own or error}")
         sys.exit(1)
-    finally:
-        if (runs := sys.modules.get("ftis.run.runs")) is not None and runs.peers_at_work():
-            # After a second Ctrl-C. Python would end under threads that compute, which torch answers with an abort.
-            os._exit(130)

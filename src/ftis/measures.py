@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ftis.admission import Admission
+from ftis.admission import Admission, Collected
 from ftis.config import Recipe
-from ftis.exchange import Collected
 from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics

@@ -17,26 +17,24 @@ from pathlib import Path
 
 import torch
 
+from ftis.admission import Collected
 from ftis.check.advice import BELOW, Outcome, advice, easy_formats
 from ftis.check.memory import checkpoint_bytes
-from ftis.codec import Message, encode
 from ftis.config import Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores
-from ftis.exchange import Collected, Stopped
 from ftis.measures import RoundExchange, has_ended
 from ftis.objectives import Objective
-from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
 from ftis.recipe.arms import arms_of, rollouts_per_round, threads_of, tries
-from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, unheard
+from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
 from ftis.records.files import write_json
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.parts import graded_in
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.run.prepare import check, prepare
 from ftis.run.workers import Job, Stop, run_jobs
 from ftis.schedule import assigned
@@ -146,12 +144,12 @@ def sound(
     Raises:
         Stopped: ``stop`` was set.
     """
-    with closing(assemble(swarm, name, place, AloneExchange(), model_path=model)) as trainer:
+    with closing(assemble(swarm, name, place, model_path=model)) as trainer:
         return _sounded(swarm, trainer.peer, groups, say, stop)
 
 
 def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
-    of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.task.train), one.name, 0)}
+    of_round = {item for one in swarm.peers for item in assigned(swarm, len(peer.member.task.train), one.name, 0)}
     in_turn = sorted(of_round)  # the same for all peers, so that they can be compared
     items, more = in_turn[:groups], in_turn[groups : AGAIN * groups]
     done = 0
@@ -164,7 +162,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
             raise Stopped
 
     advance(0, 1)
-    first, example = sample(peer, items[:1]), example_to_show(peer.task, swarm)
+    first, example = sample(peer, items[:1]), example_to_show(peer.member.task, swarm)
     say(_first_group(peer, swarm, first, example))
     quick = first.seconds < QUICK
     parts = [items[: max(1, len(items) // 2)], items] if quick else [part for part in [items[1:]] if part]
@@ -190,7 +188,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     for one in tried if quick else tried[:1]:  # last, as each takes steps
         learning.append(seconds_to_learn(peer, one.scored))
         advance(LEARNING * len(one.scored), most)
-    message = encode(Message(peer.header, tuple(peer.write(many.own))), swarm.wire.format, swarm.wire.logp)
+    message = peer.member.outgoing(0, many.own).message
     outcome = outcome_of(peer, swarm, looked_at, example)
     sampled, trained = rollouts_per_round(swarm)
     all_sampled = round(sampled * tries(swarm, outcome.signal))
@@ -208,15 +206,15 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         sampling_cost=sampling / all_sampled / max(training / trained, 1e-9),
         peak_bytes=peak_bytes(peer.policy.device),
         checkpoint_bytes=checkpoint_bytes(
-            peer.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
+            peer.member.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
         ),
         message_bytes=len(message) * sampled // many.rollouts,
         samples=tuple(
-            (peer.task.train[group.group.item].question, group.completions[0], group.rewards[0])
+            (peer.member.task.train[group.group.item].question, group.completions[0], group.rewards[0])
             for group in looked_at.scored[:SHOWN]
         ),
         mean_length=many.tokens / many.rollouts,
-        idle_filter=_idle_filter(peer.objective, many.tokens / many.rollouts) if len(swarm.peers) > 1 else None,
+        idle_filter=_idle_filter(peer.member.objective, many.tokens / many.rollouts) if len(swarm.peers) > 1 else None,
     )
 
 
@@ -264,7 +262,7 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str]
         unfinished=_unfinished(peer, tried),
         groups_a_round=trained // swarm.sampling.num_generations,
         reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
-        compared=None if answers is None else kind_of_answers(swarm.reward, peer.task.answer_kind),
+        compared=None if answers is None else kind_of_answers(swarm.reward, peer.member.task.answer_kind),
         instruct=peer.policy.tokenizer.chat_template is not None,
         example=None if answers is None else example,
     )
@@ -289,15 +287,15 @@ def sample(peer: Peer, items: Sequence[int]) -> Trial:
     watch = Stopwatch()
     own = peer.sample_items(items, peer.recipe.sampling.num_generations, 0, "preflight")
     watch.lap("sample")
-    return Trial(own, [peer.admitter.score_group(group) for group in own], watch.total)
+    return Trial(own, [peer.member.admitter.score_group(group) for group in own], watch.total)
 
 
 def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
     """Take a round's steps on groups, with rewards that alternate from one rollout to the next."""
     alternating = [replace(group, rewards=tuple(float(i % 2) for i in range(len(group.rewards)))) for group in scored]
     watch = Stopwatch()
-    batch = collate(alternating, peer.prompt_ids, peer.name)
-    learn_from(peer, 0, batch, RoundExchange(Collected({}), 0, ()), watch)
+    batch = collate(alternating, peer.member.prompt_ids, peer.name)
+    peer.learn_from(0, batch, RoundExchange(Collected({}), 0, ()), watch)
     return watch.laps["logp"] + watch.laps["update"]
 
 
@@ -341,5 +339,5 @@ def _right(peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int |
     reward = peer.recipe.reward
     if reward.function != RewardConfig().function:
         return None, None
-    found = [graded_in(peer.recipe, peer.task, g.group.item, text) for g in scored for text in g.completions]
+    found = [graded_in(peer.recipe, peer.member.task, g.group.item, text) for g in scored for text in g.completions]
     return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)

@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from ftis.codec import decode
 from ftis.objectives import LEAST_LIFTED
 from ftis.peer import Attack, Peer
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
@@ -151,7 +150,7 @@ def cherry_picking(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
     repeats = (PICKED_FROM - 1) * peer.recipe.rollouts_per_group
     groups = [scored.group for scored in own]
     items, round = [group.item for group in groups], groups[0].round if groups else 0
-    more = map(peer.admitter.score_group, peer.sample_items(items, repeats, round, "cherry-picking"))
+    more = map(peer.member.admitter.score_group, peer.sample_items(items, repeats, round, "cherry-picking"))
     return [_best(scored, others) for scored, others in zip(own, more, strict=True)]
 
 
@@ -159,20 +158,6 @@ def _best(own: ScoredGroup, more: ScoredGroup) -> Group:
     rewarded = zip([*own.rewards, *more.rewards], [*own.group.rollouts, *more.group.rollouts], strict=True)
     best_first = [rollout for _, rollout in sorted(rewarded, key=lambda one: -one[0])]
     return replace(own.group, rollouts=(*best_first[: len(own.rewards) - 1], best_first[-1]))
-
-
-def copying(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
-    """Wait for the others, and offer as one's own what one of them sampled for the same prompts.
-
-    Only horizontal mode has the same prompts. Elsewhere the own groups are offered.
-    """
-    if not own:
-        return []
-    heard = peer.exchange.collect(own[0].group.round).messages
-    sent = (decode(data, peer.admitter.terms.limits).groups for _, data in sorted(heard.items(), reverse=True))
-    others = {group.item: group for groups in sent for group in groups}
-    mine = [scored.group for scored in own]
-    return [replace(others.get(group.item, group), peer=peer.name) for group in mine]
 
 
 text = in_right_ones(planted(PAYLOAD, ALWAYS))
@@ -197,7 +182,7 @@ lying_low_effort = in_all(constant(LIE))
 _NAMES = (
     "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text "
     "sized_lying_text creeping_text creeping_mark understated overstated length lying_length false_step "
-    "lying_false_step low_effort lying_low_effort cherry_picking copying"
+    "lying_false_step low_effort lying_low_effort cherry_picking"
 )
 ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
 """``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""

@@ -67,7 +67,7 @@ def compare_cuts(peer: Peer, batch: Batch) -> dict[str, Any]:
     cut = _logps(peer, batch, rows, recut)
     parts = [_of_units(*one, known) for one in zip(rollouts, own, recut, cut, strict=True)]
     difference_U, log_weight_U, tokens_U = (np.concatenate(column) for column in zip(*parts, strict=True))
-    cap = peer.objective.importance_sampling_clip_max
+    cap = peer.member.objective.importance_sampling_clip_max
     kinds = {"all": tokens_U >= 1, "one to one": tokens_U == 1, "two tokens": tokens_U == 2, "more": tokens_U > 2}
     return {
         "sources": sorted({batch.sources[source] for source in batch.source_N[rows]}),

@@ -237,9 +237,9 @@ def _compare(
     batch = batch_of(peer, round)
     foreign_N = ~batch.own_N
     on_policy = as_learning_by(peer, "NoIS")
-    if not bool(_only(on_policy.advantages(batch), foreign_N).any()):
+    if not bool(_only(on_policy.member.advantages(batch), foreign_N).any()):
         raise RunError(
-            f"round {round + 1} of peer {peer.config.name!r}: none of its {int(foreign_N.sum())} foreign rollouts "
+            f"round {round + 1} of peer {peer.name!r}: none of its {int(foreign_N.sum())} foreign rollouts "
             f"carries gradient, so there is nothing to compare: choose another step, or an arm whose peers collaborate"
         )
     used = int(foreign_N.sum())
@@ -250,7 +250,7 @@ def _compare(
     fresh_KK = np.array([[dot(a, b) for b in own] for a in own])
     if not fresh_KK.diagonal().all():
         raise RunError(
-            f"round {round + 1} of peer {peer.config.name!r}: a fresh batch of its own carries no gradient (all "
+            f"round {round + 1} of peer {peer.name!r}: a fresh batch of its own carries no gradient (all "
             f"rewards of a group are equal, in every group), so there is nothing to compare with: choose another step"
         )
 
@@ -287,18 +287,19 @@ def as_learning_by(peer: Peer, objective: str) -> Peer:
     """The peer with another objective under its recipe's options. The objective's filter is the only selection."""
     resolved = resolve(peer.recipe.objective.model_copy(update={"name": objective}))
     selections = (KLFilter(resolved),) if resolved.filtered else ()
-    return replace(peer, objective=resolved, selections=selections)
+    return replace(peer, member=replace(peer.member, objective=resolved, selections=selections))
 
 
 def direction(peer: Peer, batch: Batch, used_N: npt.NDArray[np.bool_]) -> tuple[Tensor, Judged, Chosen]:
     """The gradient of the peer's objective over the used rollouts of the batch: flat, float32, on the CPU."""
-    advantage_N = _only(peer.advantages(batch), used_N)
-    judged = judge(batch, advantage_N, peer.policy, peer.decoding, peer.objective, steps=1)
-    chosen = select(judged, peer.selections)
+    member = peer.member
+    advantage_N = _only(member.advantages(batch), used_N)
+    judged = judge(batch, advantage_N, peer.policy, peer.decoding, member.objective, steps=1)
+    chosen = select(judged, member.selections)
     rows = judged.rows[chosen.kept_R]
     if len(rows):
         step = step_size(batch, np.flatnonzero(used_N), peer.decoding)
-        loss = StepLoss(judged, chosen, peer.objective, rows, step)
+        loss = StepLoss(judged, chosen, member.objective, rows, step)
         peer.policy.backward(batch.prompts(rows), batch.completion_ids(rows), peer.decoding.temperature, loss)
     else:
         peer.policy.optimizer.zero_grad(set_to_none=True)
@@ -324,7 +325,7 @@ def _fresh_batch(
     taking_part = {item: int((batch.item_N[foreign_N] == item).sum()) for item in items}
     sampled = peer.sample_items(items, max(sizes.values()), round, purpose)
     groups = [Group(g.peer, g.round, g.item, g.rollouts[: sizes[g.item]]) for g in sampled]
-    own = collate([peer.admitter.score_group(group) for group in groups], peer.prompt_ids, peer.name)
+    own = collate([peer.member.admitter.score_group(group) for group in groups], peer.member.prompt_ids, peer.name)
     return own, np.concatenate([np.arange(sizes[item]) < taking_part[item] for item in items])
 
 

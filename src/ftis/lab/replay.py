@@ -23,14 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from ftis.admission import Admission
+from ftis.admission import Admission, Collected
 from ftis.config import Recipe, RecipeError
 from ftis.engines.machine import with_threads
-from ftis.exchange import Collected
 from ftis.measures import RoundExchange, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.models import starters
-from ftis.peer import Peer, Stopwatch, learn_from
+from ftis.peer import Peer, Stopwatch
 from ftis.recipe.arms import PROVENANCE, RunError, arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
@@ -39,7 +38,6 @@ from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.run.provenance import made_otherwise, provenance, read_provenance
 from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
@@ -121,7 +119,6 @@ class Recording:
             recipe,
             self.peer,
             self.directory,
-            AloneExchange(),
             model_path=str(starters.make(model)) if starters.is_starter(model) else model,
             resume_step=step,
             records=records,
@@ -164,13 +161,13 @@ class Recording:
         except (OSError, ValueError, KeyError) as error:
             raise RunError(f"{path} cannot be read ({error}): restore that file or train again") from error
         for row in rows:
-            known = peer.task.train[row["item"]].question if row["item"] < len(peer.task.train) else None
+            known = peer.member.task.train[row["item"]].question if row["item"] < len(peer.member.task.train) else None
             if known != row["question"]:
                 raise RunError(
                     f"{path}: problem {row['item']} reads {row['question']!r}, but {known!r} in the task as it is now: "
                     f"point task.path of {self.run / 'recipe.json'} to the data that the run was recorded with"
                 )
-        return collate(groups, peer.prompt_ids, peer.name)
+        return collate(groups, peer.member.prompt_ids, peer.name)
 
 
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -319,14 +316,14 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
 
 
 def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
-    """A round on a recorded batch: what :func:`ftis.peer.train_round` does once its own is there.
+    """A round on a recorded batch: what :meth:`ftis.peer.Peer.finish` does once its own is there.
 
     Selections hear of each sender whose rollouts the batch holds, so those that remember decide as in a round.
     """
     for source in batch.sources:
-        for selection in peer.selections if source != peer.name else ():
+        for selection in peer.member.selections if source != peer.name else ():
             selection.heard(Admission(source, (), ()), round)
-    return learn_from(peer, round, batch, RoundExchange(Collected({}), 0, ()), Stopwatch())
+    return peer.learn_from(round, batch, RoundExchange(Collected({}), 0, ()), Stopwatch())
 
 
 def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """The run was asked to stop. Whoever raises it has changed nothing since the last finished round."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where something happened. Parts that do not apply are empty.

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from ftis.admission import Admitter, Score, Terms
-from ftis.codec import MOST_BYTES, Header
-from ftis.codec import VERSION as WIRE_VERSION
+from ftis.admission import Score
 from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig
-from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.replicas import ReplicaSpec, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
-from ftis.engines.stops import cut_at
-from ftis.exchange import Exchange
 from ftis.lab.attacks import ATTACKS
+from ftis.member import Cursor
 from ftis.models import starters
 from ftis.objectives import resolve
-from ftis.peer import Cursor, Peer
+from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.records.writing import Records
@@ -33,20 +26,14 @@ from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.run import accusations, checkpoint
 from ftis.run.evaluate import EvalSamples, Evaluation, evaluate, sample
-from ftis.run.local import Delayed
+from ftis.run.membership import end_tokens_of, member_of
 from ftis.run.training import EvalSplit, Trainer
 from ftis.sampling import Decoding, Sampler
-from ftis.schedule import assigned, seed_of
+from ftis.schedule import seed_of
 from ftis.seams import TRACKERS, look_up
 from ftis.selection import selections_of
-from ftis.swarm.facts import agreement, run_id
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
-from ftis.text.messages import TextReader, end_of_text, spoken, terms_of_text, write_groups
-from ftis.text.token_bytes import TokenBytes
-
-LONGER = 2
-"""A completion of another tokenizer may take this many times as many of a peer's own tokens."""
 
 
 def check_names(recipe: Recipe) -> None:
@@ -76,11 +63,9 @@ def assemble(
     recipe: Recipe,
     name: str,
     directory: Path,
-    exchange: Exchange,
     *,
     model_path: str | None = None,
     resume_step: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
     records: Records | None = None,
     networked: bool = False,
 ) -> Trainer:
@@ -119,35 +104,23 @@ def assemble(
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
-    header, terms = agreed(recipe, name, task, policy.tokenizer, policy.end_ids, policy.vocab_size)
-    late = {p.name: p.rounds_late for p in recipe.peers if p.rounds_late and p.name != name}
-    peer = Peer(
-        config=config,
-        recipe=recipe,
-        policy=policy,
-        sampler=open_shared(sampling.sampler, policy, sampling.options),
-        task=task,
-        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer),
-        admitter=Admitter(
-            replace(
-                terms,
-                wanted=lambda sender, round: peer.wanted(sender, round),
-                max_staleness=recipe.network.max_staleness if networked else max(late.values(), default=0),
-                max_seconds=recipe.network.admission_seconds if networked else math.inf,
-            ),
-            scores[0],
-            lambda ids: cut_at(sampling.stop, policy.detokenize(ids)),
-        ),
-        header=header,
-        objective=objective,
-        selections=selections,
-        exchange=Delayed(exchange, late, directory / "late") if late and not networked else exchange,
-        attack=look_up(config.attack, f"peers.{name}.attack", ATTACKS) if config.attack else None,
-        should_stop=should_stop,
+    late = [other.rounds_late for other in recipe.peers if other.name != name]
+    member = member_of(
+        recipe,
+        name,
+        task,
+        policy,
+        own_ends,
+        partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer),
+        scores[0],
+        selections,
         cursor=cursor,
+        max_staleness=recipe.network.max_staleness if networked else max(late, default=0),
+        max_seconds=recipe.network.admission_seconds if networked else math.inf,
     )
-    if recipe.exchange == "text" and len(recipe.peers) > 1:
-        exchange_text(peer, own_ends)
+    sampler = open_shared(sampling.sampler, policy, sampling.options)
+    attack = look_up(config.attack, f"peers.{name}.attack", ATTACKS) if config.attack else None
+    peer = Peer(member, policy, sampler, attack)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, EvalSplit.of(task, ood, scores), records)
 
@@ -159,71 +132,6 @@ def open_policy(sampling: SamplingConfig, config: PeerConfig, model_path: str | 
     threads = max(1, torch.get_num_threads() // config.data_parallel_size)
     opened = partial(checkpoint.open_policy, model_path=model_path, checkpoint=source)
     return lead(ReplicaSpec(opened, config, sampling.sampler, sampling.options, threads))
-
-
-def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:
-    """The recipe's end tokens for a peer. Where ``text`` is exchanged, those that its vocabulary lacks are others'."""
-    vocabulary = tokenizer.get_vocab()
-    text = text or recipe.exchange == "text"
-    return [token for token in recipe.sampling.end_tokens if token in vocabulary or not text]
-
-
-def agreed(
-    recipe: Recipe, name: str, task: Task, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], vocab_size: int
-) -> tuple[Header, Terms]:
-    """What a peer says of itself in each message, and what the peers of a recipe agreed on.
-
-    Args:
-        end_ids: all ids by which the peer ends completions: its model's own and those of the recipe.
-        vocab_size: ids that the peer's model can embed.
-    """
-    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling, fingerprint = recipe.sampling, tokenizer_fingerprint(tokenizer, tokens_of(tokenizer, end_ids))
-    terms = Terms(
-        run=run,
-        tokenizer=fingerprint,
-        temperature=sampling.temperature,
-        vocab_size=vocab_size,
-        end_ids=end_ids,
-        group_size=recipe.rollouts_per_group,
-        max_completion_length=sampling.max_completion_length,
-        stop=sampling.stop,
-        prompts=task.train,
-        assigned=lambda peer, round: assigned(recipe, len(task.train), peer, round),
-        roster=frozenset(p.name for p in recipe.peers),
-        max_groups=recipe.prompts_per_peer,
-    )
-    return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
-
-
-def exchange_text(peer: Peer, own_ends: Collection[int]) -> None:
-    """Let a peer write and read text in place of token ids.
-
-    Args:
-        own_ends: the ids by which its model ends completions, whatever the recipe says.
-
-    Raises:
-        AlignmentError: it is not known which bytes its tokens stand for, or by which its model ends.
-    """
-    policy, sampling = peer.policy, peer.recipe.sampling
-    text = policy.model.config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
-
-    def most_tokens(item: int) -> int:
-        return min(LONGER * sampling.max_completion_length, positions - len(peer.prompt_ids[item]))
-
-    known, own = TokenBytes.of(policy.tokenizer), peer.admitter
-    vocabulary = policy.tokenizer.get_vocab()
-    named = [vocabulary[token] for token in end_tokens_of(peer.recipe, policy.tokenizer)]
-    end_id = end_of_text(f"peer {peer.name!r}", known, own_ends, named)
-    # An end with bytes is sent as text. Peers of one fingerprint have the same ends, so they number them alike.
-    ends = [end for end in sorted(own.terms.end_ids) if not known.sizes(np.array([end]))[0]]
-    reader = TextReader(own.terms.tokenizer, known, end_id, ends, most_tokens)
-    peer.admitter = Admitter(
-        terms_of_text(own.terms), own.score, own.detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader
-    )
-    most_bytes = MOST_BYTES * sampling.max_completion_length
-    peer.write = partial(write_groups, known=known, end_ids=ends, most_bytes=most_bytes)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from ftis.config import FtisError, PeerConfig, RecipeError
 from ftis.engines.models import first_line
 from ftis.engines.optimizers import load_state
-from ftis.peer import Cursor
+from ftis.member import Cursor
 from ftis.policy import Policy
 from ftis.records.files import partial_directory
 from ftis.selection import Selection

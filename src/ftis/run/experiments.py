@@ -29,9 +29,8 @@ from ftis.check.formatting import counted, in_bytes
 from ftis.check.plan import budget, problems, rates
 from ftis.config import FtisError, Recipe, run_directory
 from ftis.engines.machine import cores
-from ftis.exchange import Stopped
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
-from ftis.records.events import Event, JobEnded, JobsKnown, Planned, Say, TimeLeft, placed, unheard
+from ftis.records.events import Event, JobEnded, JobsKnown, Planned, Say, Stopped, TimeLeft, placed, unheard
 from ftis.records.files import write_json
 from ftis.run.outlook import Outlook, Work, in_time
 from ftis.run.prepare import check, prepare

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,15 @@ from ftis.check.plan import problems, rates
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
 from ftis.engines.machine import cores
-from ftis.exchange import Stopped
+from ftis.member import Member
 from ftis.metric_keys import by_peer
-from ftis.peer import Peer
 from ftis.recipe.arms import Arm, arms_of, threads_of
 from ftis.records.event_lines import to_json
-from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
+from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, Stopped, placed, unheard
 from ftis.records.files import append_jsonl, locked, write_whole
 from ftis.records.writing import Records, open_trackers
 from ftis.run import accusations, checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange
 from ftis.run.prepare import check, prepare
 from ftis.run.provenance import claim, delete_run
 from ftis.swarm.facts import agreement, run_id
@@ -167,26 +165,39 @@ def join(
             swarm,
             name,
             place,
-            AloneExchange(),  # a placeholder: the network's limits follow from the loaded peer
             model_path=model,
             resume_step=step,
-            should_stop=stop.is_set,
             records=records,
             networked=True,
         )
-        peer = trainer.peer
-        with closing(trainer), in_network(peer, place, identity_directory(recipe, name), key, roster, log) as heard:
-            if peer.cursor.step == swarm.training.rounds:  # others may have come back for its messages
-                peer.exchange.catch_up(peer.cursor.step)
-            trainer.train(heard)
-    return peer.cursor.step == swarm.training.rounds
+        member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
+        identity = identity_directory(recipe, name)
+        with (
+            closing(trainer),
+            in_network(member, tokenizer, place, identity, key, roster, log, stop.is_set) as network,
+        ):
+            if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
+                network.catch_up(member.cursor.step)
+            rounds = trainer.train(log, stop.is_set, network.catch_up)
+            with suppress(StopIteration):
+                outgoing = next(rounds)
+                while True:
+                    outgoing = rounds.send(network.exchange(outgoing))
+    return member.cursor.step == swarm.training.rounds
 
 
 @contextmanager
 def in_network(
-    peer: Peer, place: Path, identity: Path, key: Ed25519PrivateKey, roster: Roster | None, log: EventLog
-) -> Iterator[Say]:
-    """A context in which a peer has its exchange with the others; yields who is to be told of its rounds.
+    member: Member,
+    tokenizer: Any,
+    place: Path,
+    identity: Path,
+    key: Ed25519PrivateKey,
+    roster: Roster | None,
+    log: EventLog,
+    should_stop: Callable[[], bool],
+) -> Iterator[NetworkExchange]:
+    """A context with a member's exchange with the others.
 
     Args:
         place: the peer's directory; what it has offered is kept under ``outbox``.
@@ -197,15 +208,15 @@ def in_network(
         FtisError: the network cannot be opened, or the count cannot be read.
     """
     incarnation = next_incarnation(identity / "incarnation")
-    with network_exchange(peer, place, key, roster, incarnation, log) as exchange:
-        peer.exchange = log.exchange = exchange
-        exchange.status["tokenizer"] = peer.header.tokenizer
-        lacks = set(peer.recipe.sampling.end_tokens) - peer.policy.tokenizer.get_vocab().keys()
+    recipe = member.recipe
+    log.status["tokenizer"] = member.header.tokenizer
+    with network_exchange(member, place, key, roster, incarnation, log, should_stop) as exchange:
+        lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()
         if lacks:  # where ids are exchanged it would have been refused
             tokens = ", ".join(map(repr, sorted(lacks)))
-            text = f"{peer.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
+            text = f"{member.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
-        yield log
+        yield exchange
 
 
 def next_incarnation(counter: Path) -> int:
@@ -224,29 +235,32 @@ def next_incarnation(counter: Path) -> int:
 
 
 def network_exchange(
-    peer: Peer,
+    member: Member,
     place: Path,
     key: Ed25519PrivateKey,
     roster: Roster | None,
     incarnation: int,
     log: EventLog,
+    should_stop: Callable[[], bool],
 ) -> NetworkExchange:
-    """The peer's end of its run's network, not yet opened.
+    """A member's end of its run's network, not yet opened.
 
     Args:
         place: the peer's directory; what it has offered is kept under ``outbox``.
         roster: public keys by name; None in an open swarm.
         log: told what happens, from several threads.
+        should_stop: asked while waiting.
     """
-    facts = agreement(peer.recipe, peer.task.digest, WIRE_VERSION)
+    recipe = member.recipe
+    facts = agreement(recipe, member.task.digest, WIRE_VERSION)
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = roster_digest(roster)
-    if peer.recipe.exchange != "text":
-        facts["tokenizer"] = peer.header.tokenizer
-    limits = peer.admitter.terms.limits
+    if recipe.exchange != "text":
+        facts["tokenizer"] = member.header.tokenizer
+    limits = member.admitter.terms.limits
     return NetworkExchange(
-        peer.recipe,
-        peer.config.name,
+        recipe,
+        member.name,
         run=run_id(facts),
         facts=facts,
         key=key,
@@ -255,17 +269,22 @@ def network_exchange(
         max_items=limits.max_groups,
         outbox=place / "outbox",
         incarnation=incarnation,
-        should_stop=peer.should_stop,
+        should_stop=should_stop,
         say=log,
+        status=log.status,
     )
 
 
 class EventLog:
-    """Passes a peer's events on, appends them with the time to ``path``, and keeps ``ftis status`` up to date."""
+    """Passes a peer's events on, and appends them with the time to ``path``.
+
+    Attributes:
+        status: what ``ftis status`` shows of this peer.
+    """
 
     def __init__(self, path: Path, say: Say) -> None:
         self.path, self._say = path, say
-        self.exchange: NetworkExchange | None = None
+        self.status: dict[str, Any] = {}
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
         self._unrewarded = 0
@@ -287,6 +306,5 @@ class EventLog:
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
         self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
-        if self.exchange is not None:
-            own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
-            self.exchange.status |= {**own, "from": dict(self._totals)}
+        own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
+        self.status |= {**own, "from": dict(self._totals)}

@@ -16,13 +16,11 @@ import torch
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
 from ftis.engines.machine import cores
 from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
-from ftis.exchange import Stopped
-from ftis.lab.attacks import ATTACKS
 from ftis.models import starters
 from ftis.policy import ModelError, own_ends, resolve_device
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError
-from ftis.records.events import Say, WarmUp
+from ftis.records.events import Say, Stopped, WarmUp
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
 from ftis.run.assembly import check_names
@@ -63,7 +61,6 @@ def check(arms: list[Arm], prompts: bool = True) -> tuple[list[Task], list[str]]
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)
         for swarm in arm.swarms:
-            _check_attacks(swarm)
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
         of_arms.append(loaded)
     for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
@@ -90,15 +87,6 @@ def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
         starters.lookup(peer.model)
     else:
         vocabulary(peer.model, end_tokens)
-
-
-def _check_attacks(swarm: Recipe) -> None:
-    copiers = [peer.name for peer in swarm.peers if ATTACKS.get(peer.attack or "", peer.attack) == ATTACKS["copying"]]
-    if len(copiers) > 1:
-        raise RunError(
-            f'peers {" and ".join(map(repr, copiers))}: attack = "copying" waits for the others\' messages, so two in '
-            f"one swarm would wait for each other: leave it with one of them"
-        )
 
 
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:

@@ -25,7 +25,7 @@ from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
 from ftis.run.accusations import Accusation
 from ftis.run.provenance import note_rollback
-from ftis.run.runs import exchange_directory, peer_lock, swarm_lock
+from ftis.run.runs import peer_lock, swarm_lock
 
 DERIVED = ("summary.json", "learning_curves.png", "report.html", "tables.md", "results.json", "scaling.json")
 """What is made from a run's or an experiment's records, and is made again at its end or by ``ftis report``."""
@@ -53,10 +53,6 @@ class SwarmDirectory:
         if self.joined:
             return [self.directory / ".lock"]
         return [swarm_lock(self.directory, self.recipe), *(peer_lock(self.directory / name) for name in self.peers)]
-
-    def exchanged(self) -> list[Path]:
-        """Messages that the peers of a local run left for each other."""
-        return sorted(exchange_directory(self.directory, self.recipe).glob("*.ftis"))
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Rollback:
 
     Attributes:
         peers: what each peer goes back over.
-        stale: files that other files of the run are made into, or messages of rounds that are undone.
+        stale: files that other files of the run are made into.
     """
 
     peers: list[Undone]
@@ -155,7 +151,7 @@ def roll_back(
         for swarm in swarms:
             _check_step(swarm, step)
         undone = [_undone(swarm, name, step) for swarm in swarms for name in swarm.peers]
-        stale = [*_derived(directory), *(path for swarm in swarms for path in swarm.exchanged())]
+        stale = _derived(directory)
         rollback = Rollback(undone, stale if any(peer.finished > step for peer in undone) else [])
         if not dry_run:
             _carry_out(directory, step, rollback)

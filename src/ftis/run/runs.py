@@ -13,32 +13,33 @@ from __future__ import annotations
 
 import shutil
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import torch
 
+from ftis.admission import Collected
 from ftis.check.plan import plan
 from ftis.config import PeerConfig, Recipe, run_directory
 from ftis.engines.machine import cores
 from ftis.engines.models import return_freed_memory
-from ftis.exchange import Exchange, Stopped
+from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, threads_of
 from ftis.recipe.own_code import told_as_own
-from ftis.records.events import ArmBegun, Planned, Say, placed, unheard
-from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.events import ArmBegun, Planned, Say, Stopped, placed, unheard
+from ftis.records.files import locked, read_jsonl
 from ftis.records.writing import Records, evaluated_splits, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.local import AloneExchange, Cores, DirectoryExchange, Hub
 from ftis.run.prepare import check, prepare
 from ftis.run.processes import SMALL, computing_at_a_time, parameters_of, runs_in_parallel
 from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
-from ftis.run.workers import POLL_SECONDS, Job, Stop, interrupts, run_jobs, stop_if
+from ftis.run.together import Late, Turns, in_turns
+from ftis.run.training import Trainer
+from ftis.run.workers import Job, Stop, interrupts, run_jobs
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,15 @@ class PeerJob:
         recipe: with exactly the peers of its swarm.
         resume_step: the step it goes on from; 0 is the beginning.
         threads: CPU threads.
-        cores: how many peers of the arm compute at a time, where each has a process of its own.
     """
 
     arm: str
     recipe: Recipe
     peer: str
     directory: Path
-    exchange_directory: Path
     model_path: str
     resume_step: int
     threads: int
-    cores: int
 
     @property
     def finished(self) -> bool:
@@ -154,19 +152,20 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 recipe=_on_device(swarm, peer, firsts[peer.name]),
                 peer=peer.name,
                 directory=directory / arm.name / peer.name,
-                exchange_directory=exchange_directory(directory / arm.name, swarm),
                 model_path=models.get(peer.model, peer.model),
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
-                cores=computing_at_a_time(arm.recipe),
             )
             for swarm, step, peer in members
         ]
-        in_parallel = len(jobs) > 1 and runs_in_parallel(arm.recipe)
-        if not (_run_in_processes if in_parallel else _run_in_turns)(jobs, say, stop):
+        if len(jobs) > 1 and runs_in_parallel(arm.recipe):
+            _run_in_processes(jobs, computing_at_a_time(arm.recipe), say, stop)
+        else:
+            _run_in_turns(jobs, say, stop)
+        if not all(job.finished for job in jobs):
             return False
     for swarm in arm.swarms:
-        shutil.rmtree(exchange_directory(directory / arm.name, swarm), ignore_errors=True)
+        shutil.rmtree(late_directory(directory / arm.name, swarm), ignore_errors=True)
     return True
 
 
@@ -175,13 +174,13 @@ def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
     return len(evaluated_splits(directory, step)) > len(recipe.ood)
 
 
-def exchange_directory(arm: Path, swarm: Recipe) -> Path:
-    """Where the peers of one swarm leave each other their messages: swarms that run side by side end apart."""
-    return arm / f".exchange@{swarm.peers[0].name}"
+def late_directory(arm: Path, swarm: Recipe) -> Path:
+    """Where messages wait that come late to the peers of one swarm: swarms that run side by side end apart."""
+    return arm / f".late@{swarm.peers[0].name}"
 
 
-def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], bool], say: Say) -> bool:
-    """Train one peer to the last round. Returns False if it was stopped before."""
+def open_peer(job: PeerJob) -> Trainer:
+    """The peer of a job, ready to train, with nothing in its directory from behind the step that it goes on from."""
     recipe = job.recipe
     if not job.resume_step:
         shutil.rmtree(job.directory, ignore_errors=True)
@@ -192,105 +191,67 @@ def run_peer_job(job: PeerJob, exchange: Exchange, should_stop: Callable[[], boo
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
-    trainer = assemble(
-        recipe,
-        job.peer,
-        job.directory,
-        exchange,
-        model_path=job.model_path,
-        resume_step=job.resume_step,
-        should_stop=should_stop,
-        records=records,
+    return assemble(
+        recipe, job.peer, job.directory, model_path=job.model_path, resume_step=job.resume_step, records=records
     )
-    with closing(trainer):
-        trainer.train(placed(say, peer=job.peer))
-    return trainer.peer.cursor.step == recipe.training.rounds
 
 
-_ENDED: weakref.WeakSet[threading.Event] = weakref.WeakSet()
-"""For each peer's thread, what it sets once it computes no more. It is alive for a moment after that."""
+def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:
+    return [list(members) for _, members in groupby(jobs, key=lambda job: job.recipe.peers[0].name)]
 
 
-def peers_at_work() -> bool:
-    """Whether a peer's thread still computes, after a second Ctrl-C."""
-    return not all(has_ended.is_set() for has_ended in _ENDED)
+def _late(job: PeerJob) -> Late:
+    return Late(job.recipe, late_directory(job.directory.parent, job.recipe))
 
 
-def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
-    """Train the peers of a swarm in threads that take turns; Ctrl-C stops them after the round they are in."""
-    peers = jobs[0].recipe.peers
-    large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
-    # Else each peer's thread would keep what its sampling and updates took while the next one's take as much.
-    hub = Hub(tuple(p.name for p in peers), return_freed_memory if large else lambda: None)
-    ended = {job.peer: threading.Event() for job in jobs}
-    alone = len(peers) == 1
-    failures: list[BaseException] = []
-    finished: list[bool] = []
+def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
+    """Train peers in this process, one at a time; swarms one after the other."""
     threads_before = torch.get_num_threads()
-
-    def work(job: PeerJob) -> None:
-        with hub.turn:
-            try:
-                if failures or stop.is_set():
-                    finished.append(False)
-                    return
-                exchange = AloneExchange() if alone else hub.endpoint(job.peer)
-                finished.append(run_peer_job(job, exchange, stop.is_set, say))
-            except BaseException as error:  # carried over to the main thread, which raises it
-                failures.append(error)
-            finally:
-                hub.leave(job.peer)
-                hub.after_turn()
-                ended[job.peer].set()
-
     torch.set_num_threads(jobs[0].threads)
+    # Else what a large model's sampling and updates took is kept while the next one's take as much.
+    large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
+    after_turn = return_freed_memory if large else lambda: None
     try:
-        with interrupts() as interrupted:
-            for job in jobs:
-                # A second Ctrl-C ends the program at once: it does not wait for the threads.
-                thread = threading.Thread(target=work, args=(job,), name=job.peer, daemon=True)
-                _ENDED.add(ended[job.peer])
-                thread.start()
-            for has_ended in ended.values():
-                # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes a thread that still runs for ended.
-                while not has_ended.wait(POLL_SECONDS):
-                    stop_if(interrupted, say, stop)
-            stop_if(interrupted, say, stop)  # since it was asked last
+        with interrupts(say, stop):
+            for members in _by_swarm(jobs):
+                if stop.is_set():
+                    return
+                with ExitStack() as opened:
+                    trainers = {job.peer: opened.enter_context(closing(open_peer(job))) for job in members}
+                    rounds = {
+                        name: trainer.train(placed(say, peer=name), stop.is_set) for name, trainer in trainers.items()
+                    }
+                    in_turns(rounds, _late(members[0]), after_turn)
     finally:
         torch.set_num_threads(threads_before)
-    if failures:
-        raise failures[0]
-    return len(finished) == len(jobs) and all(finished)
 
 
-def _run_in_processes(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> bool:
-    """Train each peer in a process of its own. A peer that fails stops the others, and its error is raised here."""
-    for job in jobs:
-        # With what a killed attempt left, a peer would run ahead, and delete its own messages before others read them.
-        with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that the kill did not reach
-            shutil.rmtree(job.exchange_directory, ignore_errors=True)
-    in_processes = [Job(f"peer {job.peer!r}", run_peer_process, (job,)) for job in jobs]
-    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume")
-    return all(job.finished for job in jobs)
+def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: Stop) -> None:
+    """Train each peer in a process of its own. This process carries their messages, and says who computes.
+
+    A peer that fails stops the others, and its error is raised here.
+
+    Args:
+        computing: how many compute at a time.
+    """
+    swarms = _by_swarm(jobs)
+    turns = Turns([[job.peer for job in members] for members in swarms], [_late(m[0]) for m in swarms], computing)
+    in_processes = [Job(job.peer, run_peer_process, (job,), asks=True) for job in jobs]
+    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume", answers=turns)
 
 
-def run_peer_process(job: PeerJob, say: Say, stop: Stop) -> None:
-    """Train one peer in this process; it meets the others of its swarm in a directory."""
+def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing | None], Collected | None]) -> None:
+    """Train one peer in this process; the parent carries its messages."""
     torch.set_num_threads(job.threads)
-    members = tuple(p.name for p in job.recipe.peers)
-    exchange: Exchange = AloneExchange()
-    shared = Cores(job.directory.parent, job.cores)
-    if len(members) > 1:
-
-        def has_left(name: str) -> bool:
-            return not _is_training(job.directory.with_name(name))
-
-        exchange = DirectoryExchange(job.exchange_directory, job.peer, members, stop.is_set, has_left, shared)
-    with locked(peer_lock(job.directory), LOCK_SECONDS):
-        shared.take()
-        if not stop.is_set():
-            run_peer_job(job, exchange, stop.is_set, say)
-        shared.give_up()
+    with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that a kill did not reach
+        reply = ask(None)
+        if stop.is_set():
+            return
+        with closing(open_peer(job)) as trainer:
+            rounds = trainer.train(placed(say, peer=job.peer), stop.is_set)
+            with suppress(StopIteration):
+                while True:
+                    reply = ask(rounds.send(reply))
 
 
 def peer_lock(directory: Path) -> Path:
@@ -300,15 +261,6 @@ def peer_lock(directory: Path) -> Path:
         directory: of the peer in an arm of a run.
     """
     return directory.with_name(f".{directory.name}.lock")
-
-
-def _is_training(directory: Path) -> bool:
-    """Whether a process trains the peer whose directory this is."""
-    try:
-        with locked(peer_lock(directory), 0):
-            return False
-    except InUseError:
-        return True
 
 
 def resume_step(directory: Path, swarm: Recipe) -> int:

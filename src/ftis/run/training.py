@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
-from ftis.exchange import Stopped
 from ftis.measures import RoundRecord
-from ftis.peer import Peer, train_round
+from ftis.peer import Peer
 from ftis.prompts import Task
-from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say
+from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say, Stopped
 from ftis.records.writing import Records, evaluated_splits
 from ftis.rewards.parts import parts_of_reward
 from ftis.rollouts import Prompt
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import evaluate
+from ftis.run.together import Rounds
 
 
 @dataclass(frozen=True)
@@ -53,39 +53,53 @@ class Trainer:
     splits: tuple[EvalSplit, ...]
     records: Records
 
-    def train(self, say: Say) -> None:
+    def train(
+        self,
+        say: Say,
+        should_stop: Callable[[], bool] = lambda: False,
+        next_round: Callable[[int], int] = lambda round: round,
+    ) -> Rounds:
         """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
-        Asked to stop, it saves the finished rounds and returns. The run can then be resumed. It saves them as well
-        where a round fails before its first optimiser step, or an evaluation or a tracker fails.
+        Yields what the peer offers in each round. Goes on with what the others sent, or stops with None.
+
+        It saves the finished rounds if it is asked to stop, so that the run can be resumed. It also saves them if a
+        round fails before its first optimiser step, or an evaluation or a tracker fails.
+
+        Args:
+            should_stop: asked before each round.
+            next_round: the round after so many finished ones: a later one if the swarm went on without this peer.
         """
-        peer, training = self.peer, self.peer.recipe.training
-        self.records.cut_back_to(peer.cursor.step or -1)  # a peer that starts again is evaluated again
-        say(PeerStarted(peer.cursor.step))
+        peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
+        self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts again is evaluated again
+        say(PeerStarted(member.cursor.step))
         self.evaluate_where_due(training.rounds, say)
-        while peer.cursor.step < training.rounds:
+        while member.cursor.step < training.rounds:
             try:
-                if peer.should_stop():
+                if should_stop():
                     raise Stopped
-                round = peer.exchange.catch_up(peer.cursor.step)
-                peer.cursor = replace(peer.cursor, step=round)  # later where the swarm went on without this peer
-                self.record(train_round(peer, round), say)
+                round = next_round(member.cursor.step)
+                member.cursor = replace(member.cursor, step=round)
+                collected = yield peer.begin(round)
+                if collected is None:
+                    raise Stopped
+                self.record(peer.finish(round, collected), say)
             except Stopped:
                 self.save_once()
-                say(PeerStopped(peer.cursor.step))
+                say(PeerStopped(member.cursor.step))
                 return
             except Exception:  # of a part of the user's own, too
                 self.save_what_is_whole()
                 raise
-            if peer.cursor.step == training.rounds or peer.cursor.step % training.save_every == 0:
+            if member.cursor.step == training.rounds or member.cursor.step % training.save_every == 0:
                 self.save()
             self.evaluate_where_due(training.rounds, say)
-        say(PeerFinished(peer.cursor.step))
+        say(PeerFinished(member.cursor.step))
 
     def record(self, record: RoundRecord, say: Say) -> None:
         """Record a finished round."""
         peer = self.peer
-        record.metrics.update(parts_of_reward(peer.recipe, peer.task, peer.name, record.rollouts))
+        record.metrics.update(parts_of_reward(peer.recipe, peer.member.task, peer.name, record.rollouts))
         if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
@@ -95,7 +109,7 @@ class Trainer:
 
     def evaluate_where_due(self, last: int, say: Say) -> None:
         """Evaluate before the first round, after the ``last``, and after each for which the recipe says so."""
-        every, step = self.peer.recipe.training.eval_every, self.peer.cursor.step
+        every, step = self.peer.recipe.training.eval_every, self.peer.member.cursor.step
         if step not in (0, last) and (not every or step % every):
             return
         done = evaluated_splits(self.records.directory, step)  # before a resume
@@ -115,13 +129,13 @@ class Trainer:
                 peer.policy,
                 peer.sampler,
                 split.problems,
-                [peer.render(problem) for problem in split.problems],
+                [peer.member.render(problem) for problem in split.problems],
                 split.score,
                 peer.decoding,
                 peer.recipe.sampling.batch_size,
             )
             summary = {
-                "step": peer.cursor.step,
+                "step": peer.member.cursor.step,
                 "split": split.name,
                 "accuracy": evaluation.accuracy,
                 "problems": len(split.problems),
@@ -130,7 +144,7 @@ class Trainer:
             }
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
             accuracies[split.name] = evaluation.accuracy
-        return Evaluated(peer.cursor.step, accuracies)
+        return Evaluated(peer.member.cursor.step, accuracies)
 
     def save_what_is_whole(self) -> None:
         """After an error, save what earlier rounds have trained. That it cannot be saved is not told as well."""
@@ -140,7 +154,7 @@ class Trainer:
 
     def save_once(self) -> None:
         """Write a checkpoint of the rounds finished so far, where there is none."""
-        step = self.peer.cursor.step
+        step = self.peer.member.cursor.step
         if step and step not in checkpoint.steps(self.records.directory):
             self.save()
 
@@ -148,8 +162,8 @@ class Trainer:
         """Write a checkpoint of the rounds finished so far."""
         peer = self.peer
         keep = peer.recipe.training.save_total_limit
-        states = checkpoint.states_of(peer.selections)
-        checkpoint.save(self.records.directory, peer.policy, peer.cursor, keep, states)
+        states = checkpoint.states_of(peer.member.selections)
+        checkpoint.save(self.records.directory, peer.policy, peer.member.cursor, keep, states)
 
     def close(self) -> None:
         """Release the sampler and the trackers."""

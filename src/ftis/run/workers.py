@@ -1,7 +1,8 @@
-"""Jobs in processes of their own, a few at a time: what they say is passed on, and none outlives its parent.
+"""Jobs in processes of their own, a few at a time: their events are passed on, and none outlives its parent.
 
 A job is a function of a module with arguments that can be pickled, called as ``function(*arguments, say, stop)``. It
-looks at ``stop`` now and then and returns when that is set; it tells what happens as :mod:`ftis.records.events`.
+looks at ``stop`` now and then and returns when that is set; it reports events of :mod:`ftis.records.events`. A job that
+asks is called with ``ask`` as well: a function that puts a question to the parent and waits for the answer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ftis.config import FtisError
@@ -43,12 +45,14 @@ class Job:
     """One call in a process of its own.
 
     Attributes:
-        label: what messages call it.
+        label: its name in messages.
+        asks: whether it asks its parent.
     """
 
     label: str
     function: Callable[..., None]
     arguments: tuple[Any, ...]
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,34 +64,29 @@ class Worker:
     pipe: Connection
 
 
-@contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C has been pressed meanwhile; the second Ctrl-C raises KeyboardInterrupt.
+@dataclass(frozen=True)
+class Asked:
+    """A question of a job to its parent."""
 
-    Only on the main thread and where Ctrl-C would have raised it anyway: a command in the background ignores it.
+    question: Any
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The parent's answer to the question that a job asked last."""
+
+    answer: Any
+
+
+STOP = "stop"
+
+
+@contextmanager
+def interrupts(say: Say, stop: Stop, signals: Sequence[signal.Signals] = (signal.SIGINT,)) -> Iterator[None]:
+    """Let Ctrl-C set ``stop`` and report it; the second one raises KeyboardInterrupt.
+
+    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background.
     """
-    pressed = False
-
-    def press(signum: int, frame: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
-    """SIGTERM, and Ctrl-C unless it is ignored, set ``stop``; the second signal raises KeyboardInterrupt."""
 
     def ask(signum: int, frame: object) -> None:
         if stop.is_set():
@@ -95,8 +94,11 @@ def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
         stop.set()
         say(AskedToStop())
 
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, ask) for number in numbers}
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [n for n in signals if n != signal.SIGINT or signal.getsignal(n) is signal.default_int_handler]
+    before = {number: signal.signal(number, ask) for number in ours if signal.getsignal(number) is not signal.SIG_IGN}
     try:
         yield
     finally:
@@ -104,14 +106,40 @@ def stopping_on_signals(stop: Stop, say: Say) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_if(interrupted: Callable[[], bool], say: Say, stop: Stop) -> None:
-    """Set ``stop``, and say so, once :func:`interrupts` tells of a Ctrl-C."""
-    if interrupted() and not stop.is_set():
-        say(AskedToStop())
-        stop.set()
+class Answers(Protocol):
+    """Who answers what running jobs ask; see :class:`ftis.run.together.Turns`."""
+
+    def asks(self, label: str, question: Any) -> None:
+        """The job ``label`` asks, and waits."""
+
+    def left(self, label: str) -> None:
+        """The job ``label`` has ended."""
+
+    def next(self) -> Sequence[tuple[str, Any]]:
+        """Whom to answer now, and what."""
 
 
-def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: str) -> None:
+class Unasked:
+    """The answers to jobs that ask nothing."""
+
+    def asks(self, label: str, question: Any) -> None:
+        raise AssertionError(f"{label} asks {question!r}")
+
+    def left(self, label: str) -> None:
+        pass
+
+    def next(self) -> Sequence[tuple[str, Any]]:
+        return ()
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    at_a_time: int,
+    say: Say,
+    stop: Stop,
+    remedy: str,
+    answers: Answers = Unasked(),  # noqa: B008
+) -> None:
     """Run all jobs, ``at_a_time`` at a time, and return when none runs any more.
 
     Ctrl-C, or ``stop`` set by somebody else, asks the running jobs to stop and starts no more; a second Ctrl-C kills
@@ -120,6 +148,7 @@ def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: 
     Args:
         stop: set by the first Ctrl-C.
         remedy: what to do about a process that died; the end of the message.
+        answers: answers what jobs ask.
 
     Raises:
         RunError: a job failed or its process died.
@@ -127,40 +156,48 @@ def run_jobs(jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: 
     if not jobs:
         return
     context = _context()
-    waiting, running = deque(jobs), list[Worker]()
+    waiting, running = deque(jobs), dict[str, Worker]()
     failure: str | None = None
     asked = False
-    with interrupts() as interrupted:
+    with interrupts(say, stop):
         try:
             while running or (waiting and not asked):
-                stop_if(interrupted, say, stop)
                 if not asked and (failure or stop.is_set()):
                     asked = True
-                    for worker in running:
-                        _ask_to_stop(worker)
+                    for worker in running.values():
+                        _send(worker, STOP)
                 while waiting and len(running) < at_a_time and not asked:
-                    running.append(_start(context, waiting.popleft()))
-                wait([handle for w in running for handle in (w.pipe, w.process.sentinel)], POLL_SECONDS)
-                for worker in list(running):
+                    worker = _start(context, waiting.popleft())
+                    running[worker.job.label] = worker
+                wait([handle for w in running.values() for handle in (w.pipe, w.process.sentinel)], POLL_SECONDS)
+                for label, worker in list(running.items()):
                     ended = not worker.process.is_alive()  # asked first: the pipe then holds all that will ever come
-                    for event in _heard(worker.pipe):
-                        if isinstance(event, Failed):
-                            failure = failure or event.message
+                    for message in _heard(worker.pipe):
+                        if isinstance(message, Asked):
+                            answers.asks(label, message.question)
+                        elif isinstance(message, Failed):
+                            failure = failure or message.message
                         else:
-                            say(event)
+                            say(message)
                     if ended:
-                        running.remove(worker)
+                        del running[label]
                         worker.pipe.close()
+                        answers.left(label)
                         code = worker.process.exitcode
                         if code:
-                            died = f"the process of {worker.job.label} died (exit code {code})"
+                            died = f"the process of {label} died (exit code {code})"
                             failure = failure or f"{died}: see whether memory ran out, then {remedy}"
+                while replies := answers.next():
+                    for label, reply in replies:
+                        if label in running:
+                            _send(running[label], Answered(reply))
+                        else:
+                            answers.left(label)
         finally:
-            for worker in running:
+            for worker in running.values():
                 worker.process.kill()
                 worker.process.join()
                 worker.pipe.close()
-        stop_if(interrupted, say, stop)  # pressed while the last job ended: the caller has more to do
     if failure:
         raise RunError(failure)
 
@@ -182,13 +219,13 @@ def _start(context: Any, job: Job) -> Worker:
     return Worker(job, process, pipe)
 
 
-def _ask_to_stop(worker: Worker) -> None:
+def _send(worker: Worker, message: object) -> None:
     with suppress(OSError):  # it has ended
-        worker.pipe.send("stop")
+        worker.pipe.send(message)
 
 
-def _heard(pipe: Connection) -> Iterator[Event]:
-    """What has come through the pipe. A message that a kill cut short is dropped."""
+def _heard(pipe: Connection) -> Iterator[Any]:
+    """Read what has come through the pipe. A message that a kill cut short is dropped."""
     try:
         while pipe.poll():
             yield pipe.recv()
@@ -196,19 +233,51 @@ def _heard(pipe: Connection) -> Iterator[Event]:
         return
 
 
-def _work(job: Job, parent: Connection) -> None:
+class Parent:
+    """A job's view of the process that started it.
+
+    Attributes:
+        stop: set when the job is asked to stop.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.stop = threading.Event()
+        self._pipe, self._one_at_a_time = pipe, threading.Lock()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def say(self, event: Event) -> None:
+        """Report an event."""
+        self._send(event)
+
+    def ask(self, question: Any) -> Any:
+        """Ask, and wait for the answer."""
+        self._send(Asked(question))
+        return self._answers.get()
+
+    def _send(self, message: object) -> None:
+        with self._one_at_a_time:
+            self._pipe.send(message)
+
+    def _listen(self) -> None:
+        """Take what the parent sends; end this process with the parent."""
+        try:
+            while True:
+                message = self._pipe.recv()
+                if isinstance(message, Answered):
+                    self._answers.put(message.answer)
+                else:
+                    self.stop.set()
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def _work(job: Job, pipe: Connection) -> None:
     """The body of a job's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    stop, one_at_a_time = threading.Event(), threading.Lock()
-    threading.Thread(target=_listen, args=(parent, stop), daemon=True).start()
-
-    def say(event: Event) -> None:
-        with one_at_a_time:
-            parent.send(event)
-
-    failure = None
+    parent, failure = Parent(pipe), None
     try:
-        job.function(*job.arguments, say, stop)
+        job.function(*job.arguments, parent.say, parent.stop, *[parent.ask] * job.asks)
     except FtisError as error:
         failure = str(error)
     except Exception as error:
@@ -220,14 +289,4 @@ def _work(job: Job, parent: Connection) -> None:
             failure = f"{job.label} met a bug:\n{traceback.format_exc()}"
     if failure is not None:
         with suppress(OSError):  # the parent is gone
-            say(Failed(failure))
-
-
-def _listen(parent: Connection, stop: threading.Event) -> None:
-    """Set ``stop`` when the parent asks for it; end this process with the parent."""
-    try:
-        while True:
-            parent.recv()
-            stop.set()
-    except (EOFError, OSError):
-        os._exit(1)
+            parent.say(Failed(failure))

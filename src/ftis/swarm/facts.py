@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.config import Recipe
+from ftis.config import FtisError, Recipe
 
 MAX_FACTS_BYTES = 64 * 1024
 MAX_FACTS_DEPTH = 16
 SHOWN = 10
 """Differences that are named in one message."""
+
+
+class ExchangeError(FtisError):
+    """A round's messages could not be gathered."""
 
 
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:

@@ -31,9 +31,10 @@ from typing import Any, Self
 import zenoh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ftis.admission import Collected
 from ftis.config import Recipe
-from ftis.exchange import Collected, Stopped
-from ftis.records.events import NetworkEvent, Say, unheard
+from ftis.member import Outgoing
+from ftis.records.events import NetworkEvent, Say, Stopped, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
@@ -74,6 +75,7 @@ class NetworkExchange:
         incarnation: how often this peer has been started.
         should_stop: asked while waiting.
         say: told what happens, as events with a ``text`` for people. Called from several threads.
+        status: what ``ftis status`` shows; added to.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class NetworkExchange:
         incarnation: int,
         should_stop: Callable[[], bool] = lambda: False,
         say: Say = unheard,
+        status: dict[str, Any] | None = None,
     ) -> None:
         self.recipe, self.peer, self.run, self.incarnation = recipe, peer, run, incarnation
         self.facts = dict(facts)
@@ -101,7 +104,8 @@ class NetworkExchange:
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
         self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
-        self.status: dict[str, Any] = {
+        self.status = {} if status is None else status
+        self.status |= {
             "peer": peer,
             "run": run,
             "name": recipe.name,
@@ -166,7 +170,21 @@ class NetworkExchange:
             while not (self.rounds.may_leave() or self._should_stop() or time.monotonic() >= give_up):
                 self.changed.wait(timeout=2 * POLL_SECONDS)
 
-    # --- the Exchange protocol --------------------------------------------------------------------
+    # --- a round's messages -----------------------------------------------------------------------
+
+    def exchange(self, outgoing: Outgoing) -> Collected | None:
+        """Offer this peer's message of a round, and wait for the others'. None if asked to stop meanwhile.
+
+        Raises:
+            ExchangeError: the round cannot be closed.
+        """
+        if self._should_stop():
+            return None
+        try:
+            self.publish(outgoing.round, outgoing.message, outgoing.items)
+            return self.collect(outgoing.round, outgoing.skip, outgoing.offers_only)
+        except Stopped:
+            return None
 
     def catch_up(self, round: int) -> int:
         """The round to train next; from here on this peer is present, and rounds wait for it."""
@@ -205,7 +223,16 @@ class NetworkExchange:
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        """The others' messages for ``round`` and late ones of rounds before; see :class:`ftis.exchange.Exchange`."""
+        """The others' messages for ``round`` and late ones of rounds before.
+
+        Args:
+            skip: peers that are neither waited for nor heard.
+            offers_only: peers that are waited for, but whose messages are not fetched.
+
+        Raises:
+            Stopped: asked to stop while waiting.
+            ExchangeError: the round cannot be closed.
+        """
         self.status["state"] = "collecting"
         with self.changed:
             self.rounds.collect(round, time.monotonic(), skip, offers_only)

@@ -20,12 +20,11 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ftis.admission import Reason, Rejection
+from ftis.admission import Collected, Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
-from ftis.exchange import Collected, ExchangeError
 from ftis.records.events import NetworkEvent
 from ftis.swarm.chunks import Assembly
-from ftis.swarm.facts import Mismatch
+from ftis.swarm.facts import ExchangeError, Mismatch
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
@@ -331,7 +330,7 @@ class Rounds:
     # --- closing a round --------------------------------------------------------------------------
 
     def collect(self, round: int, now: float, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> None:
-        """Await ``round`` from now on; :meth:`ftis.exchange.Exchange.collect` has the arguments."""
+        """Await ``round`` from now on; :meth:`ftis.swarm.link.NetworkExchange.collect` has the arguments."""
         self._awaited = _Awaited(round, now, tuple(name for name in self._others if name not in skip))
         self._noticed = self._asked = now
         for name in offers_only:

@@ -12,8 +12,7 @@ from typing import Any
 import zenoh
 
 from ftis.config import NetworkConfig
-from ftis.exchange import ExchangeError
-from ftis.swarm.facts import read_facts
+from ftis.swarm.facts import ExchangeError, read_facts
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""

@@ -16,17 +16,16 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from ftis.admission import Admitter
+from ftis.admission import Collected
 from ftis.config import FtisError, Recipe, RecipeError
-from ftis.exchange import Exchange
+from ftis.member import Member, Outgoing
 from ftis.objectives import resolve
-from ftis.peer import Peer
-from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs, arms_of
 from ftis.recipe.parsing import load, network_settings
@@ -34,10 +33,8 @@ from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt
 from ftis.run import checkpoint
-from ftis.run.assembly import agreed, end_tokens_of, exchange_text
 from ftis.run.join import EventLog, choose_arm, credentials, in_network
-from ftis.run.local import AloneExchange
-from ftis.sampling import Sampler
+from ftis.run.membership import end_tokens_of, member_of
 from ftis.selection import selections_of
 from ftis.tasks.rendering import render_prompt
 from ftis.view.progress import Display
@@ -45,6 +42,16 @@ from ftis.view.progress import Display
 
 class AloneError(FtisError):
     """A peer that was to collaborate learned from nobody else."""
+
+
+class Link(Protocol):
+    """What carries a peer's messages, as :class:`ftis.swarm.link.NetworkExchange` does."""
+
+    def catch_up(self, round: int) -> int:
+        """The round to train next: ``round``, or a later one if the others have gone on without this peer."""
+
+    def exchange(self, outgoing: Outgoing) -> Collected | None:
+        """Offer a round's message, and wait for the others'. None: stop."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Swarm:
         key, roster: files of this peer's private key and of all public keys (``ftis keys``).
         open: no roster: trust whoever can connect.
         listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.
-        exchange: in place of the network's, for trainers in one process.
+        link: carries messages instead of the network, for trainers in one process.
     """
 
     recipe: Recipe | str | Path
@@ -69,7 +76,7 @@ class Swarm:
     open: bool = False
     listen: Sequence[str] = ()
     connect: Sequence[str] = ()
-    exchange: Exchange | None = None
+    link: Link | None = None
 
     def resolved(self) -> Recipe:
         """The recipe with exactly the peers of this swarm, and its ``[network]`` with what was given here.
@@ -84,7 +91,7 @@ class Swarm:
         changes |= {"connect": list(self.connect)} if self.connect else {}
         changes |= {"open": True} if self.open else {}
         recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | changes)})
-        if self.exchange is None:
+        if self.link is None:
             return choose_arm(recipe, self.peer, self.arm)[1]
         swarms = arms_of(recipe, (self.arm,) if self.arm else ())[0].swarms
         recipe.peer(self.peer)
@@ -105,50 +112,33 @@ class HostPolicy:
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
 
-def peer_of(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Peer:
-    """The peer ``name`` of a recipe, with the exchange of a peer that is alone; :func:`connected` gives it another.
+def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Member:
+    """The member ``name`` of a recipe.
 
     Its admission scores nothing: all processes of the trainer score what was admitted.
 
     Raises:
         RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
     """
-    objective = resolve(recipe.objective)
-    selections = selections_of(recipe, name, objective)
     vocabulary = policy.tokenizer.get_vocab()
-    end_tokens = end_tokens_of(recipe, policy.tokenizer)
-    ends = [str(policy.tokenizer.eos_token), *end_tokens]
+    ends = [str(policy.tokenizer.eos_token), *end_tokens_of(recipe, policy.tokenizer)]
     if unknown := [token for token in ends if vocabulary.get(token) not in policy.end_ids]:
         raise RecipeError(
             f"peer {name!r}: completions must end at {unknown[0]!r} (sampling.end_tokens), and TRL ends them at "
             f"{sorted(policy.end_ids)}: put its id into model.generation_config.eos_token_id"
         )
-    header, terms = agreed(recipe, name, task, policy.tokenizer, policy.end_ids, policy.vocab_size)
-    peer: Peer = Peer(
-        config=recipe.peer(name),
-        recipe=recipe,
-        policy=cast(Policy, policy),
-        sampler=cast(Sampler, None),  # the trainer samples
-        task=task,
-        render=lambda prompt: render_prompt(prompt, recipe.prompt, policy.tokenizer, todays=True),  # as TRL does
-        admitter=Admitter(
-            replace(
-                terms,
-                wanted=lambda sender, round: peer.wanted(sender, round),
-                max_staleness=recipe.network.max_staleness,
-                max_seconds=recipe.network.admission_seconds,
-            ),
-            _unscored,
-            policy.detokenize,
-        ),
-        header=header,
-        objective=objective,
-        selections=selections,
-        exchange=AloneExchange(),
+    return member_of(
+        recipe,
+        name,
+        task,
+        policy,
+        policy.end_ids,
+        partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True),  # as TRL does
+        _unscored,
+        selections_of(recipe, name, resolve(recipe.objective)),
+        max_staleness=recipe.network.max_staleness,
+        max_seconds=recipe.network.admission_seconds,
     )
-    if recipe.exchange == "text":
-        exchange_text(peer, policy.end_ids)
-    return peer
 
 
 def _unscored(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -156,27 +146,27 @@ def _unscored(prompt: Prompt, completions: Sequence[str], completion_ids: Sequen
 
 
 @contextlib.contextmanager
-def connected(peer: Peer, swarm: Swarm, place: Path) -> Iterator[Say]:
-    """A context in which the peer has its exchange; yields who is told what happens.
+def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iterator[tuple[Link, Say]]:
+    """A context with what carries the member's messages, and whom to report its rounds to.
 
     Raises:
         FtisError: keys are missing or wrong, or the network cannot be opened.
     """
+    recipe = member.recipe
     place.mkdir(parents=True, exist_ok=True)
-    arm = arm_configs(peer.recipe)[0].name
-    display = Display(Console(stderr=True, soft_wrap=True, markup=False, highlight=False))  # says what ftis join says
-    placed(display, arm=arm)(ArmBegun((peer.name,), peer.recipe.training.rounds, peer.recipe.exchange == "text"))
-    log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=peer.name))
-    if swarm.exchange is not None:
-        peer.exchange = swarm.exchange
-        log(PeerStarted(peer.cursor.step))
-        yield log
+    arm = arm_configs(recipe)[0].name
+    display = Display(Console(stderr=True, soft_wrap=True, markup=False, highlight=False))  # as ftis join
+    placed(display, arm=arm)(ArmBegun((member.name,), recipe.training.rounds, recipe.exchange == "text"))
+    log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=member.name))
+    if swarm.link is not None:
+        log(PeerStarted(member.cursor.step))
+        yield swarm.link, log
         return
     identity = place.with_name(f"{place.name}.identity")
-    key, roster = credentials(peer.recipe, peer.name, identity)
-    with in_network(peer, place, identity, key, roster, log) as heard:
-        log(PeerStarted(peer.cursor.step))
-        yield heard
+    key, roster = credentials(recipe, member.name, identity)
+    with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
+        log(PeerStarted(member.cursor.step))
+        yield link, log
 
 
 def newest_checkpoint(output_dir: str) -> str | None:
@@ -200,16 +190,16 @@ def alone_in_all_rounds(place: Path) -> str | None:
     )
 
 
-def state_of(peer: Peer) -> str:
+def state_of(member: Member) -> str:
     """The cursor and the states of the selections, as JSON for a checkpoint."""
-    return json.dumps({"cursor": vars(peer.cursor), "selections": checkpoint.states_of(peer.selections)})
+    return json.dumps({"cursor": vars(member.cursor), "selections": checkpoint.states_of(member.selections)})
 
 
-def restore(peer: Peer, state: str) -> None:
+def restore(member: Member, state: str) -> None:
     """Go on from what :func:`state_of` wrote."""
     saved = json.loads(state)
-    peer.cursor = replace(peer.cursor, **saved["cursor"])
-    checkpoint.restore(peer.selections, saved["selections"])
+    member.cursor = replace(member.cursor, **saved["cursor"])
+    checkpoint.restore(member.selections, saved["selections"])
 
 
 def adapted(recipe: Recipe, args: Any) -> Recipe:

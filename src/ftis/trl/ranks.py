@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ftis.config import FtisError
-from ftis.exchange import Stopped
+from ftis.records.events import Stopped
 
 Value = TypeVar("Value")
 

@@ -37,7 +37,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Stopwatch
 from ftis.recipe.arms import RunError
-from ftis.records.events import RoundEnded, Say, unheard
+from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import locked, write_whole
 from ftis.records.writing import Records
 from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
@@ -51,12 +51,13 @@ from ftis.trl.host import HOSTS_OWN
 from ftis.trl.member import (
     AloneError,
     HostPolicy,
+    Link,
     Swarm,
     adapted,
     alone_in_all_rounds,
     connected,
+    member_for,
     newest_checkpoint,
-    peer_of,
     restore,
     state_of,
 )
@@ -135,10 +136,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         embedding = self.model.get_input_embeddings().weight
         vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
         policy = HostPolicy(self.model, self._tokenizer, vocab_size, frozenset(self.eos_token_ids))
-        self.peer = peer_of(recipe, swarm.peer, policy, task)
+        self.member, self._policy = member_for(recipe, swarm.peer, policy, task), policy
         self._swarm = swarm
         self._buffered_inputs: list[dict[str, Any]] | None = None
         self._round_said: Say = unheard
+        self._link: Link
         self._checked: set[int] = set()
         self._check_prompts(range(min(8, len(task.train))))
 
@@ -151,7 +153,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _check_positions(self) -> None:
         """Refuse a model whose log-probabilities depend on the padding before a prompt."""
-        ids, device = self.peer.prompt_ids[0], self.accelerator.device
+        ids, device = self.member.prompt_ids[0], self.accelerator.device
         alone, shifted = (
             tokens_of(self._logps(inputs), inputs["completion_mask"])[-1:]
             for inputs in (padded([ids[-1:]], [ids], device), padded([ids, ids[-1:]], [ids, ids], device))
@@ -171,7 +173,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise OptionError("train_dataset: this tokenizer parses answers of conversations; give prompts as text")
         given = zip(items, self._tokenize_prompts(prompts)[0], strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
-        require_prompts(given, self.peer.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
+        require_prompts(given, self.member.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
 
     # --- the run ------------------------------------------------------------------------------------
 
@@ -212,27 +214,28 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     f"{checkpoint} has no {STATE}: it was saved within a round or by another trainer; resume from a "
                     f"checkpoint of this one"
                 )
-            restore(self.peer, state.read_text(encoding="utf-8"))
+            restore(self.member, state.read_text(encoding="utf-8"))
         elif anew and (self.place / "metrics.jsonl").exists():
             raise RunError(
                 f"{self.place} holds a run: train(resume_from_checkpoint=True), or choose another output_dir"
             )
-        claim(self.place, True, self.peer.recipe, "metrics.jsonl", tasks=[self.peer.task])
-        self._records = Records(self.place, keep_rollouts=self.peer.recipe.training.record_rollouts)
-        accusations.keep_undone(self.place, self.peer.cursor.step)
-        accusations.accuse_again(self.place, self.peer.cursor.step, self.peer.selections)
-        self._records.cut_back_to(self.peer.cursor.step or -1)
-        self._round_said = stack.enter_context(connected(self.peer, self._swarm, self.place))
-        finished = self.peer.cursor.step >= self.peer.recipe.training.rounds
+        claim(self.place, True, self.member.recipe, "metrics.jsonl", tasks=[self.member.task])
+        self._records = Records(self.place, keep_rollouts=self.member.recipe.training.record_rollouts)
+        accusations.keep_undone(self.place, self.member.cursor.step)
+        accusations.accuse_again(self.place, self.member.cursor.step, self.member.selections)
+        self._records.cut_back_to(self.member.cursor.step or -1)
+        context = connected(self.member, self._tokenizer, self._swarm, self.place)
+        self._link, self._round_said = stack.enter_context(context)
+        finished = self.member.cursor.step >= self.member.recipe.training.rounds
         if finished:  # others may have come back for its messages
-            self.peer.exchange.catch_up(self.peer.cursor.step)
+            self._link.catch_up(self.member.cursor.step)
         return finished
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self._ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)  # first of all files, so that a whole checkpoint has it
-            write_whole(folder / STATE, state_of(self.peer))
+            write_whole(folder / STATE, state_of(self.member))
         super()._save_checkpoint(model, trial)
 
     # --- a round ------------------------------------------------------------------------------------
@@ -251,14 +254,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _begin_round(self) -> list[dict[str, Any]]:
         """Sample, exchange, judge and select. Returns this process's micro-batches."""
-        peer, ranks, clock = self.peer, self._ranks, Stopwatch()
+        member, ranks, clock = self.member, self._ranks, Stopwatch()
         if self._step == 0:
             self._check_positions()
-        round = ranks.from_main(lambda: peer.exchange.catch_up(peer.cursor.step), waits=True)
+        round = ranks.from_main(lambda: self._link.catch_up(member.cursor.step), waits=True)
         own, own_old_logp = self._sample(round)
         clock.lap("sample")
         admitted = ranks.from_main(lambda: self._trade(round, own, clock), waits=True)
-        batch = collate([*own, *self._scored(admitted)], peer.prompt_ids, peer.name)
+        batch = collate([*own, *self._scored(admitted)], member.prompt_ids, member.name)
         clock.lap("admit")
         judged = self._judged(batch, own_old_logp)
         clock.lap("logp")
@@ -266,8 +269,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._round, self._chosen, self._clock = round, chosen, clock
         kept = judged.rows[chosen.kept_R]
         self._losses = [
-            StepLoss(judged, chosen, peer.objective, np.intersect1d(kept, m), step_size(batch, m, peer.decoding))
-            for m in minibatches(peer.recipe, peer.name, round, len(batch))
+            StepLoss(judged, chosen, member.objective, np.intersect1d(kept, m), step_size(batch, m, member.decoding))
+            for m in minibatches(member.recipe, member.name, round, len(batch))
         ]
         return [
             {"loss": loss, "micro": np.array_split(part, ranks.size)[ranks.rank]}
@@ -277,8 +280,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _sample(self, round: int) -> tuple[list[ScoredGroup], dict[int, Floats]]:
         """This peer's groups, and log π_old of each rollout by its ``id``: both of all processes."""
-        peer, each = self.peer, int(self.num_generations)
-        items = sorted(assigned(peer.recipe, len(peer.task.train), peer.name, round))
+        member, each = self.member, int(self.num_generations)
+        items = sorted(assigned(member.recipe, len(member.task.train), member.name, round))
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
         inputs = [dict(self.train_dataset[item]) for item in rows]
@@ -306,8 +309,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         groups = []
         for n, item in enumerate(items):
             rollouts = tuple(rollout for rollout, _ in sampled[n * each : (n + 1) * each])
-            texts = tuple(peer.policy.detokenize(rollout.completion_ids.tolist()) for rollout in rollouts)
-            group = Group(peer.name, round, item, rollouts)
+            texts = tuple(self._policy.detokenize(rollout.completion_ids.tolist()) for rollout in rollouts)
+            group = Group(member.name, round, item, rollouts)
             groups.append(ScoredGroup(group, texts, tuple(rewards[n * each : (n + 1) * each])))
         return groups, {id(rollout): old for rollout, old in sampled}
 
@@ -321,10 +324,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
         if more := sorted(inputs[0].keys() - set(self.train_dataset.column_names)):
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
-        ends = sorted(self.peer.policy.end_ids)
+        ends = sorted(self._policy.end_ids)
         remedy = "let it sample from the prompt that it is given, rendered as the recipe's [prompt] says"
         given = zip(items, prompts_of(outputs), strict=True)
-        require_prompts(given, self.peer.prompt_ids, self._tokenizer, "rollout_func: what it gives for {item}", remedy)
+        where = "rollout_func: what it gives for {item}"
+        require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
         if any(end in ids[:-1] for ids in completions for end in ends):
             raise OptionError(
                 f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
@@ -337,17 +341,20 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         # Processes that hold one engine of vLLM together must draw alike.
         alike = args.vllm_tensor_parallel_size if args.use_vllm and args.vllm_mode == "colocate" else 1
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed_of(self.peer.recipe, self.peer.name, round, f"sample-{self._ranks.rank // alike}"))
+            torch.manual_seed(
+                seed_of(self.member.recipe, self.member.name, round, f"sample-{self._ranks.rank // alike}")
+            )
             yield
 
     def _trade(self, round: int, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
         """Offer own groups, wait for the others', and admit them; without rewards."""
-        sent_bytes = self.peer.offer(round, own)
+        outgoing = self.member.outgoing(round, [scored.group for scored in own])
         clock.lap("exchange")
-        collected = self.peer.collect(round)
+        if (collected := self._link.exchange(outgoing)) is None:
+            raise Stopped
         clock.lap("wait")
-        admissions = self.peer.admit(collected, round)
-        self._heard = RoundExchange(collected, sent_bytes, admissions)
+        admissions = self.member.admit(collected, round)
+        self._heard = RoundExchange(collected, len(outgoing.message), admissions)
         return [group for admission in admissions for group in admission.admitted]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
@@ -396,7 +403,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _judged(self, batch: Batch, own_old_logp: Mapping[int, Floats]) -> Judged:
         """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0."""
-        advantage_N = self.peer.advantages(batch)
+        advantage_N = self.member.advantages(batch)
         rows = np.flatnonzero(advantage_N.numpy())
         known = {r: own_old_logp[id(batch.rollouts[r])] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
@@ -409,12 +416,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         gap = np.concatenate(gaps) if gaps and self._sampler_reports else np.zeros(0, np.float32)
         own_old = OwnOld.RECOMPUTED if self._sampler_reports else OwnOld.SAMPLED
         judged = Judged(batch, advantage_N, rows, [known[r] for r in rows.tolist()], None, gap, own_old)
-        return weighed(judged, self.peer.objective) if len(rows) else judged
+        return weighed(judged, self.member.objective) if len(rows) else judged
 
     def _choose(self, judged: Judged) -> Chosen:
-        for selection in self.peer.selections:
+        for selection in self.member.selections:
             selection.examine(judged)
-        return select(judged, self.peer.selections)
+        return select(judged, self.member.selections)
 
     # --- the model ----------------------------------------------------------------------------------
 
@@ -467,27 +474,32 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Record the round, and hand its metrics to TRL's log."""
         parts = self._ranks.together([[(loss.value, loss.seen) for loss in self._losses]])
         self._clock.lap("update")
-        self.peer.cursor = replace(self.peer.cursor, step=self._round)
+        self.member.cursor = replace(self.member.cursor, step=self._round)
         if self._ranks.is_main:
             self._record(update_of(parts))
-        if self._round + 1 >= self.peer.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
+        if self._round + 1 >= self.member.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
             self.control.should_training_stop, self.control.should_save = True, self.args.save_strategy != "no"
 
     def _record(self, update: Update) -> None:
-        peer, judged = self.peer, self._losses[0].judged
-        peer.advance(judged.batch, (), self._clock.total)
-        about = {**peer.about_round(self._round, self._clock), "learning_rate": self._get_learning_rate()}
+        member, judged = self.member, self._losses[0].judged
+        member.advance(judged.batch, (), self._clock.total)
+        about = {
+            "step": member.cursor.step,
+            "learning_rate": self._get_learning_rate(),
+            "tokens_sampled": member.cursor.tokens_sampled,
+            **self._clock.metrics(),
+        }
         record = round_record(
             judged,
             self._chosen,
             update,
             self._heard,
-            recipe=peer.recipe,
-            own=peer.name,
-            end_ids=peer.policy.end_ids,
-            prompts=peer.task.train,
+            recipe=member.recipe,
+            own=member.name,
+            end_ids=self._policy.end_ids,
+            prompts=member.task.train,
             replaced=(),
-            about_peers={other.name: peer.about_peer(other.name) for other in peer.recipe.peers},
+            about_peers=member.about_peers(),
             about=about,
         )
         record.metrics.pop("grad_norm")  # TRL clips, and logs it

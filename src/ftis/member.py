@@ -1,0 +1,164 @@
+"""A peer as its swarm knows it: it writes its own groups as a message, and judges the others' messages.
+
+A member owns no model. :class:`ftis.peer.Peer` adds one that samples and learns; a trainer of TRL brings its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftis.admission import Admission, Admitter, Collected, Reason, rejected
+from ftis.advantages import Rewards
+from ftis.codec import Header, Message, encode
+from ftis.config import PeerConfig, Recipe
+from ftis.objectives import Objective, advantages
+from ftis.prompts import Task
+from ftis.rollouts import Batch, Decode, Group, Ints, Prompt, ScoredGroup
+from ftis.sampling import Decoding
+from ftis.schedule import assigned
+from ftis.selection import Selection
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a peer offers in a round, and whom it wants to hear.
+
+    Attributes:
+        message: the encoded groups.
+        items: the prompts that the groups are about.
+        skip: peers that are neither waited for nor heard.
+        offers_only: peers that are waited for, but whose messages are not fetched.
+    """
+
+    round: int
+    message: bytes
+    items: tuple[int, ...]
+    skip: frozenset[str] = frozenset()
+    offers_only: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far a peer is. Other totals are sums over metrics.jsonl."""
+
+    step: int = 0
+    """Finished rounds."""
+    seconds: float = 0.0
+    tokens_sampled: int = 0
+
+
+class PromptIds(dict[int, Ints]):
+    """Token ids of training prompts, each rendered at its first use."""
+
+    def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints]) -> None:
+        super().__init__()
+        self._prompts, self._render = prompts, render
+
+    def __missing__(self, item: int) -> Ints:
+        self[item] = self._render(self._prompts[item])
+        return self[item]
+
+
+@dataclass
+class Member:
+    """One participant of a swarm: its view of the task, what it trusts, and how far it is.
+
+    Attributes:
+        recipe: lists exactly the peers of this swarm: only this one if it trains alone.
+        render: a problem → the token ids of its prompt.
+        prompt_ids: those of the training prompts.
+        detokenize: token ids of a completion → its text.
+        write: puts own groups into the form that is exchanged: groups as they are, or as text.
+    """
+
+    config: PeerConfig
+    recipe: Recipe
+    task: Task
+    render: Callable[[Prompt], Ints]
+    prompt_ids: PromptIds
+    admitter: Admitter
+    header: Header
+    objective: Objective
+    selections: tuple[Selection, ...]
+    detokenize: Decode
+    write: Callable[[Sequence[Group]], Sequence[Group]] = tuple
+    cursor: Cursor = field(default_factory=Cursor)
+
+    def __post_init__(self) -> None:
+        self.decoding = Decoding.of(self.recipe.sampling)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def assigned(self, peer: str, round: int) -> list[int]:
+        """The training prompts of ``peer`` in a round, those in reserve last."""
+        return assigned(self.recipe, len(self.task.train), peer, round)
+
+    def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
+        """Encode groups as this peer's message of a round."""
+        wire = self.recipe.wire
+        message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))), wire.format, wire.logp)
+        others = [peer.name for peer in self.recipe.peers if peer.name != self.name]
+        return Outgoing(
+            round,
+            message,
+            tuple(group.item for group in groups),
+            self.skipped(round),
+            frozenset(name for name in others if not wanted(self.selections, name, round, self.assigned(name, round))),
+        )
+
+    def skipped(self, round: int) -> frozenset[str]:
+        """Peers that a selection skips in the round: they are neither waited for nor heard."""
+        return frozenset(name for selection in self.selections for name in selection.skipped(round))
+
+    def admit(self, collected: Collected, round: int) -> Sequence[Admission]:
+        """Admit each message, tell the selections the outcome, and pass over groups beyond their limits."""
+        admissions: Sequence[Admission] = []
+        in_time = [(name, round, data) for name, data in sorted(collected.messages.items())]
+        for name, offered_for, data in [*in_time, *collected.late]:
+            if name in self.skipped(round):
+                detail = "a selection skips this peer in this round"
+                admissions = [*admissions, rejected(name, Reason.SET_ASIDE, detail)]
+                continue
+            admission = self.admitter.admit(name, data, round, offered_for)
+            for selection in self.selections:
+                selection.heard(admission, round)
+            admissions = [*admissions, admission]
+        for selection in self.selections:
+            admissions = selection.within_room(admissions)
+        return admissions
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """Â of a round's rollouts: float32 [N]."""
+        reward_N, group_N = torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N)
+        source_N, own_N = torch.from_numpy(batch.source_N), torch.from_numpy(batch.own_N)
+        rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
+        return advantages(self.objective, rewards).float()
+
+    def advance(self, batch: Batch, replaced: Sequence[ScoredGroup], seconds: float) -> None:
+        """Move the cursor past a finished round."""
+        sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
+        sampled += sum(len(rollout) for scored in replaced for rollout in scored.group.rollouts)
+        old = self.cursor
+        self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
+
+    def about_peers(self) -> Mapping[str, dict[str, Any]]:
+        """Measures that the selections have of each peer."""
+        return {peer.name: self._about(peer.name) for peer in self.recipe.peers}
+
+    def _about(self, name: str) -> dict[str, Any]:
+        about = (selection.about(name, self.detokenize) for selection in self.selections)
+        return {measure: value for measures in about for measure, value in measures.items()}
+
+
+def wanted(selections: Sequence[Selection], peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
+    """Those of the prompts assigned to another peer that every selection wants."""
+    for selection in selections:
+        items = selection.wanted(peer, round, items)
+    return items

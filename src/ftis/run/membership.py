@@ -1,0 +1,174 @@
+"""A peer's membership of its swarm, from the recipe: for local, joined and replayed runs, and for a trainer of TRL."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ftis.admission import Admitter, Score, Terms
+from ftis.codec import MOST_BYTES, Header
+from ftis.codec import VERSION as WIRE_VERSION
+from ftis.config import Recipe
+from ftis.engines.models import tokenizer_fingerprint, tokens_of
+from ftis.engines.stops import cut_at
+from ftis.member import Cursor, Member, PromptIds, wanted
+from ftis.objectives import resolve
+from ftis.prompts import Task
+from ftis.rollouts import Group, Ints, Prompt
+from ftis.schedule import assigned
+from ftis.selection import Selection
+from ftis.swarm.facts import agreement, run_id
+from ftis.text.messages import TextReader, end_of_text, spoken, terms_of_text, write_groups
+from ftis.text.token_bytes import TokenBytes
+
+LONGER = 2
+"""A completion of another tokenizer may take this many times as many of a peer's own tokens."""
+
+
+class Speaker(Protocol):
+    """The model of a peer, as far as its messages depend on it."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model can embed."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """All ids by which the peer ends completions: its model's own and those of the recipe."""
+
+    def detokenize(self, completion_ids: Sequence[int]) -> str: ...
+
+
+def member_of(
+    recipe: Recipe,
+    name: str,
+    task: Task,
+    speaker: Speaker,
+    own_ends: Collection[int],
+    render: Callable[[Prompt], Ints],
+    score: Score,
+    selections: tuple[Selection, ...],
+    *,
+    cursor: Cursor = Cursor(),  # noqa: B008 - frozen
+    max_staleness: int = 0,
+    max_seconds: float = math.inf,
+) -> Member:
+    """The member ``name`` of the recipe's swarm.
+
+    Args:
+        recipe: with exactly the peers of this swarm.
+        own_ends: the ids by which its model ends completions, whatever the recipe says.
+        max_staleness: the most rounds by which a message may be late.
+        max_seconds: the most time spent on one message.
+
+    Raises:
+        AlignmentError: text is exchanged, and it is not known which bytes the tokens stand for, or by which the model
+            ends.
+    """
+    sampling = recipe.sampling
+    header, terms = agreed(recipe, name, task, speaker.tokenizer, speaker.end_ids, speaker.vocab_size)
+    of_round = partial(assigned, recipe, len(task.train))
+    terms = replace(
+        terms,
+        wanted=lambda sender, round: wanted(selections, sender, round, of_round(sender, round)),
+        max_staleness=max_staleness,
+        max_seconds=max_seconds,
+    )
+    prompt_ids = PromptIds(task.train, render)
+    if recipe.exchange == "text" and len(recipe.peers) > 1:
+        admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score)
+    else:
+        admitter, write = Admitter(terms, score, lambda ids: cut_at(sampling.stop, speaker.detokenize(ids))), tuple
+    return Member(
+        config=recipe.peer(name),
+        recipe=recipe,
+        task=task,
+        render=render,
+        prompt_ids=prompt_ids,
+        admitter=admitter,
+        header=header,
+        objective=resolve(recipe.objective),
+        selections=selections,
+        detokenize=speaker.detokenize,
+        write=write,
+        cursor=cursor,
+    )
+
+
+def agreed(
+    recipe: Recipe, name: str, task: Task, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], vocab_size: int
+) -> tuple[Header, Terms]:
+    """What a peer says of itself in each message, and what the peers of a recipe agreed on.
+
+    Args:
+        end_ids: all ids by which the peer ends completions: its model's own and those of the recipe.
+        vocab_size: ids that the peer's model can embed.
+    """
+    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
+    sampling, fingerprint = recipe.sampling, tokenizer_fingerprint(tokenizer, tokens_of(tokenizer, end_ids))
+    terms = Terms(
+        run=run,
+        tokenizer=fingerprint,
+        temperature=sampling.temperature,
+        vocab_size=vocab_size,
+        end_ids=end_ids,
+        group_size=recipe.rollouts_per_group,
+        max_completion_length=sampling.max_completion_length,
+        stop=sampling.stop,
+        prompts=task.train,
+        assigned=partial(assigned, recipe, len(task.train)),
+        roster=frozenset(p.name for p in recipe.peers),
+        max_groups=recipe.prompts_per_peer,
+    )
+    return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
+
+
+def text_form(
+    recipe: Recipe,
+    name: str,
+    speaker: Speaker,
+    own_ends: Collection[int],
+    prompt_ids: PromptIds,
+    terms: Terms,
+    score: Score,
+) -> tuple[Admitter, Callable[[Sequence[Group]], Sequence[Group]]]:
+    """An admitter of messages of text, and what writes own groups as text."""
+    sampling = recipe.sampling
+    text = speaker.model.config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
+
+    def most_tokens(item: int) -> int:
+        return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids[item]))
+
+    def detokenize(ids: Sequence[int]) -> str:
+        return cut_at(sampling.stop, speaker.detokenize(ids))
+
+    known, vocabulary = TokenBytes.of(speaker.tokenizer), speaker.tokenizer.get_vocab()
+    named = [vocabulary[token] for token in end_tokens_of(recipe, speaker.tokenizer)]
+    end_id = end_of_text(f"peer {name!r}", known, own_ends, named)
+    # An end with bytes is sent as text. Peers of one fingerprint have the same ends, so they number them alike.
+    ends = [end for end in sorted(terms.end_ids) if not known.sizes(np.array([end]))[0]]
+    reader = TextReader(terms.tokenizer, known, end_id, ends, most_tokens)
+    admitter = Admitter(terms_of_text(terms), score, detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader)
+    most_bytes = MOST_BYTES * sampling.max_completion_length
+    return admitter, partial(write_groups, known=known, end_ids=ends, most_bytes=most_bytes)
+
+
+def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:
+    """The recipe's end tokens for a peer. If ``text`` is exchanged, those that its vocabulary lacks are others'."""
+    vocabulary = tokenizer.get_vocab()
+    text = text or recipe.exchange == "text"
+    return [token for token in recipe.sampling.end_tokens if token in vocabulary or not text]

@@ -1,0 +1,159 @@
+"""Peers of one machine learn together: who computes when, and what each gets of the others.
+
+Each peer is a generator, see :meth:`ftis.run.training.Trainer.train`: it yields what it offers in a round, and goes on
+with what the others sent. A loop in one process, or a parent with a pipe to each peer's process, asks :class:`Turns`
+whom to let go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+
+from ftis.admission import Collected
+from ftis.config import Recipe
+from ftis.member import Outgoing
+from ftis.records.files import write_whole
+
+Rounds = Generator[Outgoing, Collected | None, None]
+"""A peer's rounds. It begins with None. After that, None asks it to stop with the rounds that it has finished."""
+
+Reply = tuple[str, Collected | None]
+"""Whom to let go on, and with what."""
+
+
+class Late:
+    """Messages of peers with ``rounds_late``, kept as files until they are due.
+
+    A message stays until the swarm cannot be resumed from before the round in which it is due.
+
+    Args:
+        directory: of this swarm.
+    """
+
+    def __init__(self, recipe: Recipe, directory: Path) -> None:
+        self.by = {peer.name: peer.rounds_late for peer in recipe.peers if peer.rounds_late}
+        self._directory = directory
+        self._kept = recipe.training.save_every * (recipe.training.save_total_limit or 1)
+
+    def keep(self, outgoing: Mapping[str, Outgoing]) -> None:
+        """Keep the messages of a round that come late, and delete those that nobody can need again."""
+        for name in outgoing.keys() & self.by.keys():
+            round = outgoing[name].round
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path(name, round), outgoing[name].message, sync=False)
+            self._path(name, round - self.by[name] - self._kept - 1).unlink(missing_ok=True)
+
+    def due(self, round: int) -> list[tuple[str, int, bytes]]:
+        """(sender, its round, message) of what arrives in ``round``."""
+        sent = [(name, round - by) for name, by in sorted(self.by.items())]
+        return [(name, of, path.read_bytes()) for name, of in sent if (path := self._path(name, of)).exists()]
+
+    def _path(self, peer: str, round: int) -> Path:
+        return self._directory / f"{round:06d}-{peer}.ftis"
+
+
+def delivered(sent: Mapping[str, Outgoing], late: Late) -> dict[str, Collected]:
+    """What each peer of a swarm gets of a round in which all have offered.
+
+    Every peer of a machine delivers, so those in ``skip`` are delivered too, and the peer itself rejects them.
+    """
+    late.keep(sent)
+    arrived = late.due(next(iter(sent.values())).round)
+    return {name: _for_one(name, sent, late, arrived) for name in sent}
+
+
+def _for_one(
+    name: str, sent: Mapping[str, Outgoing], late: Late, arrived: Sequence[tuple[str, int, bytes]]
+) -> Collected:
+    others = [other for other in sent if other != name]
+    offered_only = tuple(other for other in others if other in sent[name].offers_only)
+    return Collected(
+        {other: sent[other].message for other in others if other not in offered_only and other not in late.by},
+        missing=tuple(other for other in others if other in late.by and other not in offered_only),
+        late=tuple(message for message in arrived if message[0] != name),
+        offered_only=offered_only,
+    )
+
+
+class Turns:
+    """Who of some peers computes, at most so many at a time, and with what each goes on.
+
+    A peer :meth:`asks` when it is ready and after each message, and computes no more until :meth:`next` names it. A
+    swarm goes on once all its peers have offered. Where one has left, nobody can finish the round: the others stop.
+
+    Args:
+        swarms: the peers' names, swarm by swarm.
+        late: of each swarm.
+    """
+
+    def __init__(self, swarms: Sequence[Sequence[str]], late: Sequence[Late], at_a_time: int) -> None:
+        self._swarms = [tuple(swarm) for swarm in swarms]
+        self._late, self._at_a_time = late, at_a_time
+        self._sent: dict[str, Outgoing] = {}
+        self._left: set[str] = set()
+        self._computing: set[str] = set()
+        self._due: deque[Reply] = deque()
+
+    def asks(self, peer: str, outgoing: Outgoing | None) -> None:
+        """``peer`` waits: to begin (None), or for what the others send in the round of ``outgoing``."""
+        self._computing.discard(peer)
+        if outgoing is None:
+            self._due.append((peer, None))
+            return
+        self._sent[peer] = outgoing
+        self._close(peer)
+
+    def left(self, peer: str) -> None:
+        """``peer`` has ended, at its last round or before."""
+        self._computing.discard(peer)
+        self._left.add(peer)
+        self._close(peer)
+
+    def next(self) -> list[Reply]:
+        """Who goes on now. Each counts as computing until it asks again or has left."""
+        free = self._at_a_time - len(self._computing)
+        replies = [self._due.popleft() for _ in range(min(free, len(self._due)))]
+        self._computing |= {peer for peer, _ in replies}
+        return replies
+
+    def _close(self, peer: str) -> None:
+        """Let the swarm of ``peer`` go on if it can, or stop."""
+        index = next(i for i, swarm in enumerate(self._swarms) if peer in swarm)
+        swarm = self._swarms[index]
+        waiting = {name: self._sent[name] for name in swarm if name in self._sent}
+        if len(waiting) == len(swarm):
+            self._due.extend(delivered(waiting, self._late[index]).items())
+        elif self._left.intersection(swarm):
+            self._due.extend((name, None) for name in waiting)
+        else:
+            return
+        for name in waiting:
+            del self._sent[name]
+
+
+def in_turns(peers: Mapping[str, Rounds], late: Late, after_turn: Callable[[], None] = lambda: None) -> None:
+    """Let the peers of one swarm go on in this process, one at a time, until all have ended.
+
+    Args:
+        after_turn: called after each turn.
+
+    Raises:
+        Exception: the first error of a peer, once the others have stopped.
+    """
+    turns, failure = Turns([tuple(peers)], [late], 1), None
+    for name in peers:
+        turns.asks(name, None)
+    while replies := turns.next():
+        for name, reply in replies:
+            try:
+                turns.asks(name, peers[name].send(reply))
+            except StopIteration:
+                turns.left(name)
+            except Exception as error:  # of one peer: raised once the others have saved what they have
+                failure = failure or error
+                turns.left(name)
+            after_turn()
+    if failure is not None:
+        raise failure

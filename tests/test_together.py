@@ -1,0 +1,164 @@
+"""Peers of one machine: who computes when, what each gets, who stops with whom, and messages that come late."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis.admission import Collected
+from ftis.config import Recipe
+from ftis.member import Outgoing
+from ftis.recipe.parsing import parse
+from ftis.run.together import Late, Rounds, Turns, delivered, in_turns
+
+
+def recipe_of(names: str, late: dict[str, int] | None = None, **training: Any) -> Recipe:
+    peers = [{"name": name, "model": "m", "rounds_late": (late or {}).get(name, 0)} for name in names]
+    return parse({"name": "r", "task": {"name": "clock"}, "peers": peers, "training": training}, where="test")
+
+
+def nothing_late(names: str) -> Late:
+    return Late(recipe_of(names), Path("/nowhere"))
+
+
+def message(peer: str, round: int) -> bytes:
+    return f"{peer} in round {round}".encode() + bytes(round + 1)
+
+
+def outgoing(peer: str, round: int, **wishes: Any) -> Outgoing:
+    return Outgoing(round, message(peer, round), (), **wishes)
+
+
+def others(names: str, own: str, round: int) -> Collected:
+    return Collected({name: message(name, round) for name in names if name != own})
+
+
+# --- what each gets ---------------------------------------------------------------------------------------------------
+
+
+def test_each_gets_the_others_messages_and_not_its_own() -> None:
+    sent = {name: outgoing(name, 3) for name in "abc"}
+    assert delivered(sent, nothing_late("abc")) == {name: others("abc", name, 3) for name in "abc"}
+    assert delivered({"a": outgoing("a", 0)}, nothing_late("a")) == {"a": Collected({})}
+
+
+def test_a_message_that_is_not_wanted_is_offered_only_and_a_skipped_peer_is_delivered() -> None:
+    wishes = {"skip": frozenset("b"), "offers_only": frozenset("c")}
+    sent = {"a": outgoing("a", 0, **wishes), "b": outgoing("b", 0), "c": outgoing("c", 0)}
+    got = delivered(sent, nothing_late("abc"))
+    assert got["a"] == Collected({"b": message("b", 0)}, offered_only=("c",))
+    assert got["b"] == others("abc", "b", 0)
+
+
+def test_late_messages_come_once_and_so_many_rounds_late(tmp_path: Path) -> None:
+    late = Late(recipe_of("abcd", {"c": 1, "d": 2}), tmp_path / "late")
+    got = [delivered({name: outgoing(name, round) for name in "abcd"}, late)["a"] for round in range(4)]
+    assert [list(collected.messages) for collected in got] == [["b"]] * 4
+    assert [collected.missing for collected in got] == [("c", "d")] * 4
+    assert [[message[:2] for message in collected.late] for collected in got] == [
+        [],
+        [("c", 0)],
+        [("c", 1), ("d", 0)],
+        [("c", 2), ("d", 1)],
+    ]
+    assert all(data == message(name, round) for collected in got for name, round, data in collected.late)
+    again = Late(recipe_of("abcd", {"c": 1, "d": 2}), tmp_path / "late")  # resumed
+    assert delivered({name: outgoing(name, 3) for name in "abcd"}, again)["a"] == got[3]
+    assert [message[:2] for message in delivered({n: outgoing(n, 4) for n in "abcd"}, again)["d"].late] == [("c", 3)]
+
+
+def test_late_messages_are_deleted_once_no_resume_can_need_them(tmp_path: Path) -> None:
+    late = Late(recipe_of("ab", {"b": 2}, save_every=5, save_total_limit=2), tmp_path)
+    for round in range(50):
+        delivered({name: outgoing(name, round) for name in "ab"}, late)
+        # The run can go back to its two last checkpoints, and a message is due two rounds after its own.
+        assert {int(path.name[:6]) for path in tmp_path.iterdir()} >= set(range(max(0, round - 12), round + 1))
+    assert len(list(tmp_path.iterdir())) <= 14
+
+
+# --- who computes -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    swarms=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    at_a_time=st.integers(1, 5),
+    rounds=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+    leaver=st.none() | st.tuples(st.integers(0, 20), st.integers(0, 4)),
+)
+def test_any_order_gives_each_every_message_and_stops_a_swarm_after_one_round(
+    swarms: list[int], at_a_time: int, rounds: int, seed: int, leaver: tuple[int, int] | None
+) -> None:
+    """Peers compute in any order. One of them may leave in the middle."""
+    names = [[f"{index}-{member}" for member in range(size)] for index, size in enumerate(swarms)]
+    every = [name for swarm in names for name in swarm]
+    swarm_of = {name: swarm for swarm in names for name in swarm}
+    leaves = {every[leaver[0] % len(every)]: leaver[1]} if leaver else {}
+    turns = Turns(names, [nothing_late("x")] * len(names), at_a_time)
+    rng, finished, computing, ended = random.Random(seed), Counter[str](), dict[str, int | None](), set[str]()
+    for name in every:
+        turns.asks(name, None)
+    awaited: dict[str, int] = {}
+    while len(ended) < len(every):
+        for name, reply in turns.next():
+            assert name not in computing
+            if name not in awaited:
+                computing[name] = 0
+            elif reply is None:
+                computing[name] = None  # asked to stop
+            else:
+                round = awaited[name]
+                assert reply.messages == {n: message(n, round) for n in swarm_of[name] if n != name}
+                finished[name] += 1
+                computing[name] = round + 1
+        assert 0 < len(computing) <= at_a_time, "nobody can go on"
+        name = rng.choice(sorted(computing))
+        next_round = computing.pop(name)
+        if next_round is None or next_round == rounds or leaves.get(name) == next_round:
+            ended.add(name)
+            turns.left(name)
+        else:
+            awaited[name] = next_round
+            turns.asks(name, outgoing(name, next_round))
+    assert turns.next() == []
+    for swarm in names:
+        expected = min([rounds, *(leaves[name] for name in swarm if name in leaves)])
+        assert {finished[name] for name in swarm} == {expected}
+
+
+# --- in one process ---------------------------------------------------------------------------------------------------
+
+
+def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> Rounds:
+    for round in range(rounds):
+        log.append(f"{name} begins {round}")
+        if round == fails_in:
+            raise OSError(f"{name} fails")
+        collected = yield outgoing(name, round)
+        if collected is None:
+            log.append(f"{name} stops in {round}")
+            return
+        log.append(f"{name} finishes {round} with {''.join(collected.messages)}")
+
+
+def test_peers_of_a_process_take_turns_and_something_follows_each_turn() -> None:
+    log: list[str] = []
+    in_turns({name: peer(name, 2, log) for name in "ab"}, nothing_late("ab"), lambda: log.append("-"))
+    assert log == [
+        *("a begins 0", "-", "b begins 0", "-"),
+        *("a finishes 0 with b", "a begins 1", "-", "b finishes 0 with a", "b begins 1", "-"),
+        *("a finishes 1 with b", "-", "b finishes 1 with a", "-"),
+    ]
+
+
+def test_where_one_fails_the_others_stop_before_its_error_is_raised() -> None:
+    log: list[str] = []
+    with pytest.raises(OSError, match="b fails"):
+        in_turns({n: peer(n, 3, log, fails_in=1 if n == "b" else -1) for n in "abc"}, nothing_late("abc"))
+    assert [line for line in log if "stops" in line] == ["a stops in 1", "c stops in 1"]
