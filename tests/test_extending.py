@@ -83,7 +83,7 @@ def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, lis
 def test_every_example_is_short_and_every_seam_has_one() -> None:
     assert set(MODULES) == {
         "my_objectives", "my_selections", "my_defences", "my_samplers", "my_tasks", "my_rewards", "my_trackers",
-        "my_attacks", "my_exchange", "my_swarm",
+        "my_attacks", "my_swarm",
     }  # fmt: skip
     lengths = {name: sum(bool(line.strip()) for line in text.splitlines()) for name, text in MODULES.items()}
     assert max(lengths.values()) <= 20, lengths
