@@ -105,7 +105,7 @@ LIGHT = [
     "records.reading",
     "view.contents",
 ]
-LARGEST_CORE = 3660
+LARGEST_CORE = 3700
 
 
 def modules() -> list[str]:
