@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,123 +28,95 @@ def own(dataset: str, answer: str, **metadata: Any) -> OwnScore:
     return OwnScore(dataset=dataset, options="{}", entry=json.dumps(entry))
 
 
-COUNTDOWN = own("countdown", "49*(85 - 1)/14 - 42 - 73", numbers=[73, 85, 1, 42, 14, 49], target=179)
 EXPECTED = "49*(85 - 1)/14 - 42 - 73"
+COUNTDOWN = own("countdown", EXPECTED, numbers=[73, 85, 1, 42, 14, 49], target=179)
+NUMBERS_24 = {"numbers": [8, 5, 1, 2]}
+INTEGRAL = {"integrand": "6*x**2", "variable": "x"}
 
 
 def score(answer: str) -> float:
     return answer_score(answer, EXPECTED, "reasoning_gym", COUNTDOWN)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        EXPECTED,
-        "49*(85-1)/14-42-73",
-        " (85 - 1) * 49 / 14 - (73 + 42) ",
-        "-42 + 49*(85 - 1)/14 - 73",
-        "49/14*(85-1)-73-42",
-    ],
-)
-def test_every_right_answer_is_right(answer: str) -> None:
-    assert score(answer) == 1.0
+def entries_of(dataset: str, seed: int = 5, **options: Any) -> list[dict[str, Any]]:
+    made = reasoning_gym.create_dataset(dataset, size=8, seed=seed, **options)
+    entries = [{key: made[i][key] for key in ("question", "answer", "metadata")} for i in range(8)]
+    return json.loads(json.dumps(entries, default=repr))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("answer", ["", "179", "49*(85 - 1)/14 - 42", "49*(85 - 1)/14 - 42 - 74", "four"])
-def test_a_wrong_answer_is_wrong(answer: str) -> None:
-    assert score(answer) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("dataset", "answer", "metadata", "given", "least"),
-    [
+def test_a_right_answer_is_right_in_any_spelling() -> None:
+    for answer in (EXPECTED, "49*(85-1)/14-42-73", " (85 - 1) * 49 / 14 - (73 + 42) ", "-42 + 49*(85 - 1)/14 - 73"):
+        assert score(answer) == 1.0
+    for dataset, answer, metadata, given, least in (
         ("chain_sum", "-1038", {}, "-1,038.0", 1.0),
-        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "C + x**3 * 2", 1.0),
-        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "2*x**2 + C", 0.0),
+        ("simple_integration", "2*x**3 + C", INTEGRAL, "C + x**3 * 2", 1.0),
         ("polynomial_multiplication", "x**2 - 1", {"variables": ["x"]}, "-1+x*x", 1.0),
-        ("puzzle24", "8*(5*1 - 2)", {"numbers": [8, 5, 1, 2]}, "(5*1-2)*8", 1.0),
+        ("puzzle24", "8*(5*1 - 2)", NUMBERS_24, "(5*1-2)*8", 1.0),
         ("string_insertion", "ABCD", {}, "['A', 'B', 'C', 'D']", 0.1),
-    ],
-)
-def test_other_spellings(dataset: str, answer: str, metadata: dict[str, Any], given: str, least: float) -> None:
-    found = answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata))
-    assert found >= least if least else found < 0.5
+    ):
+        assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) >= least
+    (entry, *_) = entries_of("bitwise_arithmetic")
+    known = OwnScore(dataset="bitwise_arithmetic", options="{}", entry=json.dumps(entry))
+    assert answer_score(str(int(entry["answer"], 16)), entry["answer"], "reasoning_gym", known) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("dataset", "answer", "metadata", "given"),
-    [
+def test_what_a_scorer_takes_for_an_answer_is_none() -> None:
+    for answer in ("", "179", "49*(85 - 1)/14 - 42", "49*(85 - 1)/14 - 42 - 74", "four"):
+        assert score(answer) < 0.1
+    for spelled in ("179e0+0e0*(73+85+1+42+14+49)", "1_79+0_0*(73+85+1+42+14+49)", "(x+x)/x + 73+85+14-42+49-1-x/x"):
+        assert score(spelled) < 0.5
+    for dataset, answer, metadata, given in (
+        ("simple_integration", "2*x**3 + C", INTEGRAL, "2*x**2 + C"),
+        ("simple_integration", "2*x**3 + C", INTEGRAL, "Infinity"),
         ("complex_arithmetic", "3.0 - 2.0i", {"result": [3, -2], "real": 3, "imag": -2}, "nan"),
         ("number_sorting", "['1.0', '2.0']", {"original_numbers": ["2.0", "1.0"]}, "[NaN, NaN]"),
-        ("puzzle24", "8*(5*1 - 2)", {"numbers": [8, 5, 1, 2]}, "6*4*1*1"),
-        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "179e0+0e0*(73+85+1+42+14+49)"),
-        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "1_79+0_0*(73+85+1+42+14+49)"),
-        ("countdown", EXPECTED, {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}, "(x+x)/x + 73+85+14-42+49-1-x/x"),
-        ("simple_integration", "2*x**3 + C", {"integrand": "6*x**2", "variable": "x"}, "Infinity"),
-    ],
-)
-def test_what_a_scorer_takes_for_an_answer_is_none(
-    dataset: str, answer: str, metadata: dict[str, Any], given: str
-) -> None:
-    assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
+        ("puzzle24", "8*(5*1 - 2)", NUMBERS_24, "6*4*1*1"),
+    ):
+        assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
 
 
-def entries_of(dataset: str, seed: int = 5, **options: Any) -> list[dict[str, Any]]:
-    reasoning_gym = pytest.importorskip("reasoning_gym")
-    made = reasoning_gym.create_dataset(dataset, size=8, seed=seed, **options)
-    return [{key: made[i][key] for key in ("question", "answer", "metadata")} for i in range(8)]
+# --- which scorers are trusted ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dataset", "itself"),
-    [
+@pytest.fixture
+def unguarded() -> Iterator[None]:
+    yield
+    gym_judge._guard(False)
+    gym_judge._dataset.cache_clear()
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_data_set_scores_itself_if_right_is_right_and_wrong_is_wrong() -> None:
+    for dataset, itself in (
         ("countdown", True),
-        ("chain_sum", True),
         ("bitwise_arithmetic", True),  # evaluates its own problem, which stays possible
         ("simple_integration", True),
         ("gcd", False),  # has no scorer of its own
         ("game_of_life_halting", False),  # any text is right there
         ("coin_flip", False),  # 0 is
-        ("rearc", False),  # its problems do not survive JSON
-    ],
-)
-def test_a_data_set_scores_itself_where_right_is_right_and_wrong_is_wrong(dataset: str, itself: bool) -> None:
-    entries = entries_of(dataset)
-    try:
-        assert gym_judge.scores_itself(dataset, {}, entries) == itself
-    finally:
-        gym_judge._guard(False)
-        gym_judge._dataset.cache_clear()
-
-
-@pytest.mark.parametrize("seed", [1000, 2000, 3000])
-def test_boards_that_share_solutions_are_scored_by_their_own_scorer(seed: int) -> None:
-    entries = [json.loads(json.dumps(entry)) for entry in entries_of("n_queens", seed)]
-    try:
+    ):
+        assert gym_judge.scores_itself(dataset, {}, entries_of(dataset)) == itself, dataset
+    for seed in (1000, 2000, 3000):
+        boards = entries_of("n_queens", seed)
         shared = [
-            (entry["question"], other["answer"])
-            for entry in entries
-            for other in entries
-            if other["answer"] != entry["answer"]
-            and gym_judge.judge("n_queens", "{}", entry, other["answer"].strip()) == 1
+            (one["question"], other["answer"])
+            for one in boards
+            for other in boards
+            if other["answer"] != one["answer"] and gym_judge.judge("n_queens", "{}", one, other["answer"].strip()) == 1
         ]
         assert shared  # another problem's answer is right here too
-        assert gym_judge.scores_itself("n_queens", {}, entries)
-    finally:
-        gym_judge._guard(False)
-        gym_judge._dataset.cache_clear()
+        assert gym_judge.scores_itself("n_queens", {}, boards)
 
 
-@pytest.mark.parametrize(
-    ("own", "others", "wrong", "itself"),
-    [(8, 0, 0, True), (6, 0, 0, True), (5, 0, 0, False), (8, 27, 0, True), (8, 28, 0, False), (8, 0, 1, False)],
-)
-def test_when_a_scorer_is_trusted(
-    own: int, others: int, wrong: int, itself: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Scoring:
+    def score_answer(self) -> None:
+        """Its own, not the library's."""
+
+
+def test_when_a_scorer_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 answers so many score 1, of the 56 pairs with another's answer, and of texts that are none."""
-    entries = [{"question": f"q{i}", "answer": f"answer {i}", "metadata": {}} for i in range(8)]
-    left = {"own": own, "others": others, "wrong": wrong}
+    monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
+    entries: list[dict[str, Any]] = [{"question": f"q{i}", "answer": f"answer {i}", "metadata": {}} for i in range(8)]
 
     def score(dataset: str, options: str, entry: dict[str, str], text: str) -> float:
         kind = "own" if text == entry["answer"] else "wrong" if text in gym_judge.WRONG else "others"
@@ -154,21 +124,23 @@ def test_when_a_scorer_is_trusted(
         return float(left[kind] >= 0)
 
     monkeypatch.setattr(gym_judge, "_score", score)
-    monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
-    assert gym_judge.scores_itself("any", {}, entries) == itself
+    for own, others, wrong, itself in (
+        *((8, 0, 0, True), (6, 0, 0, True), (5, 0, 0, False)),
+        *((8, 27, 0, True), (8, 28, 0, False), (8, 0, 1, False)),
+    ):
+        left = {"own": own, "others": others, "wrong": wrong}
+        assert gym_judge.scores_itself("any", {}, entries) == itself
+    monkeypatch.setattr(gym_judge, "_score", lambda dataset, options, entry, text: float(text == "right"))
+    for answers, itself in (((None, None), True), ((None, "right"), True), ((None, "odd"), False)):
+        unanswered = [{"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)]
+        assert gym_judge.scores_itself("any", {}, unanswered) == itself
 
 
 @pytest.mark.parametrize(
     ("dataset", "known"),
-    [
-        ("graph_color", "possible_answer"),
-        ("rubiks_cube", "example_correct_answer"),
-        ("propositional_logic", "example_answer"),
-        ("boxnet", None),
-        ("rush_hour", None),
-    ],
+    [("graph_color", "possible_answer"), ("propositional_logic", "example_answer"), ("boxnet", None)],
 )
-def test_where_a_data_set_gives_no_answers_what_solves_the_problem_is_right(dataset: str, known: str | None) -> None:
+def test_any_solution_is_right_if_a_data_set_gives_no_answers(dataset: str, known: str | None) -> None:
     task = load_task(TaskConfig(name=f"reasoning_gym:{dataset}", train_size=12, validation_size=2))
     assert task.answer_kind == "reasoning_gym"
     scorer = load_scorer(RewardConfig(), PromptConfig(), task.answer_kind)
@@ -189,37 +161,11 @@ def test_where_a_data_set_gives_no_answers_what_solves_the_problem_is_right(data
 
 def test_a_solved_board_of_rush_hour_is_right() -> None:
     (entry, *_) = entries_of("rush_hour", min_moves=1, max_moves=1)
-    known = own("rush_hour", "")
-    known["entry"] = json.dumps(entry)
+    known = OwnScore(dataset="rush_hour", options="{}", entry=json.dumps(entry))
     # The red car AA is to leave at the right: one move is enough, of so many places.
     scores = {places: answer_score(f"AA+{places}", "", "reasoning_gym", known) for places in range(1, 5)}
     assert max(scores.values()) == 1.0
     assert min(scores.values()) < 0.1
-
-
-@pytest.mark.parametrize(("answers", "itself"), [((None, None), True), ((None, "right"), True), ((None, "odd"), False)])
-def test_problems_without_an_answer_say_nothing_of_a_scorer(
-    answers: tuple[str | None, ...], itself: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one that gives 1 to the text "right" alone."""
-    entries: list[dict[str, Any]] = [
-        {"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)
-    ]
-    monkeypatch.setattr(gym_judge, "_score", lambda dataset, options, entry, text: float(text == "right"))
-    monkeypatch.setattr(gym_judge, "_dataset", lambda dataset, options: object.__new__(Scoring))
-    assert gym_judge.scores_itself("any", {}, entries) == itself
-
-
-class Scoring:
-    def score_answer(self) -> None:
-        """Its own, not the library's."""
-
-
-def test_bitwise_arithmetic_has_many_spellings() -> None:
-    (entry, *_) = entries_of("bitwise_arithmetic")
-    known = own("bitwise_arithmetic", entry["answer"])
-    known["entry"] = json.dumps(entry)
-    assert answer_score(str(int(entry["answer"], 16)), entry["answer"], "reasoning_gym", known) == 1.0
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------
@@ -237,18 +183,13 @@ def test_an_answer_of_thousands_of_characters_has_other_spellings() -> None:
     assert answer_score(backwards + " " * 9999 + "x", entry["answer"], "reasoning_gym", known) == 0.0
 
 
-@pytest.fixture(scope="module")
-def impatient_helper() -> Iterator[Helper]:
-    impatient = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
-    yield impatient
-    impatient.stop()
-
-
-def attacks(mark: Path) -> list[str]:
-    touch = f"open({str(mark)!r}, 'w')"
-    return [
+@pytest.mark.parametrize("dataset", ["countdown", "polynomial_multiplication", "n_queens", "string_insertion"])
+def test_an_answer_is_never_run(dataset: str, tmp_path: Path) -> None:
+    touch = f"open({str(tmp_path / 'run')!r}, 'w')"
+    entry = own(dataset, "1", numbers=[1], target=1, variables=["x"], valid_answers=["1"])
+    for attack in (
         touch,
-        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+        f"__import__('pathlib').Path({str(tmp_path / 'run')!r}).touch()",
         f"[c for c in ().__class__.__base__.__subclasses__()] + {touch}",
         f"(lambda: {touch})()",
         f'exec("{touch}")',
@@ -257,51 +198,32 @@ def attacks(mark: Path) -> list[str]:
         f"'a'.join([{touch}])",
         f"sqrt.__globals__ and {touch}",
         f"Integer({touch})",
-    ]
-
-
-@pytest.mark.parametrize("attack", range(10))
-@pytest.mark.parametrize("dataset", ["countdown", "polynomial_multiplication", "n_queens", "string_insertion"])
-def test_an_answer_is_never_run(dataset: str, attack: int, tmp_path: Path) -> None:
-    text = attacks(tmp_path / "run")[attack]
-    entry = own(dataset, "1", numbers=[1], target=1, variables=["x"], valid_answers=["1"])
-    gym.score(dataset, entry["options"], entry["entry"], text)
-    assert not (tmp_path / "run").exists()
+    ):
+        gym.score(dataset, entry["options"], entry["entry"], attack)
+        assert not (tmp_path / "run").exists()
     assert score("49*(85-1)/14 - 42 - 73") == 1.0  # and the helper goes on
 
 
-def test_an_answer_that_takes_too_long_is_wrong(impatient_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gym, "_helper", impatient_helper)
+def test_an_answer_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
+    monkeypatch.setattr(gym, "_helper", impatient)
     monkeypatch.setattr(helper, "CPU_SECONDS", 1.0)
     gym.score.cache_clear()
     for hostile in ("9**9**9**9", "(" * 200 + "1" + ")" * 200, "9" * 500, "\ud800", "\x00"):
         assert score(hostile) < 0.1
     assert score("49*(85-1)/14-73-42") == 1.0
+    impatient.stop()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "Integer (3 )*Symbol ('x' )**Integer (2 )+C",
-        "-sin (Symbol ('x' ))/Float ('1.5' )+pi *E",
-        "Integer (1 )/x",
-    ],
-)
-def test_a_formula(code: str) -> None:
-    gym_judge.require_formula(code, {"x": 1, "C": 2})
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_a_formula_is_all_that_sympy_reads() -> None:
+    power, quotient = "Integer (3 )*Symbol ('x' )**Integer (2 )+C", "-sin (Symbol ('x' ))/Float ('1.5' )+pi *E"
+    for formula in (power, quotient, "Integer (1 )/x"):
+        gym_judge.require_formula(formula, {"x": 1, "C": 2})
+    calls = ["lambda: 1", "Symbol('x', real=True)", "Symbol('x')(1)", "open", "y"]
+    values = [
         "x.real",
         "x[0]",
         "[1]",
-        "lambda: 1",
-        "Symbol('x', real=True)",
-        "Symbol('x')(1)",
-        "open",
-        "y",
         "'a b'",
         "f'{x}'",
         "b'a'",
@@ -311,11 +233,10 @@ def test_a_formula(code: str) -> None:
         "x := 1",
         "x @ x",
         "*x",
-    ],
-)
-def test_what_is_no_formula(code: str) -> None:
-    with pytest.raises((ValueError, SyntaxError)):
-        gym_judge.require_formula(code, {"x": 1})
+    ]
+    for code in calls + values:
+        with pytest.raises((ValueError, SyntaxError)):
+            gym_judge.require_formula(code, {"x": 1})
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
@@ -335,31 +256,5 @@ def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:
     assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.0]
     assert reward(near, partial_credit=True, format_weight=0.2) == pytest.approx(0.2 + 0.8 * 0.05)
     assert reward(right, answer="exact") == 0.0
-
-
-def test_only_its_own_problems_can_be_scored_so() -> None:
-    with pytest.raises(RewardError, match="only its own problems can be scored so"):
+    with pytest.raises(RewardError, match="only problems of reasoning-gym"):
         graded("<think></think><answer>1</answer>", "1", "reasoning_gym")
-
-
-def test_without_reasoning_gym_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
-    script = "print('No module named reasoning_gym')"
-    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-c", script])
-    monkeypatch.setattr(gym, "_helper", broken)
-    gym.score.cache_clear()
-    with pytest.raises(RewardError, match=r"install '\.\[reasoning-gym\]'"):
-        score("1+1")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program does not begin with its parent's peak")
-def test_a_helper_of_a_large_program_is_not_taken_for_large() -> None:
-    """Linux hands a parent's peak on in ``ru_maxrss``: beside a model, a helper was started again for each answer."""
-    told = "import resource; from ftis.rewards.helper import peak_bytes; print(peak_bytes(resource) >> 20)"
-    parent = f"""
-import subprocess, sys
-filled = b"x" * (400 << 20)
-print(subprocess.run([sys.executable, "-c", {told!r}], capture_output=True, text=True, check=True).stdout)
-"""
-    ran = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
-    assert 0 < int(ran.stdout) < 300

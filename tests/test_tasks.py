@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow
@@ -51,21 +52,17 @@ def disjoint(task: Task) -> bool:
     return not set(questions(task.train)) & set(questions(task.validation))
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("gsm8k", {"question_field": "q"}),
-        ("gsm8k", {"options": {"operators": 2}}),
-        ("math500", {"train_size": 5}),
-        ("jsonl", {"options": {"size": 2}}),
-        ("clock", {"path": "somewhere"}),
-        ("word_problems", {"answer_field": "a"}),
-        ("reasoning_gym:leg_counting", {"train_file": "x.jsonl"}),
-    ],
-)
-def test_a_setting_that_would_be_ignored_is_an_error(name: str, keys: dict[str, Any]) -> None:
-    fails(f"task.{next(iter(keys))} = ", name, **keys)
-    fails(f"means nothing to {name!r}; leave it out", name, **keys)
+def test_a_setting_that_would_be_ignored_is_an_error() -> None:
+    for name, key, value in (
+        ("gsm8k", "question_field", "q"),
+        ("gsm8k", "options", {"operators": 2}),
+        ("math500", "train_size", 5),
+        ("jsonl", "options", {"size": 2}),
+        ("clock", "path", "somewhere"),
+        ("word_problems", "answer_field", "a"),
+        ("reasoning_gym:leg_counting", "train_file", "x.jsonl"),
+    ):
+        fails(f"task.{key} = {value!r}: means nothing to {name!r}", name, **{key: value})
 
 
 # --- GSM8K and MATH-500 ---------------------------------------------------------------------------------------------
@@ -151,14 +148,11 @@ def test_math500_from_the_hub_and_from_disk(tmp_path: Path, monkeypatch: pytest.
     assert load("math500", path=str(tmp_path), validation_size=1).validation[0].item == 0
 
 
-@pytest.mark.parametrize("error", [OSError("no route\nto host"), ValueError("bad id"), FileNotFoundError("offline")])
-def test_the_hub_out_of_reach(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(*_: Any, **__: Any) -> str:
-        raise error
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    fails("'openai/gsm8k' cannot be fetched from the Hub: ", "gsm8k")
-    fails("or download it and set task.path to its directory", "math500")
+def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (OSError("no route\nto host"), ValueError("bad id"), FileNotFoundError("offline")):
+        monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
+        fails("'openai/gsm8k' cannot be fetched", "gsm8k")
+        fails("set task.path", "math500")
 
 
 def test_gsm8k_errors(tmp_path: Path) -> None:
@@ -179,7 +173,7 @@ def test_gsm8k_errors(tmp_path: Path) -> None:
     fails("cannot be read as Parquet", "gsm8k", path=path)
 
 
-def test_gsm8k_as_it_is() -> None:
+def test_gsm8k_and_math500_as_they_are() -> None:
     if not (DATA / "gsm8k" / "train.jsonl").is_file():
         pytest.skip("needs ../shared/data/gsm8k beside the checkout")
     task = load("gsm8k", path=str(DATA / "gsm8k"))
@@ -187,11 +181,6 @@ def test_gsm8k_as_it_is() -> None:
     assert disjoint(task)
     assert len(set(questions(task.train))) == 7473
     assert all(answers_equal(p.answer, str(int(p.answer)), "number") for p in task.train + task.validation)
-
-
-def test_math500_as_it_is() -> None:
-    if not (DATA / "math500" / "test.jsonl").is_file():
-        pytest.skip("needs ../shared/data/math500 beside the checkout")
     task = load("math500", path=str(DATA / "math500"))
     assert (len(task.train), len(task.validation)) == (0, 500)
 
@@ -273,43 +262,36 @@ GOOD = {"question": "q", "answer": "a"}
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "place", "named"),
     [
-        ([], ": holds no problems; write one JSON object a line"),
-        (["", "  "], ": holds no problems"),
-        ([GOOD, "", "{"], ", line 3: is not JSON: "),
-        (["[" * 100_000], ", line 1: is not JSON: "),
-        (['{"question": NaN}'], ", line 1: is not JSON: NaN is not a JSON value"),
-        ([GOOD, [1]], ", line 2: is a list, not an object"),
-        (["null"], ", line 1: is a NoneType, not an object"),
-        ([{"answer": "a", "prompt": "q"}], ", line 1: has no field 'question'; fields there: answer, prompt"),
-        ([{"question": "q"}], ", line 1: has no field 'answer'; fields there: question"),
-        (["{}"], ", line 1: has no field 'question'; fields there: none"),
-        (
-            [{"question": "q\ud800", "answer": "a"}],
-            r", line 1: 'question' holds '\ud800', half of a character: write the whole of it",
-        ),
-        ([{"question": 3, "answer": "a"}], ", line 1: 'question' is 3; write a text that is not blank"),
-        ([{"question": " ", "answer": "a"}], ", line 1: 'question' is ' '; write a text"),
-        ([{"question": "q", "answer": None}], ", line 1: 'answer' is None; write a string"),
-        ([{"question": "q", "answer": True}], ", line 1: 'answer' is True; write a string"),
-        ([{"question": "q", "answer": ["a"]}], ", line 1: 'answer' is ['a']; write a string"),
-        ([{"question": "q", "answer": ""}], ", line 1: 'answer' is ''; write a string"),
-        (['{"question": "q", "answer": 1e999}'], ", line 1: 'answer' is inf, not a finite number"),
-        ([GOOD], "holding out 1 of 1 different problems leaves none to train on"),
-        ([GOOD, GOOD], "holding out 1 of 1 different problems leaves none to train on"),
+        ([], "", "holds no problems"),
+        (["", "  "], "", "holds no problems"),
+        ([GOOD, "", "{"], ", line 3", "is not JSON"),
+        ([GOOD, '{"question": "q", "answer": "3"'], ", line 2", "at column 32"),
+        (["[" * 100_000], ", line 1", "is not JSON"),
+        (['{"question": NaN}'], ", line 1", "NaN is not a JSON value"),
+        ([GOOD, [1]], ", line 2", "is a list"),
+        (["null"], ", line 1", "is a NoneType"),
+        ([{"answer": "a", "prompt": "q"}], ", line 1", "no field 'question'; fields there: answer, prompt"),
+        ([{"question": "q"}], ", line 1", "no field 'answer'; fields there: question"),
+        (["{}"], ", line 1", "fields there: none"),
+        ([{"question": "q\ud800", "answer": "a"}], ", line 1", r"'question' holds '\ud800'"),
+        ([GOOD, GOOD], "", "holding out 1 of 1 different problems"),
+        *(([{**GOOD, "question": odd}], ", line 1", f"'question' is {odd!r}") for odd in (3, " ", None)),
+        *(([{**GOOD, "answer": odd}], ", line 1", f"'answer' is {odd!r}") for odd in (None, True, ["a"], "")),
+        (['{"question": "q", "answer": 1e999}'], ", line 1", "'answer' is inf"),
     ],
 )
-def test_jsonl_errors_name_the_place(rows: list[Any], message: str, tmp_path: Path) -> None:
+def test_jsonl_errors_name_the_place(rows: list[Any], place: str, named: str, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", rows)
-    fails(f"{file}{message}" if message[0] in ":," else f"{file}: {message}", "jsonl", path=str(file))
+    fails(f"{file}{place}: ", "jsonl", path=str(file))
+    fails(named, "jsonl", path=str(file))
 
 
 def test_jsonl_paths(tmp_path: Path) -> None:
-    fails("task.path is missing: name a .jsonl file or a directory", "jsonl")
+    fails("task.path is missing", "jsonl")
     fails("there is no such file or directory", "jsonl", path=str(tmp_path / "nothing"))
     fails("task.train_file = 'train.jsonl': there is no such file", "jsonl", path=str(tmp_path))
-    fails(".jsonl files there: none", "jsonl", path=str(tmp_path))
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9", "answer": "1"}\n')
     fails("is not UTF-8", "jsonl", path=str(tmp_path / "latin.jsonl"))
 
@@ -327,22 +309,12 @@ def test_a_hold_out_is_a_partition(n: int, seed: int, data: st.DataObject) -> No
 # --- clock ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("question", "steps", "answer"),
-    [
-        ("3+8*7", ("3+8=1", "1*7=7"), "7"),
-        ("0-1", ("0-1=9",), "9"),
-        ("2-9*9+1", ("2-9=3", "3*9=7", "7+1=8"), "8"),
-    ],
-)
-def test_clock_solution(question: str, steps: tuple[str, ...], answer: str) -> None:
-    assert clock_solution(question) == (steps, answer)
-
-
-@pytest.mark.parametrize("question", ["", "3", "3+", "3+0", "33+1", "3/1", "3 + 1", "3+1=", "٣+1"])
-def test_clock_solution_of_something_else(question: str) -> None:
-    with pytest.raises(TaskError, match="is not a clock problem"):
-        clock_solution(question)
+def test_clock_solution() -> None:
+    assert clock_solution("3+8*7") == (("3+8=1", "1*7=7"), "7")
+    assert clock_solution("0-1") == (("0-1=9",), "9")
+    for question in ("", "3", "3+", "3+0", "33+1", "3/1", "3 + 1", "3+1=", "٣+1"):
+        with pytest.raises(TaskError, match="is not a clock problem"):
+            clock_solution(question)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
@@ -394,26 +366,14 @@ def test_clock_with_more_operators_is_drawn() -> None:
     assert task.digest != load("clock", seed=1, **keys).digest
 
 
-@pytest.mark.parametrize("operators", [0, -1, 33, 2.0, "2", True])
-def test_clock_operators_are_a_small_number(operators: object) -> None:
-    fails(
-        f"task.options.operators = {operators!r}: use a whole number from 1 to 32",
-        "clock",
-        options={"operators": operators},
-    )
-
-
-def test_clock_errors() -> None:
-    fails("task.options.operator: clock has one option, 'operators'", "clock", options={"operator": 2})
+def test_clock_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails("task.options.operator: ", "clock", options={"operator": 2})
+    for operators in (0, -1, 33, 2.0, "2", True):
+        fails(f"task.options.operators = {operators!r}: ", "clock", options={"operators": operators})
     fails("task.train_size = 7000: there are only 6569", "clock", train_size=7000)
     fails("task.validation_size = 40: there are only 33", "clock", options={"operators": 1}, validation_size=40)
-
-
-def test_clock_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_ENUMERATED", 0)
-    fails(
-        "task.train_size = 238: clock with 1 operators has too few", "clock", options={"operators": 1}, train_size=238
-    )
+    fails("task.train_size = 238: ", "clock", options={"operators": 1}, train_size=238)
 
 
 # --- word problems --------------------------------------------------------------------------------------------------
@@ -425,24 +385,16 @@ def numbers_of(question: str) -> list[int]:
     return [int(n) for n in NUMBER.findall(question)]
 
 
-@pytest.mark.parametrize(
-    ("steps", "index", "numbers", "answer"),
-    [
-        (1, 0, [3, 4], 7),
-        (1, 1, [9, 2], 11),
-        (1, 2, [9, 2], 7),
-        (1, 3, [5, 5], 0),
-        (1, 4, [6, 7], 42),
-        (2, 0, [4, 8, 12], 0),
-        (2, 1, [10, 8, 3], 5),
-        (2, 2, [3, 4, 5], 17),
-    ],
-)
-def test_word_problem_answers(steps: int, index: int, numbers: list[int], answer: int) -> None:
-    text, solve = words.STORIES[steps][index]
-    assert solve(*numbers) == answer
-    named = dict(zip("abc", numbers, strict=False))
-    assert numbers_of(text.format(name="Amy", things="eggs", **named)) == numbers  # in the order that solve takes them
+def test_word_problem_answers() -> None:
+    answers = {
+        1: [([3, 4], 7), ([9, 2], 11), ([9, 2], 7), ([5, 5], 0), ([6, 7], 42)],
+        2: [([4, 8, 12], 0), ([10, 8, 3], 5), ([3, 4, 5], 17)],
+    }
+    for steps, stories in words.STORIES.items():
+        for (text, solve), (numbers, answer) in zip(stories, answers[steps], strict=True):
+            assert solve(*numbers) == answer
+            named = dict(zip("abc", numbers, strict=False))
+            assert numbers_of(text.format(name="Amy", things="eggs", **named)) == numbers  # in the order of solve
 
 
 def test_word_problems_by_default() -> None:
@@ -469,20 +421,13 @@ def test_numbers_of_validation_never_occur_together_in_training() -> None:
 
 
 def test_word_problem_errors() -> None:
-    fails(
-        "task.options.step: word_problems has the options 'steps' and 'largest'", "word_problems", options={"step": 1}
-    )
+    fails("task.options.step: ", "word_problems", options={"step": 1})
     for steps in (1, [], [3], [True], "12"):
-        fails(f"task.options.steps = {steps!r}: use [1], [2] or [1, 2]", "word_problems", options={"steps": steps})
+        fails(f"task.options.steps = {steps!r}: ", "word_problems", options={"steps": steps})
     for largest in (4, 1001, 6.0, True):
-        message = f"task.options.largest = {largest!r}: use a whole number from 5 to 1000"
-        fails(message, "word_problems", options={"largest": largest})
-    fails(
-        "task.train_size = 20000: there are too few different word problems with numbers up to 5",
-        "word_problems",
-        options={"steps": [1], "largest": 5},
-        train_size=20000,
-    )
+        fails(f"task.options.largest = {largest!r}: ", "word_problems", options={"largest": largest})
+    few = {"options": {"steps": [1], "largest": 5}, "train_size": 20000}
+    fails("task.train_size = 20000: there are too few", "word_problems", **few)
 
 
 # --- reasoning-gym --------------------------------------------------------------------------------------------------
@@ -514,22 +459,13 @@ def test_a_data_set_that_scores_answers_itself_says_how() -> None:
         assert entry["metadata"] == prompt.columns["metadata"]
 
 
-@pytest.mark.parametrize("dataset", ["gcd", "rearc"])
-def test_other_data_sets_compare_texts(dataset: str) -> None:
+def test_other_data_sets_compare_texts() -> None:
     """Those without a scorer of their own, and those whose problems do not survive JSON."""
     pytest.importorskip("reasoning_gym")
-    task = load(f"reasoning_gym:{dataset}", train_size=10, validation_size=4)
-    assert task.answer_kind == "exact"
-    assert "reasoning_gym" not in task.train[0].columns
-
-
-def test_a_broken_line_is_named_with_its_column(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"\n')
-    fails(
-        "train.jsonl, line 2: is not JSON: Expecting ',' delimiter at column 34; write one object",
-        "jsonl",
-        path=str(tmp_path),
-    )
+    for dataset in ("gcd", "rearc"):
+        task = load(f"reasoning_gym:{dataset}", train_size=10, validation_size=4)
+        assert task.answer_kind == "exact"
+        assert "reasoning_gym" not in task.train[0].columns
 
 
 def test_reasoning_gym_errors() -> None:
@@ -551,10 +487,9 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
         return [made(*part) for part in parts], False
 
     monkeypatch.setattr(gym, "_generate", generate)
-    told = "only 12 are different and not among the 10 for training (task.train_size), of which 8 are different; "
-    remedy = "lower task.train_size, as to 4, or set task.validation_size = 12, or widen the problems"
     for size in ({}, {"validation_size": 20}):
-        fails(f"of 800 problems made for validation {told}{remedy}", "reasoning_gym:x", train_size=10, **size)
+        fails("of 800 problems made for validation only 12", "reasoning_gym:x", train_size=10, **size)
+        fails("as to 4, or set task.validation_size = 12,", "reasoning_gym:x", train_size=10, **size)
     task = load("reasoning_gym:x", train_size=10, validation_size=12)
     assert disjoint(task)
     assert len(task.validation) == len(set(questions(task.validation))) == 12
@@ -563,7 +498,7 @@ def test_reasoning_gym_with_few_different_problems(monkeypatch: pytest.MonkeyPat
 
 def test_reasoning_gym_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*; pip install '\.\[reasoning-gym\]'"):
+    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*'\.\[reasoning-gym\]'"):
         gym._entries("x", {}, 1, 0)
 
 

@@ -1,6 +1,6 @@
-"""The built-in reward: the paper's binary one, 1 where format and answer are both right, or the two weighed apart.
+"""The built-in reward: the paper's binary one, 1 if format and answer are both right, or a weighted mean of the two.
 
-Rewards are computed from text that other people's models wrote, so everything here is bounded in time and memory.
+Other people's models wrote the text, so everything here is bounded in time and memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftis.tasks.gym_judge import OwnScore
 from ftis.tasks.problems import excerpt
 
 Extract = Literal["tags", "boxed", "last_number"]
-"""Where an answer stands in a completion."""
+"""The place of an answer in a completion; see :func:`extract_answer`."""
 
 
 def format_and_answer(
@@ -37,10 +37,10 @@ def format_and_answer(
     reasoning_gym: Sequence[OwnScore | None] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """For each completion f · a, or w f + (1 − w) a with a ``format_weight`` w; f and a are 1 where format and answer
-    are right, else 0. With ``partial_credit`` a is the answer's score.
+    """The reward of each completion: f · a, or w f + (1 − w) a with a ``format_weight`` w.
 
-    :func:`graded` tells f and a.
+    f is 1 if the format is right, else 0. a is 1 if the answer is right, else 0; with ``partial_credit`` it is the
+    answer's score. :func:`graded` gives both.
 
     Args:
         completions: [N] texts.
@@ -48,8 +48,8 @@ def format_and_answer(
         answer_kind: how answers are compared, see :func:`answers_equal`.
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
         pass_mark: the least score of a right answer.
-        reasoning_gym: [N] how the data set scores an answer itself.
-        prompts, completion_ids, columns: ignored; they belong to the signature of reward functions.
+        reasoning_gym: [N] the problem's own scorer, for ``answer_kind = "reasoning_gym"``.
+        prompts, completion_ids, columns: ignored; the signature of reward functions has them.
     """
     rewards = []
     own_scores = reasoning_gym or [None] * len(completions)
@@ -74,7 +74,7 @@ def graded(
 ) -> tuple[bool, float]:
     """Whether a completion's format is right, and its answer's score, from 0 to 1.
 
-    With tags, an answer counts where the format is wrong too: that between the last pair of answer tags.
+    A text in a wrong format may still have an answer: the text between its last pair of answer tags.
     """
     given = extract_answer(completion, think_tag, answer_tag, extract)
     well_formed = given is not None
@@ -84,29 +84,29 @@ def graded(
 
 
 def require_rewardable(score: object, problems: Iterable[Prompt], where: str) -> None:
-    """Refuse a problem whose own answer, written in the reward's format, is not right to the built-in reward.
+    """Refuse a problem whose own answer, written in the reward's format, earns nothing from the built-in reward.
 
-    An answer that comes out of the format as it was put in is right by itself; others alone are compared. A problem of
-    reasoning-gym that has none is scored by what solves it.
+    Only an answer that the format changes is compared; any other is right. A problem of reasoning-gym may have no
+    answer, as its data set scores any solution.
 
     Args:
-        score: anything but a :class:`~ftis.rewards.scoring.Scorer` of the built-in reward has answers of its own.
-        where: what the problems are, for messages.
+        score: any reward but the built-in one passes, since it may read answers in another way.
+        where: a name for the problems, for messages.
 
     Raises:
-        RewardError: the first such problem, its answer and what to do.
+        RewardError: the first such problem, its answer and a remedy.
     """
     if not isinstance(score, Scorer) or score.function is not format_and_answer:
         return
-    of = score.settings
-    layout = (of["think_tag"], of["answer_tag"], of["extract"])
+    settings = score.settings
+    layout = (settings["think_tag"], settings["answer_tag"], settings["extract"])
     think, answer, extract = layout
     for problem in problems:
-        if of["answer_kind"] == "number" and problem.answer.strip() and read_number(problem.answer) is None:
+        if settings["answer_kind"] == "number" and problem.answer.strip() and read_number(problem.answer) is None:
             tags = ' with reward.extract = "tags"' if extract == "last_number" else ""
             why = f'is no number, and answers are compared as numbers: set reward.answer = "exact" or "math"{tags}'
             raise _refusal(problem, where, why)
-        if not problem.answer and of["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
+        if not problem.answer and settings["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
             continue
         written = {
             "tags": f"<{think}></{think}><{answer}>{problem.answer}</{answer}>",
@@ -116,33 +116,33 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
         if extract_answer(written, *layout) == problem.answer.strip():
             continue
         well_formed, found = graded(
-            written, problem.answer, of["answer_kind"], *layout, problem.columns.get("reasoning_gym")
+            written, problem.answer, settings["answer_kind"], *layout, problem.columns.get("reasoning_gym")
         )
-        if not well_formed or not found or (found < of["pass_mark"] and not of["partial_credit"]):
+        if not well_formed or not found or (found < settings["pass_mark"] and not settings["partial_credit"]):
             raise _refusal(problem, where, f"earns nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}")
 
 
 def _refusal(problem: Prompt, where: str, why: str) -> RewardError:
-    about = f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)}"
-    return RewardError(f"{about} {why}, or leave the problem out")
+    answer = f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)}"
+    return RewardError(f"{answer} {why}, or leave the problem out")
 
 
 _REMEDIES = {
-    "tags": "it may not be blank nor hold the tags; choose others by prompt.think_tag and prompt.answer_tag",
+    "tags": "an answer may not be blank or hold the tags; choose others by prompt.think_tag and prompt.answer_tag",
     "boxed": 'the braces of an answer in a box must balance; set reward.extract = "tags"',
-    "last_number": 'only numbers can be right there; set reward.extract = "tags" or "boxed"',
+    "last_number": 'only a number can be right; set reward.extract = "tags" or "boxed"',
 }
 
 
 def extract_answer(
     completion: str, think_tag: str = "think", answer_tag: str = "answer", extract: Extract = "tags"
 ) -> str | None:
-    """The answer of a completion in the right format, without surrounding whitespace, else ``None``.
+    """The answer of a completion in the right format, without surrounding whitespace, else ``None``. Linear time.
 
-    The format of ``tags`` is ``<think>…</think><answer>…</answer>``: each of the four tags exactly once and in this
-    order, nothing but whitespace before, between and after, and an answer that is not blank. That of ``boxed`` is a
-    ``\\boxed{…}`` with balanced braces; the last one counts. That of ``last_number`` is any number; the last one
-    counts. Linear in the text.
+    - ``tags``: ``<think>…</think><answer>…</answer>``, each of the four tags once and in this order, nothing but
+      whitespace before, between and after, and an answer that is not blank.
+    - ``boxed``: the content of the last ``\\boxed{…}``, whose braces must balance.
+    - ``last_number``: the last number of the text.
     """
     if extract == "boxed":
         return _last_boxed(completion)
@@ -164,7 +164,7 @@ def extract_answer(
 
 
 def _last_between(text: str, start: str, end: str) -> str | None:
-    """What stands between the last ``end`` and the ``start`` before it."""
+    """The text between the last ``end`` and the ``start`` before it."""
     before, found, _ = text.rpartition(end)
     _, begun, inside = before.rpartition(start)
     return inside.strip() or None if found and begun else None
@@ -182,16 +182,16 @@ def _last_boxed(text: str) -> str | None:
 
 
 def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | None = None) -> float:
-    """1 where a given answer means the expected one, else 0, or its data set's ``own`` score.
+    """1 if a given answer means the expected one, else 0; or the score of the problem's ``own`` scorer.
 
     Raises:
-        RewardError: there is no such kind, ``reasoning_gym`` has no ``own``, or the process that compares or scores
+        RewardError: there is no such kind, the kind ``reasoning_gym`` comes without ``own``, or the helper process
             cannot be started.
     """
     if kind != "reasoning_gym":
         return float(answers_equal(given, expected, kind))
     if own is None:
-        raise RewardError('answer kind "reasoning_gym": only its own problems can be scored so; use another')
+        raise RewardError('answer kind "reasoning_gym": only problems of reasoning-gym have a scorer; use another kind')
     given, expected = given.strip(), expected.strip()
     if given == expected or not given or len(given) > max(MAX_ANSWER_LENGTH, 2 * len(expected)):
         return float(given == expected and bool(given))
@@ -201,13 +201,15 @@ def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | No
 def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     """Whether a given answer means the expected one. Bounded in time and memory for any ``given``.
 
+    - ``number``: equal rational numbers, after removing currency and percent signs, thousands separators, units and a
+      final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``).
+    - ``math``: equal LaTeX, by math-verify, decimals to six digits behind the point. If both answers have a unit, a
+      rate or a base, it must be the same.
+    - ``exact``: equal text, without surrounding whitespace.
+
     Args:
         given: from a completion; may be hostile.
         expected: from the data set.
-        kind: ``number``: equal as rational numbers, after removing currency and percent signs, thousands
-            separators, units and a final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``).
-            ``math``: equal as LaTeX, by math-verify, decimals to six digits behind the point; units, rates and bases
-            that both have must be the same. ``exact``: equal as text without surrounding whitespace.
 
     Raises:
         RewardError: there is no such kind, or the process that compares LaTeX cannot be started.

@@ -146,10 +146,11 @@ _RAISED = _sub("x¹²", "x^{12}", f"[{_POWERS}]+", _script("^", _POWERS))
 # --- formulas ---------------------------------------------------------------------------------------------------------
 
 _LATEX = {"∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-", "·": r"\cdot ", "×": r"\times ", "∅": r"\emptyset "}
-_LATEX |= {sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in ("½12", "¼14", "¾34", "⅓13", "⅔23")}
+_PARTS = ["½12", "¼14", "¾34", "⅓13", "⅔23", "⅕15", "⅖25", "⅗35", "⅘45", "⅙16", "⅚56", "⅛18", "⅜38", "⅝58", "⅞78"]
+_LATEX |= {sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in _PARTS} | {"⁄": "/", "\u200b": ""}
 
 SIGNS = (
-    _sub("−½π", r"-\frac{1}{2}\pi ", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
+    _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
     _RAISED,
     _sub("52₈", "52_8", f"[{_INDICES}]+", _script("_", _INDICES)),
     _sub(

@@ -1,4 +1,4 @@
-"""Answers scored by their own data set of reasoning-gym, in a process with limits (``python -m ftis.rewards.gym``)."""
+"""The process in which reasoning-gym scores answers itself, with limits (``python -m ftis.rewards.gym``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftis.tasks.gym_judge import judge
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
 def score(dataset: str, options: str, entry: str, answer: str) -> float:
-    """The data set's score of an answer, from 0 to 1; 0 also where scoring exceeds a limit or fails.
+    """The data set's score of an answer, from 0 to 1; 0 also if scoring exceeds a limit or fails.
 
     Args:
         options: the data set's settings, as JSON.
@@ -31,7 +31,7 @@ _helper = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
 
 
 def _load_judge() -> Judge:
-    import reasoning_gym  # noqa: F401  # so that its absence is told before the first answer
+    import reasoning_gym  # noqa: F401  # its absence must show before the first answer
 
     return lambda request: judge(
         request["dataset"], request["options"], json.loads(request["entry"]), request["answer"]

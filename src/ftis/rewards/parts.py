@@ -1,4 +1,4 @@
-"""What the built-in reward is made of: how often format and answer were right."""
+"""The parts of the built-in reward: how often format and answer were right."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ ROUNDING = 1e-6
 
 
 def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[bool, float]:
-    """What the built-in reward says of a completion for a training problem: whether its format is right, and its
-    answer's score, from 0 to 1, whatever the format."""
+    """Whether a completion for a training problem has the right format, and its answer's score, from 0 to 1."""
     prompt, problem = recipe.prompt, task.train[item]
     return graded(
         prompt.prefill + completion,
@@ -42,12 +41,12 @@ def right_formats(recipe: Recipe, completions: Iterable[str]) -> list[bool] | No
 def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str, Any]) -> dict[str, float]:
     """``format_right`` and ``answer_right``: shares of own completions; empty under another reward.
 
-    With a ``format_weight`` w < 1 an answer's score is (r − w f) / (1 − w), of the reward r and the format f, 0 or 1.
-    Without it the score is r where the format is right. The reward does not tell of an answer between tags in a wrong
-    format, nor of answers that have no weight: these are graded again.
+    With a ``format_weight`` w < 1, reward r and format f (0 or 1), an answer's score is (r − w f) / (1 − w). Without
+    it, the score is r if the format is right. Some answers are graded again, as the reward does not depend on them:
+    those in a wrong format, and all if their weight is 0.
 
     Args:
-        task: whose training problems the rollouts answer.
+        task: the task that the rollouts answer.
         own: the peer's name.
         rollouts: the round's, as the columns of :data:`ftis.records.writing.ROLLOUTS`.
     """

@@ -27,15 +27,15 @@ from ftis.seams import look_up
 from ftis.tasks.problems import excerpt
 
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
-"""Arguments of every reward function. A data set's column of such a name does not replace them."""
+"""Arguments of every reward function. A data set's column of the same name does not replace one."""
 
 
 class RewardError(FtisError):
-    """A reward function that cannot be called, raises, or returns what is no reward."""
+    """A reward function cannot be called, raises, or returns no rewards."""
 
 
 class CompletionError(RewardError, ScoringError):
-    """It fails on a completion, and may not on others."""
+    """A reward function fails on some completion. It may not fail on others."""
 
 
 class RewardFunction(Protocol):
@@ -57,9 +57,9 @@ class RewardFunction(Protocol):
             completions: [N] texts, each behind the prompt's prefill.
             completion_ids: [N] token ids of each.
             answer: [N] times the expected answer.
-            columns: [N] times the value of each further column of the data set. A function whose signature names
-                ``answer_kind``, ``think_tag``, ``answer_tag``, ``extract``, ``format_weight``, ``pass_mark`` or
-                ``partial_credit`` gets the recipe's one value of it.
+            columns: [N] times the value of each further column of the data set. A parameter named ``answer_kind``,
+                ``think_tag``, ``answer_tag``, ``extract``, ``format_weight``, ``pass_mark`` or ``partial_credit``
+                gets the recipe's one value.
         """
         ...
 
@@ -72,11 +72,11 @@ class Scorer:
     path: str
     """The function's dotted path, for messages."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The recipe's values of those parameters that the function's signature names."""
+    """The recipe's values of parameters in the function's signature."""
     prefill: str = ""
-    """What the prompt has already said of each completion."""
+    """The prompt's beginning of each completion."""
     required: Sequence[str] = ()
-    """The arguments that the function has no default for."""
+    """The function's arguments without a default."""
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
@@ -100,11 +100,11 @@ class Scorer:
             )
         except FtisError:  # names its own remedy
             raise
-        except Exception as error:  # the user's code: whatever it raises is named as its own
+        except Exception as error:  # the user's code may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise CompletionError(
                 f"reward.function {self.path!r} raised {type(error).__name__}: {error} "
-                f"({place.filename}, line {place.lineno}); mend it there"
+                f"({place.filename}, line {place.lineno}); correct it there"
             ) from error
         return self._checked(returned, n)
 
@@ -133,19 +133,19 @@ class Scorer:
         if not math.isfinite(number):
             raise CompletionError(
                 f"reward.function {self.path!r} returned {excerpt(value)} for completion {position}; "
-                "return a finite number for every completion (0.0 where it does not apply)"
+                "return a finite number for every completion (0.0 for none)"
             )
         return number
 
 
 def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
-    """Refuse a reward function with an argument that nobody gives it.
+    """Refuse a reward function with an argument that no column has.
 
     Args:
         problem: one of the task's; all have the same columns.
 
     Raises:
-        RewardError: the argument, and the columns that there are.
+        RewardError: the argument, and the task's columns.
     """
     given = {*RESERVED_COLUMNS, *problem.columns, *score.settings}
     if lacking := [name for name in score.required if name not in given]:
@@ -156,16 +156,16 @@ def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
         )
 
 
-def kind_of_answers(reward: RewardConfig, of_task: AnswerKind) -> AnswerKind:
-    """How answers are compared: as the recipe says, or in the task's own way."""
-    return of_task if reward.answer == "auto" else reward.answer
+def kind_of_answers(reward: RewardConfig, tasks_own: AnswerKind) -> AnswerKind:
+    """The recipe's way to compare answers, by default the task's own."""
+    return tasks_own if reward.answer == "auto" else reward.answer
 
 
 def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:
     """The recipe's reward function, ready to call.
 
     Args:
-        reward: names the function by its dotted path, and how answers are compared.
+        reward: names the function by its dotted path, and the way to compare answers.
         prompt: names the tags, and the prefill.
         answer_kind: the task's own, for ``reward.answer = "auto"``.
 

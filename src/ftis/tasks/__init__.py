@@ -1,4 +1,4 @@
-"""The built-in tasks, one file each: a function ``load(TaskConfig) -> Task`` that a recipe's ``task.name`` names.
+"""The built-in tasks, one file each, with a function ``load(TaskConfig) -> Task``. A recipe's ``task.name`` names one.
 
 ===========================  ==============  ====================================================  ==============
 name                         file            problems                                              answers are
@@ -10,6 +10,6 @@ name                         file            problems                           
 ``reasoning_gym:<dataset>``  ``gym.py``      a procedural data set of reasoning-gym                ``exact``
 ===========================  ==============  ====================================================  ==============
 
-``reading.py`` reads rows and their fields from files, ``splitting.py`` draws seeded subsets and holds problems out;
-both are there for tasks of your own too. What a task is stands in :mod:`ftis.prompts`.
+``reading.py`` reads rows and their fields from files, ``splitting.py`` draws seeded subsets and holds problems out.
+Both serve tasks of your own too. :mod:`ftis.prompts` defines a task.
 """

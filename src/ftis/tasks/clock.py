@@ -47,7 +47,7 @@ def clock_solution(question: str) -> tuple[tuple[str, ...], str]:
 def clock_held_out(question: str) -> bool:
     """Whether a problem is kept for validation: a tenth of all, chosen by the question alone, whatever the seed.
 
-    Training data made elsewhere for this task can thus leave out exactly what is validated with.
+    Training data made elsewhere for this task can thus leave out exactly the validation problems.
     """
     return zlib.crc32(question.encode()) % 10 == 0
 
@@ -83,7 +83,7 @@ def _solved(question: str) -> Problem:
 def _draw(size: int, operators: int, seed: int, split: Split) -> list[str]:
     rng = generator(seed, split)
     drawn: dict[str, None] = {}
-    for _ in range(100 * size):  # a tenth is held out; the rest of the factor is for problems drawn again
+    for _ in range(100 * size):  # a tenth is held out, and some are drawn again
         question = clock_problem(rng, operators)
         if clock_held_out(question) == (split == "validation"):
             drawn[question] = None

@@ -1,7 +1,7 @@
 """Procedural data sets of reasoning-gym, made in a process of their own (``python -m ftis.tasks.gym``).
 
-Some of the data sets depend on the order of Python's sets of strings, which differs from process to process. The
-generating process runs with that order fixed.
+Some data sets depend on the order of Python's sets of strings, which differs from process to process. The generating
+process runs with a fixed order (``PYTHONHASHSEED``). It needs no limits, because it reads no stranger's text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ftis.tasks.gym_judge import OwnScore, scores_itself
 from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
 
 VALIDATION, FEWEST = 200, 50
-"""Validation problems where task.validation_size is unset, and the fewest then. On 50 an accuracy of .5 has a standard
-error of .07."""
+"""Validation problems without task.validation_size, and the fewest then. On 50 an accuracy of .5 has a standard error
+of .07."""
 
 Part = tuple[int, int]
 """How many problems to make, and from which seed."""
@@ -32,8 +32,8 @@ Part = tuple[int, int]
 def load(config: TaskConfig) -> Task:
     """Problems of the data set named after the colon, with ``task.options`` as its settings.
 
-    Validation problems come from another seed than training problems, and those that training has too are left out.
-    Many data sets make problem i from seed + i, so near seeds would share problems: the seeds here are far apart.
+    Validation problems come from another seed than training problems and leave out those of training. Many data sets
+    make problem i from seed + i, so near seeds would share problems: the seeds here are far apart.
     """
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
     _, _, dataset = config.name.partition(":")
@@ -62,15 +62,15 @@ def load(config: TaskConfig) -> Task:
 
     add(made[1])
     if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
-        most = max(wanted, VALIDATION)  # also where fewer are wanted, so that the number told below is reached
+        most = max(wanted, VALIDATION)  # even if fewer are wanted, for the number in the message below
         for more in _generate(dataset, config.options, [part(f"validation{n}", most) for n in range(4)])[0]:
             add(more)
     if len(fresh) < (config.validation_size or FEWEST):
-        of = "" if config.train_size else ", the default"
+        default = "" if config.train_size else ", the default"
         fewer = f" or set task.validation_size = {len(fresh)}," if fresh else ""
         raise TaskError(
             f"{config.name}: of {4 * most} problems made for validation only {len(fresh)} are different and not "
-            f"among the {train_size} for training (task.train_size{of}), of which {len(trained)} are different; lower "
+            f"among the {train_size} for training (task.train_size{default}; {len(trained)} are different); lower "
             f"task.train_size, as to {max(1, len(trained) // 2)},{fewer} or widen the problems with task.options"
         )
     kind: AnswerKind = "reasoning_gym" if own else "exact"
@@ -78,9 +78,9 @@ def load(config: TaskConfig) -> Task:
 
 
 def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str] | None) -> Iterator[Problem]:
-    """Problems with the columns ``metadata`` and, where the data set scores answers itself, ``reasoning_gym``.
+    """Problems with the columns ``metadata`` and, if the data set scores answers itself, ``reasoning_gym``.
 
-    The answer is empty where the data set gives none and scores whatever solves the problem.
+    The answer is empty if the data set gives none and scores any solution.
     """
     for number, entry in enumerate(entries):
         question, answer = entry["question"], entry["answer"]
@@ -130,7 +130,7 @@ def _serve() -> None:
     """Read a request from stdin; write entries or an error to stdout."""
     request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no part of the reply
+    os.dup2(2, 1)  # a library may print, and must not spoil the reply
     sys.path[:] = map(os.path.abspath, sys.path)
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # codeio's problems write files
         try:

@@ -1,9 +1,9 @@
 """How a data set of reasoning-gym scores an answer, with guards against answers that it was not made for.
 
 Many problems have more than one right answer, and many answers more than one spelling. Some data sets evaluate an
-answer as Python: here it can be a literal or a formula and nothing else. Some give the full score for what is no answer
-(``nan`` is at least as good as any number, ``x/x`` is a 1 that no list of numbers has to hold): such answers score 0,
-and a data set that gives it for other texts does not score itself (:func:`scores_itself`).
+answer as Python: here it can be a literal or a formula and nothing else. Some give the full score to a text that is no
+answer: ``nan`` is at least as good as any number, and ``x/x`` is a 1 that no given number pays for. Such answers score
+0. A data set that gives the full score to other texts does not score itself (:func:`scores_itself`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FUNCTIONS = frozenset(
     | {"cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"}
 )
 CONSTANTS = frozenset({"pi", "E", "I"})
-"""What a formula may name beside its data set's own symbols."""
+"""Names that a formula may use, besides its data set's own symbols."""
 
 NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 SUMS = {"countdown", "puzzle24"}
-"""Data sets whose answers combine given numbers. They find them by looking for digits."""
+"""Data sets whose answers combine given numbers. Their scorers only look for digits."""
 SUM = re.compile(r"[0-9+\-*/() ]+")
 EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
-"""Modules that evaluate what they made themselves, and no answer."""
+"""Modules that evaluate their own problems, and no answer."""
 
 TRIED = 8
-"""Problems on which a data set's own scorer is tried before it is used."""
+"""Problems that try a data set's own scorer before its use."""
 RIGHT, MOST_SHARED = 0.75, 0.5
 """At least so many of their own answers must earn 1, and fewer than so many of the other problems' answers. Small
 boards share solutions: of n_queens' answers 7% are right for another's problem."""
@@ -47,7 +47,7 @@ _ALLOWED = (
 
 
 class OwnScore(TypedDict):
-    """What :func:`ftis.rewards.gym.score` takes beside the answer.
+    """The arguments of :func:`ftis.rewards.gym.score` besides the answer.
 
     Attributes:
         options: the data set's settings, as JSON.
@@ -67,7 +67,7 @@ def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> 
         entry: question, answer and metadata of the problem.
 
     Raises:
-        Exception: whatever a data set raises on a text that it was not made for.
+        Exception: any, as data sets were not made for all texts.
     """
     if NO_NUMBER.search(answer) or (dataset in SUMS and not _combines(entry, answer)):
         return 0.0
@@ -76,7 +76,7 @@ def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> 
 
 
 def _combines(entry: Mapping[str, Any], answer: str) -> bool:
-    """Whether an answer is made of the given numbers alone, each at most as often as it is given."""
+    """Whether an answer has the given numbers alone, each at most as often as it is given."""
     given = Counter(map(int, entry["metadata"]["numbers"]))
     return SUM.fullmatch(answer) is not None and Counter(map(int, re.findall("[0-9]+", answer))) <= given
 
@@ -85,7 +85,7 @@ def _combines(entry: Mapping[str, Any], answer: str) -> bool:
 def _dataset(name: str, options: str) -> Any:
     import reasoning_gym
 
-    _guard(False)  # making problems evaluates what the data set made
+    _guard(False)  # a data set evaluates its own problems while it makes them
     try:
         return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(options))
     finally:
@@ -93,7 +93,7 @@ def _dataset(name: str, options: str) -> Any:
 
 
 def _guard(on: bool) -> None:
-    """Let every module of reasoning-gym read literals where it would evaluate, and sympy formulas."""
+    """Make the modules of reasoning-gym read literals instead of evaluating, and sympy read formulas; or undo it."""
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") and name not in EVALUATES_ITSELF:
             for builtin in ("eval", "exec"):
@@ -113,10 +113,10 @@ def _guard(on: bool) -> None:
 
 
 def require_formula(code: str, symbols: Mapping[str, Any]) -> None:
-    """Refuse Python that is more than a formula of numbers, ``symbols`` and well-known functions.
+    """Refuse Python code that is no formula of numbers, ``symbols`` and well-known functions.
 
     Raises:
-        ValueError: it is more.
+        ValueError: a part of the code belongs to no formula.
     """
     for node in ast.walk(ast.parse(code.strip(), mode="eval")):
         if not isinstance(node, _ALLOWED):
@@ -130,17 +130,17 @@ def require_formula(code: str, symbols: Mapping[str, Any]) -> None:
 
 
 def _plain(value: object) -> bool:
-    """Whether a text is the name of a symbol or a number, as ``Symbol('x')`` and ``Float('1.5')`` have it."""
+    """Whether a text is the name of a symbol or a number, as in ``Symbol('x')`` and ``Float('1.5')``."""
     return isinstance(value, str) and len(value) <= 64 and value.replace(".", "").replace("_", "").isalnum()
 
 
 def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the data set has a scorer of its own that can be trusted with these problems.
 
-    On some of them, after a way through JSON, it must give 1 to at least :data:`RIGHT` of their answers, less to what
-    answers none, and less to most of the other problems' answers. Some of those may be right: boards share solutions.
-    A problem whose answer the scorer cannot read is rewarded for that answer letter by letter. Where a data set gives
-    no answers there is nothing to hold against it but what answers none.
+    The scorer is tried on the first :data:`TRIED` problems, read back from JSON. It must give 1 to at least
+    :data:`RIGHT` of their answers, and less to each of :data:`WRONG` and to most of the other problems' answers. Some
+    of those may be right: boards share solutions. An answer that the scorer cannot read counts letter by letter.
+    A data set without answers is tried with :data:`WRONG` alone.
     """
     from reasoning_gym.dataset import ProceduralDataset
 
@@ -180,5 +180,5 @@ def _same_number(one: str, other: str) -> bool:
 def _score(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
     try:
         return judge(dataset, options, entry, answer)
-    except Exception:  # a data set raises whatever it likes
+    except Exception:  # a data set may raise anything
         return 0.0

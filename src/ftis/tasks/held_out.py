@@ -10,14 +10,13 @@ from ftis.tasks.problems import load_task, make_task, refuse_settings
 from ftis.tasks.splitting import hold_out
 
 LARGEST_PART = 5
-"""At most a fifth of the training questions is held out, whatever the size that is asked for."""
+"""At most a fifth of the training questions is held out, whatever ``validation_size`` asks for."""
 
 
 def load(config: TaskConfig) -> Task:
-    """The task whose ``[task]`` section is ``config.options``.
+    """The task of the ``[task]`` section in ``config.options``, with other validation problems.
 
-    ``config.validation_size`` (by default as many as that task validates with) of its training problems are drawn by
-    ``config.seed`` and held out.
+    ``config.seed`` draws ``config.validation_size`` of its training problems; the default is the task's own number.
 
     Raises:
         TaskError: the options are no task's, or it has too few problems to train on.

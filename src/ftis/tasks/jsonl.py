@@ -16,8 +16,8 @@ def load(config: TaskConfig) -> Task:
     """Problems from ``task.path``, a ``.jsonl`` file or a directory of them.
 
     Without a validation file, some problems are held out of training, with all their copies. With one, a question in
-    both files is an error. A directory with a validation file only is a task for evaluation. A column that some rows
-    lack is None there.
+    both files is an error. A directory with only a validation file is a task for evaluation. A row has None for a
+    column that other rows have.
     """
     refuse_settings(config, "options")
     question_field, answer_field = config.question_field or "question", config.answer_field or "answer"
@@ -48,7 +48,7 @@ def load(config: TaskConfig) -> Task:
 
 
 def _files(config: TaskConfig) -> tuple[Path | None, Path | None]:
-    """The training and the validation file, of which one may be absent."""
+    """The training and the validation file; one may be absent."""
     if config.path is None:
         raise TaskError("task.path is missing: name a .jsonl file or a directory of them")
     path = Path(config.path)

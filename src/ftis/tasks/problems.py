@@ -1,4 +1,4 @@
-"""Loading a task by its name, and making one out of problems: what a task's author needs.
+"""Loading a task by its name, and making one of problems. The author of a task needs :func:`make_task`:
 
 from ftis.tasks.problems import make_task
 
@@ -28,9 +28,9 @@ def make_task(name: str, train: Iterable[Problem], validation: Iterable[Problem]
     """A task from (question, answer, columns) triples, with the digest that peers compare.
 
     Args:
-        name: ``config.name``, which messages and records call the task by.
-        train: in an order that is the same on every peer; empty for a task that is for evaluation only.
-        validation: no question of these may be in ``train``.
+        name: ``config.name``, for messages and records.
+        train: in the same order on every peer; empty for a task that is for evaluation only.
+        validation: problems whose questions are not in ``train``.
 
     Raises:
         TaskError: a question or an answer is not a string, the splits share a question, or there is no such
@@ -57,7 +57,7 @@ def _prompts(problems: Iterable[tuple[Any, Any, Mapping[str, Any]]], where: str)
 
 
 def refuse_settings(config: TaskConfig, *keys: str) -> None:
-    """Refuse a recipe that sets keys which the task would ignore.
+    """Refuse a recipe with keys that the task would ignore.
 
     Raises:
         TaskError: the first of ``keys`` that is set.
@@ -68,12 +68,12 @@ def refuse_settings(config: TaskConfig, *keys: str) -> None:
 
 
 def asks(question: str) -> str:
-    """What two questions have in common that differ in white space alone."""
+    """A question with one space between words: the same for questions that differ in white space alone."""
     return " ".join(question.split())
 
 
 def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], where: str) -> None:
-    """Refuse validation problems that are trained on.
+    """Refuse validation problems that are training problems too.
 
     Raises:
         TaskError: how many questions the two share, and one of them.
@@ -87,7 +87,7 @@ def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], wh
 
 
 def require_unseen(task: Task, ood: Task) -> None:
-    """Refuse an out-of-distribution task some of whose problems are trained on.
+    """Refuse an out-of-distribution task that shares questions with the training problems.
 
     Raises:
         TaskError: how many questions they share, and one of them.

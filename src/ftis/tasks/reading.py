@@ -20,7 +20,7 @@ def data_directory(config: TaskConfig, hub_id: str, patterns: list[str]) -> Path
     """The local directory that holds a data set: ``task.path``, or a download from the Hub.
 
     Args:
-        hub_id: the data set on the Hub where ``task.path`` is not given.
+        hub_id: the data set on the Hub, if there is no ``task.path``.
         patterns: the files to download.
 
     Raises:
@@ -39,7 +39,7 @@ def data_directory(config: TaskConfig, hub_id: str, patterns: list[str]) -> Path
 
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # what the Hub's own errors are subclasses of
+    except (OSError, ValueError) as error:  # the base classes of the Hub's own errors
         first_line = str(error).strip().partition("\n")[0]
         raise TaskError(
             f"data set {hub_id!r} cannot be fetched from the Hub: {first_line}; "

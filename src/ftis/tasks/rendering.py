@@ -21,13 +21,13 @@ TODAY = {
 from day to day."""
 _DATED = "".join(f"|replace('{directive}', '{text}')" for directive, text in TODAY.items())
 _NOW = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATED} }}}}{{%- endmacro %}}\n"
-"""Stands before a template, as transformers lets nobody pass a function to one."""
+"""Stands before a template, since transformers passes no functions to one."""
 ARGUMENTS = {
     *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
 }
-"""What ``apply_chat_template`` takes beside a template's variables."""
+"""Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
 def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False) -> Ints:
@@ -63,15 +63,15 @@ def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bo
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
     and an assistant message for each example, and a user message, up to the start of the assistant's turn. Otherwise
-    the same as plain text: each part but the last is followed by a blank line, and an example's completion stands right
-    behind its user turn. The prefill comes last.
+    the same as plain text: a blank line stands between the parts, and an example's completion right behind its user
+    turn. The prefill comes last.
 
     Raises:
         TaskError: the chat template refuses the messages.
     """
     if is_chat(config, tokenizer):
-        of = f"the prompt of problem {prompt.item}"
-        return chat_text(conversation(prompt, config), config, tokenizer, of, todays)
+        whose = f"the prompt of problem {prompt.item}"
+        return chat_text(conversation(prompt, config), config, tokenizer, whose, todays)
     before = [config.system_prompt] if config.system_prompt else []
     solved = [_user_turn(config, example.question) + example.completion for example in config.examples]
     return "\n\n".join([*before, *solved, _user_turn(config, prompt.question) + config.prefill])
@@ -91,12 +91,12 @@ def _user_turn(config: PromptConfig, question: str) -> str:
 
 
 def chat_text(
-    messages: Sequence[Mapping[str, str]], config: PromptConfig, tokenizer: Any, of: str, todays: bool = False
+    messages: Sequence[Mapping[str, str]], config: PromptConfig, tokenizer: Any, whose: str, todays: bool = False
 ) -> str:
     """Messages by the chat template: up to the assistant's next turn with its prefill, or with its last turn whole.
 
     Args:
-        of: whose messages they are, for the error.
+        whose: a name for the messages, for the error.
         todays: let a template that writes a date write today's.
 
     Raises:
@@ -116,7 +116,7 @@ def chat_text(
         )
     except (TemplateError, TypeError, ValueError) as error:
         raise TaskError(
-            f"the tokenizer's chat template refuses {of}: {error}; set "
+            f"the tokenizer's chat template refuses {whose}: {error}; set "
             'prompt.system_prompt = "" if it takes no system message, or prompt.chat_template = "never"'
         ) from error
     return f"{text}{config.prefill if goes_on else ''}"

@@ -43,7 +43,7 @@ def hold_out(
 
     Args:
         size: ``None`` is a tenth of the questions, at least 1 and at most 100.
-        where: the file that the problems are from, for messages.
+        where: the problems' file, for messages.
 
     Raises:
         TaskError: nothing would be left to train on.

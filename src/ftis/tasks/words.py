@@ -32,7 +32,7 @@ STORIES: dict[int, tuple[Story, ...]] = {
         ),
     ),
 }
-"""By the number of steps: a text, and its answer from its numbers."""
+"""By the number of steps: a text, and a function from its numbers to the answer."""
 
 
 def word_problems_held_out(numbers: list[int]) -> bool:
@@ -63,7 +63,7 @@ def load(config: TaskConfig) -> Task:
 def _draw(size: int, stories: list[Story], largest: int, seed: int, split: Split) -> list[Problem]:
     rng = generator(seed, split)
     drawn: dict[str, Problem] = {}
-    for _ in range(100 * size):  # a fifth is held out and some answers are below 0; the rest is for what is drawn again
+    for _ in range(100 * size):  # a fifth is held out, some answers are below 0, and some problems are drawn again
         text, solve = stories[rng.integers(len(stories))]
         letters = "abc" if "{c}" in text else "ab"
         numbers = [int(n) for n in rng.integers(SMALLEST, largest + 1, size=len(letters))]
