@@ -132,8 +132,8 @@ def test_when_a_scorer_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert gym_judge.scores_itself("any", {}, entries) == itself
     monkeypatch.setattr(gym_judge, "_score", lambda dataset, options, entry, text: float(text == "right"))
     for answers, itself in (((None, None), True), ((None, "right"), True), ((None, "odd"), False)):
-        unanswered = [{"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)]
-        assert gym_judge.scores_itself("any", {}, unanswered) == itself
+        entries = [{"question": f"q{i}", "answer": answer, "metadata": {}} for i, answer in enumerate(answers)]
+        assert gym_judge.scores_itself("any", {}, entries) == itself
 
 
 @pytest.mark.parametrize(

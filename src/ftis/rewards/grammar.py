@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
+from unicodedata import normalize
 
 from ftis.rewards.units import DEGREE, DEGREES, RATE, SYMBOLS, TEXT, as_text, without_nouns, without_unit
 
@@ -146,8 +147,8 @@ _RAISED = _sub("x¹²", "x^{12}", f"[{_POWERS}]+", _script("^", _POWERS))
 # --- formulas ---------------------------------------------------------------------------------------------------------
 
 _LATEX = {"∞": r"\infty ", "π": r"\pi ", "−": "-", "–": "-", "·": r"\cdot ", "×": r"\times ", "∅": r"\emptyset "}
-_PARTS = ["½12", "¼14", "¾34", "⅓13", "⅔23", "⅕15", "⅖25", "⅗35", "⅘45", "⅙16", "⅚56", "⅛18", "⅜38", "⅝58", "⅞78"]
-_LATEX |= {sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in _PARTS} | {"⁄": "/", "\u200b": ""}
+_LATEX |= {"⁄": "/", "\u200b": ""}
+_LATEX |= {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½¼¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 
 SIGNS = (
     _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
