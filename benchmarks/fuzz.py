@@ -6,8 +6,8 @@
 Case n of a seed is always the same bytes: a message or a manifest that is random, or a good one cut, flipped,
 spliced, stretched or rewritten, with its checksum made right or not. For each the oracle holds that
 
-- ``decode`` gives a message that encodes to the same bytes (in version 2, whose compression is free: that writing and
-  reading again does not change), or raises CodecError; ``parse`` likewise ManifestError;
+- ``decode`` gives a message that writing and reading again does not change, or raises CodecError; ``parse`` gives a
+  manifest that is written as the same bytes, or raises ManifestError;
 - ``Admitter.admit`` raises nothing and warns of nothing; each group is admitted or rejected once; what is admitted
   keeps the terms and is rewarded as it is worth; sent again, it is a duplicate;
 - texts of errors are short and printable;
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles import byte_level
-from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, PRECISIONS, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
+from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, ROUND, RUN, TOKENIZER, VOCAB, G, make, signed
 
 from ftis.admission import Admission, Admitter, Reason, Terms
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
@@ -90,7 +90,7 @@ MOST_TOKENS = 12 * LONGEST
 LIMITS = TERMS.limits
 BOUNDLESS = Limits(max_bytes=1 << 40, max_groups=1 << 32, max_rollouts_per_group=1 << 16, max_completion_length=1 << 32)
 ROOMY = Limits(1 << 40, 2 * LIMITS.max_groups, 2 * LIMITS.max_rollouts_per_group, 2 * LIMITS.max_completion_length)
-"""For version 2, whose memory the limits bound and not the bytes alone."""
+"""The limits bound a message's memory, and not its bytes alone."""
 
 OF_A_GROUP = {
     Reason.UNKNOWN_PROMPT,
@@ -125,13 +125,13 @@ def memory_bound(kind: str, data: bytes) -> int:
     """The most bytes of memory that judging ``data`` may take, whatever it promises.
 
     Four bytes of a message can be a rollout without tokens: two arrays, a Rollout and its places in lists. Two bytes
-    of a manifest can be a list, of 56 bytes and its place in another. From version 2 on the limits allow a number of
-    tokens and of rollouts, too, and in version 3 of bytes.
+    of a manifest can be a list, of 56 bytes and its place in another. The limits allow a number of tokens and of
+    rollouts, too, and in a message of text of bytes.
     """
     if kind == "manifest":
         return 30_000 + 80 * min(len(data), manifests.MAX_BYTES)
-    rollouts = ROOMY.max_groups * ROOMY.max_rollouts_per_group if data[4:5] in (b"\2", b"\3") else 0
-    token = 50 if data[4:5] == b"\2" else 50 + 40 * MOST_BYTES
+    rollouts = ROOMY.max_groups * ROOMY.max_rollouts_per_group
+    token = 50 + 40 * MOST_BYTES * (data[7:8] >= b"\x10")
     return 30_000 + 150 * len(data) + rollouts * (600 + token * ROOMY.max_completion_length)
 
 
@@ -181,12 +181,11 @@ class Oracle:
         hold(peak <= bound, f"{len(data)} bytes took {peak} bytes of memory, the bound is {bound}")
 
     def message(self, data: bytes) -> None:
-        roomier = self._decode(data, ROOMY if data[4:5] in (b"\2", b"\3") else BOUNDLESS)
+        roomier = self._decode(data, ROOMY)
         message = self._decode(data, LIMITS)
         if message is not None:
             hold(roomier is not None, "limits let through what is no message within wider ones")
-            self.outcomes["packed messages decoded"] += data[4] >= 2 and 16 <= data[7] < 32
-            if data[4] == 3 and data[7] >= 32:
+            if data[7] >= 16:
                 self.outcomes["messages of text decoded"] += 1
                 self._admit_text(data, message)
         admitter = Admitter(TERMS, score, detokenize)
@@ -225,12 +224,10 @@ class Oracle:
         except CodecError as error:
             self._check_text(str(error))
             return None
-        if data[4] == 1:
-            hold(encode(message) == data, "a message that would be written otherwise was decoded")
-        elif limits is LIMITS:  # packing is slow, once is enough
-            again = encode(message, data[4], PRECISIONS[data[7] % 16])
-            hold(data[7] >= 16 or again == data or len(again) < len(data), "a plain message would be written otherwise")
-            hold(encode(decode(again, ROOMY)) == encode(message), "writing again changed a message")
+        if limits is LIMITS:  # once is enough
+            hold(signed(data[:-4]) == data, "a wrong checksum was taken")
+            written = encode(message)
+            hold(encode(decode(written, ROOMY)) == written, "writing again changed a message")
         hold(len(message.groups) <= limits.max_groups, "more groups than the limit")
         for group in message.groups:
             hold(len(group.rollouts) <= limits.max_rollouts_per_group, "more rollouts than the limit")

@@ -23,8 +23,8 @@ with atheris.instrument_imports(include=["ftis.admission", "ftis.codec", "ftis.s
     import ftis.admission
     import ftis.codec
     import ftis.swarm.manifest
-    import ftis.wire.packed
-    import ftis.wire.plain  # noqa: F401
+    import ftis.wire.ids
+    import ftis.wire.text  # noqa: F401
 
 import fuzz
 import fuzz_cases

@@ -134,7 +134,7 @@ def main() -> None:
     for name, made in (("ids", ids), ("text", text)):
         precision: LogpPrecision
         for precision, bits in (("float32", 0), ("fixed9", 9), ("fixed6", 6)):
-            packed = encode(made, 2, precision)
+            packed = encode(made, precision)
             error = np.abs(np.expm1(flat_logp(made) - flat_logp(decode(packed, LIMITS)))).max()
             row = {
                 "bytes_per_token": len(packed) / tokens,
@@ -142,7 +142,7 @@ def main() -> None:
                 "sizes": size_of(write_numbers(sizes)) / tokens if made is text else 0.0,
                 "logp": size_of(write_logp(logp, bits)) / tokens,
                 "weight_error": float(error),
-                "encode": tokens / median_seconds(partial(encode, made, 2, precision), options.repeat) / 1e6,
+                "encode": tokens / median_seconds(partial(encode, made, precision), options.repeat) / 1e6,
                 "decode": tokens / median_seconds(partial(decode, packed, LIMITS), options.repeat) / 1e6,
             }
             print(

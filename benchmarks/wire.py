@@ -1,4 +1,4 @@
-"""Bytes on the wire, the error of a weight and tokens a second, for both versions and every precision.
+"""Bytes on the wire, the error of a weight and tokens a second, in every precision.
 
     python benchmarks/wire.py --data GSM8K/train.jsonl     # worked solutions of another problem each
     python benchmarks/wire.py                              # no data: words drawn independently, by Zipf's law
@@ -14,9 +14,9 @@ ids. Nothing here is sampled from a model, and both parts compress worse than wh
   certain, log-normal around -0.0025, the others exponential with mean -0.68. ``exponential``, mean -0.29: the most
   random distribution of that mean, so no other costs more.
 
-The last line is one JSON object: ``bytes_per_token`` and their parts (what is neither ids nor log-probabilities is
-``rest``; in a packed message ids come with their table), ``ratio_to_v1``, ``weight_error`` (the largest
-|exp(exact − sent) − 1| of any token), ``encode`` and ``decode`` in million tokens a second, medians of ``--repeat``.
+The last line is one JSON object: ``bytes_per_token`` and their parts (ids with the list of them, log-probabilities, and
+``rest``), ``weight_error`` (the largest |exp(exact − sent) − 1| of any token), ``encode`` and ``decode`` in million
+tokens a second, medians of ``--repeat``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import numpy as np
 from timing import median_seconds
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from ftis.codec import Header, Limits, Message, decode, encode, message_size
-from ftis.config import LogpPrecision, WireFormat
+from ftis.codec import FRACTION_BITS, Header, Limits, Message, decode, encode
+from ftis.config import LogpPrecision
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
-from ftis.wire.plain import weight_error
+from ftis.wire.streams import weight_error
 
 HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
 LIMITS = Limits(1 << 30, 1 << 20, 1 << 16, 1 << 20)
@@ -42,7 +42,6 @@ WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 KNOWN_TOKENS = 20_000
-WAYS: tuple[tuple[WireFormat, LogpPrecision], ...] = ((1, "float32"), (2, "float32"), (2, "fixed9"), (2, "fixed6"))
 
 
 def solutions(path: Path, count: int, vocabulary: int, rng: np.random.Generator) -> list[Ints]:
@@ -92,8 +91,8 @@ def flat_logp(message: Message) -> np.ndarray:
     return np.concatenate([r.gen_logp for g in message.groups for r in g.rollouts]).astype(np.float64)
 
 
-def measure(made: Message, version: WireFormat, precision: LogpPrecision, repeat: int) -> dict[str, float]:
-    data = encode(made, version, precision)
+def measure(made: Message, precision: LogpPrecision, repeat: int) -> dict[str, float]:
+    data = encode(made, precision)
     exact, sent = flat_logp(made), flat_logp(decode(data, LIMITS))
     tokens = len(exact)
     # One part at a time, the other made free: all ids the same or all log-probabilities 0.
@@ -102,18 +101,15 @@ def measure(made: Message, version: WireFormat, precision: LogpPrecision, repeat
     zeros = np.zeros(tokens, np.float32)
     without_ids = message([np.zeros_like(r.completion_ids) for r in rollouts], exact.astype(np.float32), problems)
     without_logp = message([r.completion_ids for r in rollouts], zeros, problems)
-    if version == 1:
-        ids = logp = 4.0 * tokens
-    else:
-        ids = len(data) - len(encode(without_ids, version, precision))
-        logp = len(data) - len(encode(without_logp, version, precision))
+    ids = len(data) - len(encode(without_ids, precision))
+    logp = len(data) - len(encode(without_logp, precision))
     return {
         "bytes_per_token": len(data) / tokens,
         "ids": ids / tokens,
         "logp": logp / tokens,
         "rest": (len(data) - ids - logp) / tokens,
         "weight_error": float(np.abs(np.expm1(exact - sent)).max()),
-        "encode": tokens / median_seconds(lambda: encode(made, version, precision), repeat) / 1e6,
+        "encode": tokens / median_seconds(lambda: encode(made, precision), repeat) / 1e6,
         "decode": tokens / median_seconds(lambda: decode(data, LIMITS), repeat) / 1e6,
     }
 
@@ -143,23 +139,21 @@ def main() -> None:
         "tokens": tokens,
         "completions": count,
         "distinct_ids": distinct,
-        "bound": {precision: weight_error(precision) for _, precision in WAYS},
+        "bound": {precision: weight_error(precision) for precision in FRACTION_BITS},
     }
     for kind in ("mixture", "exponential"):
         logp = log_probabilities(kind, tokens, rng)
         made = message(completions, logp, options.problems)
         print(f"\n{kind} log-probabilities, mean {logp.mean():.3f}, median {np.median(logp):.4f}")
-        print(f"{'':12}{'bytes/token':>12}{'ids':>7}{'logp':>7}{'rest':>7}{'of v1':>8}", end="")
+        print(f"{'':12}{'bytes/token':>12}{'ids':>7}{'logp':>7}{'rest':>7}", end="")
         print(f"{'weight error':>14}{'encode':>9}{'decode':>9}  (million tokens/s)")
         rows: dict[str, Any] = {}
-        first = message_size(tokens, count, options.problems, HEADER.peer)
-        for version, precision in WAYS:
-            row = measure(made, version, precision, options.repeat)
-            row["ratio_to_v1"] = row["bytes_per_token"] * tokens / first
-            print(f"v{version} {precision:9}{row['bytes_per_token']:12.3f}{row['ids']:7.3f}{row['logp']:7.3f}", end="")
-            print(f"{row['rest']:7.3f}{row['ratio_to_v1']:8.3f}{row['weight_error']:14.2e}", end="")
+        for precision in FRACTION_BITS:
+            row = measure(made, precision, options.repeat)
+            print(f"{precision:12}{row['bytes_per_token']:12.3f}{row['ids']:7.3f}{row['logp']:7.3f}", end="")
+            print(f"{row['rest']:7.3f}{row['weight_error']:14.2e}", end="")
             print(f"{row['encode']:9.1f}{row['decode']:9.1f}")
-            rows[f"v{version} {precision}"] = {name: float(f"{value:.4g}") for name, value in row.items()}
+            rows[precision] = {name: float(f"{value:.4g}") for name, value in row.items()}
         result[kind] = {"mean_logp": round(float(logp.mean()), 4), **rows}
     print()
     print(json.dumps(result))

@@ -164,7 +164,7 @@ def test_whole_numbers_are_good_floats_and_infinity_is_a_threshold() -> None:
         ("peers__small__learnin_rate", "learning_rate"),
         ("peers__1__lora_rank", "lora_r"),
         ("arms__NoIS__colaborate", "collaborate"),
-        ("wire__fromat", "format"),
+        ("wire__lgop", "logp"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_at_every_level(key: str, nearest: str) -> None:
@@ -244,9 +244,8 @@ def test_a_key_of_another_section_leads_there(key: str, place: str) -> None:
         ("objective__kl_threshold", math.nan, "objective.kl_threshold = nan"),
         ("objective__importance_sampling_clip_max", math.nan, "nan"),
         ("objective__epsilon", 1, "objective.epsilon = 1: input should be less than 1"),
-        ("wire__format", 3, "wire.format = 3: input should be 1 or 2"),
-        ("wire__logp", "fixed9", 'wire.logp = "fixed9" needs wire.format = 2'),
-        ("wire", {"format": 2, "logp": 1e-3}, "'float32', 'fixed6' or 'fixed9'"),
+        ("wire", {"format": 2}, "wire.format is gone"),
+        ("wire", {"logp": 1e-3}, "'float32', 'fixed6' or 'fixed9'"),
         ("prompt__template", "Solve it.", "prompt.template 'Solve it.' lacks {question}"),
         ("prompt__answer_tag", "<answer>", "prompt.answer_tag = '<answer>'"),
     ],
@@ -420,8 +419,8 @@ def test_a_mistake_in_a_file_names_the_file(path: Path) -> None:
         ("peers.1.device=cuda:1", "peers.1.device", "cuda:1"),
         ("peers.1.name=big", "peers.1.name", "big"),
         ("arms.alone.collaborate=true", "arms.0.collaborate", True),
-        ("wire.format=2", "wire.format", 2),
-        ("wire={format = 2, logp = 'fixed9'}", "wire.logp", "fixed9"),
+        ("wire.logp=fixed9", "wire.logp", "fixed9"),
+        ("wire={logp = 'fixed9'}", "wire.logp", "fixed9"),
     ],
 )
 def test_any_key_can_be_set(path: Path, override: str, attribute: str, value: Any) -> None:
@@ -529,7 +528,7 @@ def test_a_bad_override_is_one_line(path: Path, override: str, said: str) -> Non
         "peers.0.fsdp=true",
         "peers.qwen2.5.lora_r=0",
         "network.mode=client",
-        "wire.logp=fixed9",
+        "wire.format=2",
     ],
 )
 def test_what_an_override_breaks_is_put_down_to_it(path: Path, override: str) -> None:
@@ -686,7 +685,7 @@ def test_the_problems_and_the_peers_order_must_agree(path: Path) -> None:
         "objective.epsilon=0.1",
         "training.num_iterations=2",
         "training.scale_rewards=none",
-        "wire.format=2",
+        "wire.logp=fixed9",
         "training.eval_every=1",
         "sampling.sampler=transformers",
         "sampling.batch_size=3",

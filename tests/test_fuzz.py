@@ -35,7 +35,6 @@ def test_a_storm_of_hostile_messages_and_manifests() -> None:
     # The storm reached everything: most is refused, some of each kind passes, and every reason is given.
     for outcome in ("messages decoded", "messages refused", "manifests parsed", "manifests refused"):
         assert outcomes[outcome] > 2_000, outcome
-    assert outcomes["packed messages decoded"] > 2_000
     assert outcomes["messages of text decoded"] > 2_000
     assert outcomes["groups of text admitted"] > 2_000
     assert outcomes["groups admitted"] > 2_000
@@ -60,8 +59,7 @@ def test_good_ones_hold() -> None:
         oracle.case("manifest", data, trace=True)
     assert oracle.outcomes["messages decoded"] == len(fuzz_cases.GOOD_MESSAGES)
     assert oracle.outcomes["manifests parsed"] == len(fuzz_cases.GOOD_MANIFESTS)
-    assert oracle.outcomes["packed messages decoded"] >= 2
-    assert oracle.outcomes["groups admitted"] == 5 + 3 * 2, "in version 1 and version 2"
+    assert oracle.outcomes["groups admitted"] == 5 + 2 * 2
 
 
 # ---------------------------------------------------------------------------------------------- a sharp oracle
@@ -173,7 +171,7 @@ def parsing(parse: Callable[[bytes], Manifest]) -> Callable[[Any], None]:
 
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "another exception": (in_both(crashing_decode), "IndexError"),
-    "a wrong checksum taken": (in_both(lenient_decode), "would be written otherwise"),
+    "a wrong checksum taken": (in_both(lenient_decode), "wrong checksum"),
     "no limits": (in_both(unlimited_decode), "than the limit"),
     "endless errors": (in_both(wordy_decode), "long or not printable"),
     "memory for nothing": (in_both(greedy_decode), "bytes of memory"),

@@ -37,7 +37,7 @@ CORE = [
 WINGS = {
     "honesty": "contexts spellings evidence selection novelty",
     "text": "token_bytes completions units messages selection",
-    "wire": "plain streams packed text",
+    "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper units grammar numbers latex formulas gym answers parts",
     "engines": "machine launch devices optimizers hub texts models shards windows lines head microbatches rows slots "

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, message_size
+from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, largest_message
 from ftis.config import FtisError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
@@ -176,11 +176,13 @@ class Terms:
 
     @property
     def limits(self) -> Limits:
-        """The most to decode of one message. ``max_bytes`` is the size of the largest message that a round can need."""
+        """The most to decode of one message. ``max_bytes`` is that of the largest message that a round can need."""
         groups, text = self.max_groups, self.tokenizer is None
         rollouts = groups * self.group_size
         return Limits(
-            max_bytes=message_size(rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME, text),
+            max_bytes=largest_message(
+                rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME, text
+            ),
             max_groups=_SLACK * groups,
             max_rollouts_per_group=_SLACK * self.group_size,
             max_completion_length=_SLACK * self.max_completion_length,
@@ -338,7 +340,7 @@ class Admitter:
             rollout = int(np.searchsorted(stops, index, side="right"))
             return f"rollout {rollout}, token {index - int(stops[rollout] - lengths[rollout])}"
 
-        wrong = (ids < 0) | (ids >= terms.vocab_size)
+        wrong = ids >= terms.vocab_size
         if wrong.any():
             at = int(wrong.argmax())
             return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"

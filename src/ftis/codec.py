@@ -4,10 +4,10 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
 
     offset  size  type      field
     0       4     bytes     magic, ``FTIS``
-    4       2     u16       version, 1 to 3
-    6       2     u16       P, 1 to 64           from version 2 on:  6  1  u8  P
-    8       16    bytes     run: digest of what                      7  1  u8  form, 16 · number + precision
-                            the peers agreed on
+    4       2     u16       version, 4
+    6       1     u8        P, 1 to 64
+    7       1     u8        form, 16 · number + precision
+    8       16    bytes     run: digest of what the peers agreed on
     24      16    bytes     tokenizer: its fingerprint
     40      8     f64       temperature ┐
     48      8     f64       top_p       │ of the distribution sampled
@@ -15,15 +15,14 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
     60      4     u32       round
     64      4     u32       n
     68      P     ASCII     peer, a name as in the recipe
-                            the groups, in one of the forms
+                            the groups: token ids (form 0) or text (form 1)
             4     u32       CRC-32 (zlib's) of everything before it
 
-The wing ``wire/`` has a file for each form. A form's number is its place in :data:`ftis.seams.FORMS`; see docs/wire.md.
+:mod:`ftis.wire.ids` and :mod:`ftis.wire.text` write and read the groups; docs/wire.md describes both.
 
-For all ``data`` of version 1 that decodes, ``encode(decode(data)) == data``; NaNs keep their payload. Later versions
-leave zstandard its choice of compression. :func:`decode` raises :class:`CodecError` and nothing else. Before it takes
-memory, it checks sizes against the limits and the bytes present. The checksum finds accidents, not attackers.
-:mod:`ftis.admission` decides whether a message makes sense.
+Contents have one layout, but zstandard may compress it in several ways: compare contents, not bytes. :func:`decode`
+raises :class:`CodecError` and nothing else. It checks sizes against the limits and the bytes present before it takes
+memory. The checksum finds accidents, not attackers. :mod:`ftis.admission` decides whether a message makes sense.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
 from ftis.seams import FORMS, look_up
 
 MAGIC = b"FTIS"
-VERSION = 3
-"""The newest version. A reader reads every version from 1 on."""
+VERSION = 4
+"""The only version that is written and read. A change of the layout raises it."""
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
 MOST_BYTES = 32
 """A completion of text has at most this many bytes for each token that it may have. English text has four."""
 
-_FIXED = struct.Struct("<4sHBB16s16sddIII")  # version 1's u16 P is a byte P and a form that is always 0
+_FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
+_OVERHEAD = 64  # counts, and the sizes of up to eight streams
 _U32 = 0xFFFF_FFFF
 _NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -164,47 +164,45 @@ class Reader:
 
 
 class Form(NamedTuple):
-    """One way to write the groups of a message.
+    """A layout of the groups of a message.
 
     Attributes:
-        write: f(columns, bits) → the bytes in parts, or None where the form cannot carry these columns.
+        write: f(columns, bits) → the bytes in parts; raises ValueError for columns that it cannot carry.
         read: f(reader, n, bits, limits) → the columns of n groups; raises CodecError. Its memory is bounded by the
             limits and the bytes present. :func:`decode` checks the values, and that no bytes are left.
 
     ``bits`` counts the bits after the point of a log-probability; 0 is float32.
     """
 
-    write: Callable[[Columns, int], list[bytes] | None]
+    write: Callable[[Columns, int], list[bytes]]
     read: Callable[[Reader, int, int, Limits], Columns]
 
 
-def message_size(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
-    """Bytes of a version 1 message from ``peer``; ``tokens`` and ``rollouts`` count those of all groups.
+def largest_message(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
+    """The most bytes of a message from ``peer``, in any precision. Counts are those of all groups.
 
-    Version 2 takes no more bytes, in any precision. Of ``text``: the most that a message takes.
+    It is the size of a message in which nothing can be compressed. A number then takes a byte and 28 bits, so a token
+    takes 8.5 bytes with its log-probability, and of text up to :data:`MOST_BYTES` besides.
     """
-    most = (MOST_BYTES * tokens + 64) if text else 0  # 64: the form's own counts, and where its parts start
-    return _FIXED.size + len(peer) + 6 * groups + 4 * rollouts + 8 * tokens + most + _CHECKSUM.size
+    numbers = 2 * groups + 2 * rollouts + tokens  # rollouts twice: their lengths, and of text their ends
+    texts = MOST_BYTES * tokens if text else 0
+    return _FIXED.size + len(peer) + _OVERHEAD + 4 * tokens + 9 * numbers // 2 + texts + _CHECKSUM.size
 
 
-def encode(message: Message, version: int = 1, logp: LogpPrecision = "float32") -> bytes:
+def encode(message: Message, logp: LogpPrecision = "float32") -> bytes:
     """The bytes of a message.
 
     Args:
-        version: 2 takes the shortest form, never longer than version 1; text takes 3.
-        logp: precision of the log-probabilities on the wire; version 1 carries ``float32`` only.
+        logp: precision of the log-probabilities on the wire.
 
     Raises:
-        ValueError: the message cannot be written (a mistake of the caller, never of a peer). Version 2 also refuses a
-            negative id, and a log-probability that is NaN, above 0 or below ``MIN_LOGP``.
+        ValueError: the message cannot be written (a mistake of the caller, never of a peer): a negative id, say, or in
+            fixed point a log-probability that is NaN, above 0 or below ``MIN_LOGP``.
     """
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _check_writable(header, groups, rollouts)
     units = [rollout.unit for rollout in rollouts if rollout.unit is not None]
-    version = VERSION if units else version
-    if version == 1 and logp != "float32":
-        raise ValueError(f"logp = {logp!r}: version 1 carries float32 only, take version 2")
     columns = Columns(
         items=np.array([group.item for group in groups], dtype=np.uint32),
         counts=np.array([len(group.rollouts) for group in groups], dtype=np.uint16),
@@ -213,15 +211,16 @@ def encode(message: Message, version: int = 1, logp: LogpPrecision = "float32") 
         logp=np.concatenate([np.zeros(0, np.float32), *(rollout.gen_logp for rollout in rollouts)]),
         unit=np.concatenate(units) if units else None,
     )
-    if version != 1 and (fault := _value_fault(columns)):
-        raise ValueError(fault)
-    bits = FRACTION_BITS[logp]
-    written = ((number, _form(number).write(columns, bits)) for number in range(version))
-    carried = [(number, parts) for number, parts in written if parts is not None]
-    form, parts = min(carried, key=lambda one: sum(map(len, one[1])))  # ties: the first
+    if (lowest := int(columns.ids.min(initial=0))) < 0:
+        raise ValueError(f"token id {lowest} is negative")
+    bits, form = FRACTION_BITS[logp], int(bool(units))
+    wrong = ~((columns.logp <= 0) & (columns.logp >= MIN_LOGP))  # true of NaN as well
+    if bits and wrong.any():
+        raise ValueError(f"log-probability {float(columns.logp[wrong.argmax()])} is not in [{MIN_LOGP:g}, 0]")
+    parts = _form(form).write(columns, bits)
     digests = (bytes.fromhex(header.run), bytes.fromhex(header.tokenizer))
     numbers = (header.temperature, header.top_p, header.top_k, header.round, len(groups))
-    fixed = _FIXED.pack(MAGIC, version, len(header.peer), 16 * form + bits, *digests, *numbers)
+    fixed = _FIXED.pack(MAGIC, VERSION, len(header.peer), 16 * form + bits, *digests, *numbers)
     body = b"".join([fixed, header.peer.encode("ascii"), *parts])
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
@@ -240,18 +239,14 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     data = bytes(data)  # a snapshot, so that nothing changes after its check (bytes are not copied)
     magic, version, name_size, form, run, tokenizer, temperature, top_p, top_k, round_, n = _FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise CodecError(f"not a message of ftis: it starts with {magic!r} in place of {MAGIC!r}")
-    if not 1 <= version <= VERSION:
-        known = f"this ftis reads versions 1 to {VERSION}"
-        raise CodecError(f"message of version {version}, {known}: install the same on both")
+        raise CodecError(f"not a message of ftis: it starts with {magic!r} instead of {MAGIC!r}")
+    if version != VERSION:
+        raise CodecError(f"message of version {version}, this ftis reads version {VERSION}: install the same on both")
     end = size - _CHECKSUM.size
     (checksum,) = _CHECKSUM.unpack_from(data, end)
     actual = zlib.crc32(memoryview(data)[:end])
     if checksum != actual:
-        raise CodecError(f"checksum {checksum:08x} in place of {actual:08x}: damaged or cut off on the way")
-    if version == 1:
-        name_size, form = name_size + 256 * form, 0
-
+        raise CodecError(f"checksum {checksum:08x} instead of {actual:08x}: damaged or cut off on the way")
     if not 1 <= name_size <= LONGEST_NAME:
         raise CodecError(f"peer name of {name_size} bytes: it has 1 to {LONGEST_NAME}")
     reader = Reader(data, _FIXED.size, end)
@@ -261,13 +256,11 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
     if n > limits.max_groups:
         raise CodecError(f"{n} groups exceed the limit of {limits.max_groups}")
     number, bits = divmod(form, 16)
-    if number >= version or bits not in FRACTION_BITS.values():
-        raise CodecError(f"form {form:#04x} is not one of this version")
+    if number >= len(FORMS) or bits not in FRACTION_BITS.values():
+        raise CodecError(f"form {form:#04x} is neither of ids nor of text")
     columns = _form(number).read(reader, n, bits, limits)
     if reader.at != end:
         raise CodecError(f"the groups end at byte {reader.at}, the message ends at {end}")
-    if version != 1 and (fault := _value_fault(columns)):
-        raise CodecError(fault)
 
     stops = np.cumsum(columns.lengths, dtype=np.int64)
     unit_stops = stops if columns.unit is None else np.cumsum(columns.unit[stops - 1] + 1, dtype=np.int64)
@@ -288,16 +281,6 @@ def _parts(array: npt.NDArray[Any], stops: npt.NDArray[np.int64]) -> list[npt.ND
 def _form(number: int) -> Form:
     form: Form = look_up(list(FORMS)[number], "form", FORMS)
     return form
-
-
-def _value_fault(columns: Columns) -> str | None:
-    """Why versions from 2 on refuse these values; None if they carry them. Version 1 carries any."""
-    if (lowest := int(columns.ids.min(initial=0))) < 0:
-        return f"token id {lowest} is negative"
-    wrong = ~((columns.logp <= 0) & (columns.logp >= MIN_LOGP))  # true of NaN as well
-    if wrong.any():
-        return f"log-probability {float(columns.logp[wrong.argmax()])} is not in [{MIN_LOGP:g}, 0]"
-    return None
 
 
 def _check_writable(header: Header, groups: tuple[Group, ...], rollouts: list[Rollout]) -> None:

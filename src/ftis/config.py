@@ -35,7 +35,6 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Positive = Annotated[int, Field(ge=1)]
-WireFormat = Literal[1, 2]
 LogpPrecision = Literal["float32", "fixed6", "fixed9"]
 
 
@@ -213,19 +212,18 @@ class NetworkConfig(_Section):
 
 
 class WireConfig(_Section):
-    """How a peer writes its messages. Every peer reads every format, so peers may differ."""
+    """How a peer writes its messages. Every peer reads every precision, so peers may differ."""
 
-    format: WireFormat = 1
-    """2 is compact: about half of 1, with ``logp = "fixed9"`` a quarter to a third."""
     logp: LogpPrecision = "float32"
-    """How format 2 carries log-probabilities: exactly, or in fixed point with 6 or 9 bits after the point. Receivers
-    then get a token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
+    """Log-probabilities on the wire: exact, or in fixed point with 6 or 9 bits after the point. Receivers then get a
+    token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
 
-    @model_validator(mode="after")
-    def _format_carries_precision(self) -> Self:
-        if self.format == 1 and self.logp != "float32":
-            raise ValueError(f'wire.logp = "{self.logp}" needs wire.format = 2; format 1 carries float32 only')
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _one_format(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "format" in values:
+            raise ValueError("wire.format is gone: there is one format, so leave the key out")
+        return values
 
 
 class HonestyConfig(_Section):

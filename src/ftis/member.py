@@ -102,8 +102,8 @@ class Member:
 
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round."""
-        wire = self.recipe.wire
-        message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))), wire.format, wire.logp)
+        written = Message(replace(self.header, round=round), tuple(self.write(groups)))
+        message = encode(written, self.recipe.wire.logp)
         others = [peer.name for peer in self.recipe.peers if peer.name != self.name]
         return Outgoing(
             round,

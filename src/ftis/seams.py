@@ -70,9 +70,8 @@ TRACKERS: Mapping[str, str] = {
 }
 """``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records.writing`."""
 
-FORMS: Mapping[str, str] = {name: f"ftis.wire.{name}.{name.upper()}" for name in ("plain", "packed", "text")}
-"""Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its position here,
-and version v has the first v; a new form goes to the end and raises :data:`ftis.codec.VERSION`."""
+FORMS: Mapping[str, str] = {"ids": "ftis.wire.ids.IDS", "text": "ftis.wire.text.TEXT"}
+"""Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its place here."""
 
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from ftis.check.formatting import counted, in_bytes
 from ftis.check.memory import LIKELY_LENGTH, LIKELY_SIGNAL, Memory, Shape, checkpoint_bytes, peak_memory
-from ftis.codec import message_size
+from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.engines.machine import available_bytes, resident_bytes
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
@@ -90,7 +90,7 @@ def _offered(swarm: Recipe) -> int:
     rollouts = prompts * swarm.rollouts_per_group
     tokens = rollouts * swarm.sampling.max_completion_length
     longest = max((peer.name for peer in swarm.peers), key=len)
-    return message_size(tokens, rollouts, prompts, longest, swarm.exchange == "text")
+    return largest_message(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
 def totals(recipe: Recipe, arm: str) -> list[str]:

@@ -27,7 +27,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     tokenizers must be equal too. The tokenizer's fingerprint is one more fact then in a joined run.
 
     Args:
-        wire: the newest version of the message format that this peer reads.
+        wire: the version of the message format that this peer writes and reads.
     """
     training = recipe.training
     return {

@@ -1,4 +1,4 @@
-"""What packed forms are made of: streams of bytes, numbers, log-probabilities, and the table of groups.
+"""The parts of a message: streams of bytes, numbers, log-probabilities, and the table of groups.
 
 The reader holds every count against the limits before it decompresses anything; the size of each stream follows from
 what it has read before.
@@ -6,6 +6,7 @@ what it has read before.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ftis.codec import MOST_ROLLOUTS, CodecError, Columns, Integers, Limits, Numbers, Reader
+from ftis.codec import FRACTION_BITS, MOST_ROLLOUTS, CodecError, Columns, Integers, Limits, Numbers, Reader
+from ftis.config import LogpPrecision
 from ftis.rollouts import Floats
-from ftis.wire.plain import from_fixed, to_fixed
 
 TEXT_LEVEL = 15
 """zstandard's level for ids and text, which repay a search for phrases (ids: 0.64 bytes a token, 0.68 at level 3)."""
@@ -83,6 +84,27 @@ def read_logp(reader: Reader, count: int, bits: int) -> Floats:
     planes = np.stack([read_stream(reader, count, "the log-probabilities") for _ in range(4)], axis=1)
     logp: Floats = planes.view("<f4")[:, 0].astype(np.float32)
     return logp
+
+
+def to_fixed(logp: Floats, bits: int) -> Numbers:
+    """round(−logp · 2^bits), halves to even. Exact in float32 except for the rounding, since 2^bits is exact."""
+    numbers: Numbers = np.rint(-logp * np.float32(2**bits)).astype(np.uint32)
+    return numbers
+
+
+def from_fixed(numbers: Integers, bits: int) -> Floats:
+    """−numbers / 2^bits, and never −0."""
+    nats: Floats = (np.float32(0) - numbers.astype(np.float32)) * np.float32(2.0**-bits)
+    return nats
+
+
+def weight_error(logp: LogpPrecision) -> float:
+    """The largest relative error that a precision causes in one token's importance weight: exp(2^-(b+1)) − 1.
+
+    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. The error of float32 is 0.
+    """
+    bits = FRACTION_BITS[logp]
+    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
 
 
 # ---------------------------------------------------------------------------------------------- numbers
@@ -167,5 +189,5 @@ def _read_frame(frame: bytes, count: int, what: str) -> bytes:
     except zstandard.ZstdError as error:
         raise CodecError(f"{what}: {error}") from None
     if len(content) != count:
-        raise CodecError(f"{what}: a frame holds {len(content)} bytes in place of {count}")
+        raise CodecError(f"{what}: a frame holds {len(content)} bytes instead of {count}")
     return content

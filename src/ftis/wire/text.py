@@ -1,4 +1,4 @@
-"""The text form of version 3: completions as text, for peers of other tokenizers.
+"""Groups of completions as text, for peers of other tokenizers.
 
     size  type      field
     4     u32       R, rollouts of all groups
@@ -8,7 +8,7 @@
           numbers   T: how many bytes each token has; 0 for an end
           numbers   for each rollout with an end: which of its sender's ends, from 0; absent where there are none
           stream    B bytes: the texts in UTF-8, end to end
-          numbers   T: log-probabilities, as in the packed form
+          numbers   T: log-probabilities, as in :mod:`ftis.wire.ids`
 
 It carries rollouts over bytes, see :mod:`ftis.text.completions`: each of the sender's tokens is a unit, and an end that
 the sender sampled is its last. *Stream* and *numbers* are described in :mod:`ftis.wire.streams`.
@@ -38,16 +38,16 @@ from ftis.wire.streams import (
 _COUNTS = struct.Struct("<III")
 
 
-def write(columns: Columns, bits: int) -> list[bytes] | None:
-    """The groups as text, or None if each id is a unit of its own: such ids are tokens.
+def write(columns: Columns, bits: int) -> list[bytes]:
+    """The groups as text.
 
     Raises:
         ValueError: the rollouts are not over bytes, not UTF-8, or an end is not the last unit of its rollout.
     """
-    if columns.unit is None:
-        return None
-    if not columns.lengths.all() or len(columns.unit) != len(columns.ids) or columns.ids.max() >= END + MOST_ENDS:
-        raise ValueError("a message of text has rollouts over bytes only, and none is empty: make all with as_texts")
+    if columns.unit is None or len(columns.unit) != len(columns.ids):
+        raise ValueError("a message of text has rollouts over bytes only: make all with as_texts")
+    if not columns.lengths.all() or columns.ids.max() >= END + MOST_ENDS:
+        raise ValueError("a message of text has an empty rollout, or ids that are neither bytes nor ends")
     stops = np.cumsum(columns.lengths, dtype=np.int64)
     tokens = columns.unit[stops - 1].astype(np.int64) + 1
     unit_M = columns.unit + np.repeat(np.cumsum(tokens) - tokens, columns.lengths)

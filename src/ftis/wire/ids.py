@@ -1,14 +1,16 @@
-"""The packed form of version 2: about two bytes a token with log-probabilities in fixed point, in place of eight.
+"""Groups of token ids, in two to four and a half bytes a token.
 
     size  type      field
     4     u32       R, rollouts of all groups
     4     u32       T, tokens of all rollouts
-    4     u32       D, distinct token ids
+    4     u32       D, distinct token ids; 0 if they are not listed
           numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
           numbers   D: the distinct ids, as gaps
           stream    T bytes: the first byte of each token's number
           stream    the second byte of the numbers that have one
           numbers   T: log-probabilities in fixed point (float32: four streams of T bytes, lowest byte first)
+
+If a list would not pay, D is 0, and T numbers, the ids, stand instead of the list and the two streams.
 
 *Stream* and *numbers* are described in :mod:`ftis.wire.streams`, the numbering of the ids at :class:`_Coded`. The
 reader holds R and T against the limits before it decompresses anything; the size of every stream follows from them.
@@ -43,17 +45,12 @@ _LARGEST_VOCABULARY = 65536
 _LARGEST_ID = 0x7FFF_FFFF
 
 
-def write(columns: Columns, bits: int) -> list[bytes] | None:
-    """The packed groups, or None if there are more than 65,536 distinct ids or one is not a unit of its own."""
-    coded = _code_ids(columns.ids) if columns.unit is None else None
-    if coded is None:
-        return None
+def write(columns: Columns, bits: int) -> list[bytes]:
+    coded = _code_ids(columns.ids)
     return [
-        _COUNTS.pack(len(columns.lengths), len(columns.ids), len(coded.gaps)),
+        _COUNTS.pack(len(columns.lengths), len(columns.ids), len(coded.gaps) if coded else 0),
         *write_groups(columns, columns.lengths),
-        *write_numbers(coded.gaps),
-        *write_stream(coded.first, TEXT_LEVEL),
-        *write_stream(coded.second, TEXT_LEVEL),
+        *(coded.parts() if coded else write_numbers(columns.ids.astype(np.uint32))),
         *write_logp(columns.logp, bits),
     ]
 
@@ -61,15 +58,14 @@ def write(columns: Columns, bits: int) -> list[bytes] | None:
 def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
     n_rollouts, n_tokens, n_distinct = _COUNTS.unpack(reader.take(_COUNTS.size, "the counts"))
     check_totals(n, n_rollouts, n_tokens, limits)
-    if not min(n_tokens, 1) <= n_distinct <= min(n_tokens, _LARGEST_VOCABULARY):
-        raise CodecError(f"{n_tokens} tokens cannot have {n_distinct} distinct ids in this form")
-
+    if n_distinct and not _pays(n_distinct, n_tokens):
+        raise CodecError(f"{n_tokens} tokens with {n_distinct} distinct ids need no list of them")
     items, counts, lengths = read_groups(reader, n, n_rollouts, n_tokens, limits)
-    ids = _read_ids(reader, n_tokens, n_distinct)
+    ids = _read_listed(reader, n_tokens, n_distinct) if n_distinct else _read_unlisted(reader, n_tokens)
     return Columns(items, counts, lengths, ids, read_logp(reader, n_tokens, bits))
 
 
-PACKED = Form(write, read)
+IDS = Form(write, read)
 
 # ---------------------------------------------------------------------------------------------- token ids
 
@@ -91,6 +87,15 @@ class _Coded:
     gaps: Numbers
     first: Bytes
     second: Bytes
+
+    def parts(self) -> list[bytes]:
+        streams = (part for stream in (self.first, self.second) for part in write_stream(stream, TEXT_LEVEL))
+        return [*write_numbers(self.gaps), *streams]
+
+
+def _pays(n_distinct: int, n_tokens: int) -> bool:
+    """Whether a list of the distinct ids pays, and numbers of two bytes suffice."""
+    return 2 * n_distinct <= n_tokens and n_distinct <= _LARGEST_VOCABULARY
 
 
 def _one_byte_ids(n_distinct: int) -> int:
@@ -117,9 +122,9 @@ def _list_order(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _code_ids(ids: Ints) -> _Coded | None:
-    """The ids as numbers, or None if there are more than 65,536 distinct ids."""
+    """The ids as numbers, or None if a list of them does not pay."""
     distinct, place, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    if len(distinct) > _LARGEST_VOCABULARY:
+    if not len(ids) or not _pays(len(distinct), len(ids)):
         return None
     k, order = _one_byte_ids(len(distinct)), _list_order(counts)
     listed = distinct[order]
@@ -132,7 +137,16 @@ def _code_ids(ids: Ints) -> _Coded | None:
     return _Coded(gaps.astype(np.uint32), first, second)
 
 
-def _read_ids(reader: Reader, n_tokens: int, n_distinct: int) -> Ints:
+def _read_unlisted(reader: Reader, n_tokens: int) -> Ints:
+    ids = read_numbers(reader, n_tokens, "the token ids")
+    if (largest := int(ids.max(initial=0))) > _LARGEST_ID:
+        raise CodecError(f"token id {largest} does not fit 31 bits")
+    if n_tokens and _pays(len(np.unique(ids)), n_tokens):
+        raise CodecError("the token ids are not listed, and a list pays")
+    return ids.astype(np.int32)
+
+
+def _read_listed(reader: Reader, n_tokens: int, n_distinct: int) -> Ints:
     k = _one_byte_ids(n_distinct)
     gaps = read_numbers(reader, n_distinct, "the vocabulary").astype(np.int64)
     listed = np.concatenate([np.cumsum(gaps[:k] + 1), np.cumsum(gaps[k:] + 1)]) - 1
