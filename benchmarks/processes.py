@@ -3,7 +3,7 @@
     python benchmarks/processes.py                          # two processes against one of as many threads
     python benchmarks/processes.py --processes 4 --rounds 6
 
-SmolLM2-135M (``ftis models get smollm2-135m``) is trained in full on arithmetic word problems, alone. Printed are
+SmolLM2-135M (``ftis models smollm2-135m``) is trained in full on arithmetic word problems, alone. Printed are
 medians over rounds, the first left out, of wall seconds by stage, and what each process took at its peak.
 """
 

@@ -5,7 +5,7 @@
     python benchmarks/round.py --venv /tmp/trl --model smollm2-135m --rounds 4 --seeds 0 1 2
 
 TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24
-prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `ftis models get smollm2-135m`: 8 word
+prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `ftis models smollm2-135m`: 8 word
 problems behind two worked ones x 8 completions of at most 16 tokens, graded), the same reward function, AdamW with
 the same settings, 4 optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed.
 TRL's settings are those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch.

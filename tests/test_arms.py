@@ -14,18 +14,18 @@ import typer
 from conftest import TinyModelDir
 from transformers import AutoModelForCausalLM
 
-from ftis.check.estimate import disk_of, fitting_jobs
+from ftis.check.estimate import disk_of
 from ftis.check.formatting import in_bytes
-from ftis.cli_groups import seeds_of
+from ftis.check.plan import of_jobs
+from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
 from ftis.config import Recipe, RecipeError
-from ftis.engines.machine import cores
 from ftis.objectives import resolve
 from ftis.prompts import TaskError
 from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.recipe.parsing import load, parse, set_key, with_arm
 from ftis.run import experiments, prepare
-from ftis.run.experiments import plan
+from ftis.run.experiments import jobs_of
 from ftis.run.join import choose_arm
 from ftis.run.prepare import check
 from ftis.selection import selections_of
@@ -342,14 +342,15 @@ def test_the_threads_of_a_peer_are_those_of_its_arm() -> None:
 def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_HOME", str(tmp_path))  # no starter is made yet
     recipe = parse(document(output_dir=str(tmp_path / "runs")))
-    lines = plan(recipe, range(3), 2)
+    lines = of_jobs(recipe, jobs_of(recipe, range(3)), 2)
     assert lines[0] == "21 jobs, 0 of them finished before; 2 at a time, the longest first"
     assert "alone-part: 12 jobs of one peer; in a round a peer samples 12 rollouts and trains on 12; guess" in lines[1]
     assert "F-TIS-4: 3 jobs of 4 peers; in a round a peer samples 12 rollouts and trains on 48; guess" in lines[3]
     assert lines[-1].startswith("guess ")
     assert "warm-up" not in lines[-1]
     peers = tuple(p.model_copy(update={"model": f"starter:small@{i}"}) for i, p in enumerate(recipe.peers, 70))
-    to_make = plan(recipe.model_copy(update={"peers": peers}), range(3), 2)
+    others = recipe.model_copy(update={"peers": peers})
+    to_make = of_jobs(others, jobs_of(others, range(3)), 2)
     assert " in all beside 4 warm-ups of a minute or so, 2 at a time, once: from parameters" in to_make[-1]
 
 
@@ -366,12 +367,10 @@ def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
 
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "prepare", lambda *rest: None)
-    at_a_time: list[int] = []
-    monkeypatch.setattr(experiments, "run_jobs", lambda jobs, n, *rest: at_a_time.append(n))
+    monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
     base: dict[str, Any] = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
     recipe = parse(document(**base))
-    assert experiments.run_experiment(recipe, [0], 0)
-    assert at_a_time == [fitting_jobs(recipe, cores())]
+    assert experiments.run_experiment(recipe, [0], 1)
     place = tmp_path / recipe.name
     evaluated = place / f"{recipe.name}-seed0" / "F-TIS-2" / recipe.peers[0].name / "evaluations.jsonl"
     evaluated.parent.mkdir(parents=True)
@@ -404,9 +403,12 @@ def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(
     assert disk_of([s for arm in arms_of(recipe) for s in arm.swarms] * 3) == (total, [])
     assert disk_of([recipe_of("a", "b")]) == (0, ["none"])
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total))
-    assert plan(recipe, range(3), 1)[-2] == f"disk: {in_bytes(total)} in all for checkpoints of jobs not yet finished"
+    assert (
+        of_jobs(recipe, jobs_of(recipe, range(3)), 1)[-2]
+        == f"disk: {in_bytes(total)} in all for checkpoints of jobs not yet finished"
+    )
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total - 1))
-    assert plan(recipe, range(3), 1)[-2].endswith(
+    assert of_jobs(recipe, jobs_of(recipe, range(3)), 1)[-2].endswith(
         f"(more than the {in_bytes(total - 1)} free: free some, or name another output_dir)"
     )
 

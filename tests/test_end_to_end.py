@@ -831,11 +831,11 @@ def test_doctor_and_starters_and_help(
     assert "torch" in capsys.readouterr().out
     monkeypatch.setenv("FTIS_HOME", str(workplace / "home"))
     monkeypatch.setattr(starters, "MAX_STEPS", 2)
-    assert ftis("starters", "small@1") == 0
+    assert ftis("models", "small@1") == 0
     assert "starter:small@1" in capsys.readouterr().out
     made = next((workplace / "home" / "starters").iterdir())
     AutoModelForCausalLM.from_pretrained(made)
-    assert ftis("starters", "gigantic") == 1
+    assert ftis("models", "gigantic") == 1
     assert ftis("--help") == 0
 
 

@@ -531,7 +531,7 @@ BROKEN_AUTHORITIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a key of an unknown kind": (lambda d: (d / "ca.key").write_bytes(unheard_of_kind()), "cannot be read"),
     "a signing key": (
         lambda d: (d / "ca.key").write_bytes(pem(ed25519.Ed25519PrivateKey.generate())),
-        "not a key of ftis keys certs",
+        "not a key of ftis keys new --tls",
     ),
     "another key": (swap_key, r"ca\.key is not the key of"),
 }

@@ -14,12 +14,13 @@ from conftest import TinyModelDir, TinyPolicy
 from transformers import AutoConfig
 
 from ftis.check import estimate, memory
-from ftis.check.estimate import fitting_jobs, guess_seconds
+from ftis.check.estimate import fitting_jobs
 from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.config import Recipe
 from ftis.engines import machine, slots
 from ftis.engines.models import load_tokenizer
 from ftis.recipe.parsing import parse
+from ftis.run.outlook import guess_seconds
 
 REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 
@@ -191,12 +192,12 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
 
 def test_the_guess_of_a_round_counts_groups_that_take_others_places(tiny_model_dir: TinyModelDir) -> None:
     recipe, parameters = recipe_of(tiny_model_dir()), {str(tiny_model_dir()): 20_000}
-    none = guess_seconds(recipe, parameters, problems=0)
+    none = guess_seconds(recipe, parameters)
     training = {"resample": "fill", "resample_budget": 1}
 
     def filled(**more: int) -> float:
         of = recipe.training.model_copy(update={**training, **more})
-        return guess_seconds(recipe.model_copy(update={"training": of}), parameters, problems=0)
+        return guess_seconds(recipe.model_copy(update={"training": of}), parameters)
 
     sampling = filled() - none  # half of the groups have signal, so each is sampled twice
     assert 0 < sampling < none

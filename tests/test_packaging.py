@@ -18,7 +18,6 @@ from commands import ROOT, make_targets
 from typer.testing import CliRunner
 
 from ftis.cli import app
-from ftis.cli_groups import ORDER
 from ftis.models.starters import STARTERS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -87,7 +86,7 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     shipped = site / "ftis/starters"
     for path in (shipped, *shipped.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    printed = run(programs / "ftis", "starters", cwd=empty, FTIS_HOME=str(tmp_path / "home"))
+    printed = run(programs / "ftis", "models", cwd=empty, FTIS_HOME=str(tmp_path / "home"))
     assert {line.split()[0] for line in printed.splitlines()} == {f"starter:{name}:" for name in STARTERS}
     asked = ("eval", "starter:small", "--task=clock", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
     assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty, FTIS_HOME=str(tmp_path / "home"))
@@ -108,7 +107,19 @@ def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytes
 def test_commands_are_listed_in_the_order_of_their_use_and_none_is_cut() -> None:
     listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.partition("Commands:")[2]
     names = [line.split()[0] for line in listed.splitlines() if line.strip()]
-    assert names == list(ORDER)
+    assert names[:11] == [
+        "doctor",
+        "demo",
+        "models",
+        "preflight",
+        "train",
+        "eval",
+        "report",
+        "watch",
+        "join",
+        "status",
+        "router",
+    ]
     assert "..." not in listed
 
 

@@ -119,7 +119,7 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
 
 def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_provenance(begun)
-    monkeypatch.setattr("ftis.run.provenance._commit", lambda: "another")
+    monkeypatch.setattr("ftis.run.provenance.commit", lambda: "another")
     claim(begun, True, recipe(ALONE, TOGETHER), trains=False)
     assert read_provenance(begun) == first
     said = [claim(begun, True, recipe(ALONE, TOGETHER)) for _ in range(2)]
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatc
     assert now == first
     assert set(continued) == {"started", "commit", "modules", "versions", "machine"}
     assert continued["commit"] == "another"
-    monkeypatch.setattr("ftis.run.provenance._commit", lambda: first["commit"])
+    monkeypatch.setattr("ftis.run.provenance.commit", lambda: first["commit"])
     claim(begun, True, recipe(ALONE, TOGETHER))  # it was known before
     assert len(read_provenance(begun)["continued"]) == 1
 

@@ -229,6 +229,7 @@ def test_the_digest_covers_all_code_that_computes_a_warm_up() -> None:
     program = "import sys, ftis.models.starters; print(*(m for m in sys.modules if m.startswith('ftis.engines.')))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     engines = {module.removeprefix("ftis.").replace(".", "/") + ".py" for module in loaded.stdout.split()}
+    engines -= {"engines/machine.py"}  # counts cores, and holds the one thread that a warm-up asks for
     assert engines
     assert engines | {"models/starters.py", "policy.py", "sampling.py"} <= set(starters.CODE)
     for file in starters.CODE:

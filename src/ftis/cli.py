@@ -1,46 +1,53 @@
 """The command line: parse → call → exit code.
 
-Exit codes: 0 done; 1 an error that names its remedy, or evidence that proves nothing; 2 wrong usage; 3 the run ended
-but some peer of a collaborative arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
+Exit codes: 0 done; 1 an error that names its remedy; 2 wrong usage; 3 the run ended but some peer of a collaborative
+arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from ftis.cli_groups import (
-    InOrder,
-    Jobs,
-    Overrides,
-    Seeds,
-    announce,
-    carry_out,
-    compare_rates,
-    console,
-    evaluate_model,
-    keys,
-    load_experiment,
-    models,
-    probe_bias,
-    report_on,
-    roll_back_run,
+from ftis import cli_swarm
+from ftis.config import (
+    FtisError,
+    PromptConfig,
+    Recipe,
+    RewardConfig,
+    SamplingConfig,
+    TaskConfig,
+    did_you_mean,
+    nearest,
+    run_directory,
 )
-from ftis.config import FtisError, NetworkConfig, Recipe, did_you_mean, run_directory
 from ftis.recipe.own_code import told_as_own
-from ftis.recipe.parsing import load, network_settings
-from ftis.records.events import WarmUp
+from ftis.recipe.parsing import load, network_settings, split_override
+from ftis.records.events import Planned, WarmUp
+from ftis.seams import TASKS
+from ftis.terminal import (
+    NEWEST,
+    Overrides,
+    Overwrite,
+    RecipeFile,
+    Resume,
+    Resuming,
+    check_resume,
+    conclude,
+    console,
+    errors,
+    go_back,
+)
+from ftis.version import version
 
 app = typer.Typer(
     name="ftis",
-    cls=InOrder,
     context_settings={"max_content_width": 120},
     no_args_is_help=True,
     add_completion=False,
@@ -48,23 +55,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Different language models learn together, exchanging only token ids and log-probabilities.",
 )
-errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-app.add_typer(keys, name="keys")
-app.add_typer(models, name="models")
-app.command("eval")(evaluate_model)
-app.command("rates")(compare_rates)
-app.command("probe")(probe_bias)
-app.command("rollback")(roll_back_run)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ftis {importlib.metadata.version('ftis')}")
+        typer.echo(f"ftis {version()}")
         raise typer.Exit
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes; train nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
 Resolved = Annotated[bool, typer.Option("--resolved", help="As --dry-run, and print every key of the recipe.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
+    ),
+]
 
 
 @app.callback()
@@ -77,9 +85,26 @@ def options(
 
 
 @app.command()
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Print what its peers would exchange, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Print what this machine has, and how to get the rest."""
+    from ftis.check.doctor import diagnose, of_recipe
+
+    problems = 0
+    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe, own_code=False)) if recipe else [])]:
+        mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
+        problems += state == "problem"
+        console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command()
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another run.")] = 0,
-    output_dir: Annotated[Path, typer.Option(help="The run is written to OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
+    output_dir: Annotated[Path, typer.Option(help="The run's place is OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
     set_: Overrides = None,
     dry_run: DryRun = False,
     resolved: Resolved = False,
@@ -89,8 +114,8 @@ def demo(
     loaded = load(_ready_made("demo"), set_ or [], options)
     if dry_run or resolved:
         _print_plan(loaded, (), resolved)
-        return
-    _train(loaded, (), resume=True)
+    else:
+        _train(loaded, (), resume=True)
 
 
 def _ready_made(name: str) -> Path:
@@ -100,53 +125,52 @@ def _ready_made(name: str) -> Path:
 
 
 @app.command()
-def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
-    set_: Overrides = None,
-    arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
-    dry_run: DryRun = False,
-    resolved: Resolved = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped (or start it).")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier run of this name and seed first.")
-    ] = False,
+def models(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="As listed; of a starter also NAME@SEED.", show_default=False)
+    ] = None,
+    directory: Annotated[Path, typer.Option("--directory", "-d", help="The directory of pretrained models.")] = Path(
+        "models"
+    ),
 ) -> None:
-    """Train a recipe's peers, arm by arm, and compare them."""
-    loaded = load(recipe, set_ or [])
-    if dry_run or resolved:
-        _print_plan(loaded, tuple(arm or ()), resolved)
-        return
-    directory = run_directory(loaded)
-    if resume and not directory.exists():
-        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
-        near = did_you_mean(directory.name, there)
-        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
-    _train(loaded, tuple(arm or ()), resume, overwrite)
-
-
-def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
-    from ftis.run.runs import run
+    """List the models with a short name, or make or fetch some."""
+    from ftis.models import pretrained, starters
     from ftis.view.progress import Display
 
-    _check_resume(resume, overwrite)
-    directory = run_directory(loaded)
+    if not names:
+        for line in [*starters.listed(), *pretrained.listed(directory)]:
+            console.print(line)
+        return
+    known = [*starters.STARTERS, *pretrained.MODELS]
+    bare = [name.removeprefix(starters.PREFIX) for name in names]
+    for name in bare:
+        if name.partition("@")[0] not in known:
+            raise FtisError(
+                f"no model {name!r} here{nearest(name, known)}; a recipe fetches any other by its Hub id as a peer's "
+                f"model"
+            )
+    fetched = [name for name in bare if name in pretrained.MODELS]
+    made = [starters.PREFIX + name for name in bare if name not in fetched]
+    for model in made:
+        starters.lookup(model)
     display = Display(console)
     with display.live():
-        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
-    if not finished:
-        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
-        raise typer.Exit(130)
-    _conclude(directory)
+        for model in made:
+            path = starters.make(model, lambda name, step, most: display(WarmUp(name, step, most)))
+            console.print(f'{path}: in a recipe, model = "{model}"')
+    for name in fetched:
+        path = pretrained.get(name, directory, console.print)
+        console.print(f'{path}: in a recipe, model = "{path}"')
 
 
 @app.command()
 def preflight(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
+    recipe: RecipeFile,
     set_: Overrides = None,
     arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
-    """Say from a few groups whether a recipe would learn. It says what a round costs and what to change, too."""
+    """Predict whether a recipe would learn, and what a round costs."""
     from ftis.check.estimate import totals
     from ftis.check.formatting import counted
     from ftis.check.preflight import preflight as look
@@ -178,181 +202,312 @@ def preflight(
         console.print(f"next: ftis train {recipe}, with the same --set")
 
 
-@app.command()
-def experiment(
-    recipe: Annotated[
-        Path, typer.Argument(help="A recipe with arms, as in recipes/paper/starter/.", show_default=False)
-    ],
-    seeds: Seeds = "5",
+@app.command(cls=Resuming)
+def train(
+    recipe: RecipeFile,
+    set_: Overrides = None,
+    arm: Arms = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N|FIRST-LAST", help="Compare under seeds 0 … N−1, or those of a range such as 5-9."),
+    ] = None,
     jobs: Jobs = 0,
-    arm: Annotated[list[str] | None, typer.Option("--arm", help="Run only this arm. Repeatable.")] = None,
+    dry_run: DryRun = False,
+    resolved: Resolved = False,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a recipe's peers, arm by arm, and compare them. With --seeds, run it again to resume it."""
+    from ftis.run.provenance import require_same_recipe
+
+    arms = tuple(arm or ())
+    check_resume(resume, overwrite)
+    if seeds is not None:
+        if overwrite or resume not in (None, NEWEST):
+            raise typer.BadParameter(
+                "--seeds goes on by itself: go back in one of its runs by that run's recipe.json, as in ftis train "
+                "runs/demo/demo-seed0/recipe.json --resume 20; begin anew by another --set name=…"
+            )
+        _compare(for_seeds(recipe, set_ or []), arms, seeds, jobs, dry_run, resolved)
+        return
+    if jobs:
+        raise typer.BadParameter("--jobs goes with --seeds")
+    loaded = load(recipe, set_ or [])
+    directory = run_directory(loaded)
+    if dry_run or resolved:
+        _print_plan(loaded, arms, resolved)
+    if resume not in (None, NEWEST):
+        require_same_recipe(directory, loaded)
+        go_back(directory, resume, arms, dry_run or resolved)
+    if dry_run or resolved:
+        return
+    if resume and not directory.exists():
+        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
+        near = did_you_mean(directory.name, there)
+        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
+    _train(loaded, arms, resume is not None, overwrite)
+
+
+@app.command(hidden=True)
+def experiment(
+    recipe: RecipeFile,
+    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
+    jobs: Jobs = 0,
+    arm: Arms = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
     resolved: Resolved = False,
 ) -> None:
-    """Train every arm under several seeds and compare them. Run it again to resume it."""
+    """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
+    console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
+    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run, resolved)
+
+
+def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
+    from ftis.run.runs import run
+    from ftis.view.progress import Display
+
+    directory = run_directory(loaded)
+    display = Display(console)
+    with display.live():
+        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
+    if not finished:
+        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
+        raise typer.Exit(130)
+    conclude(directory)
+
+
+SET_ELSEWHERE = {
+    "seed": "--seeds names the seeds, as in --seeds {value}-{value}",
+    "processes": "with --seeds each swarm has a process of its own; --jobs says how many run at a time",
+}
+"""Keys that a comparison over seeds does not take from its recipe, and what says them instead."""
+
+
+def for_seeds(recipe: Path, overrides: Sequence[str]) -> Recipe:
+    """A recipe to be trained under several seeds. An override without effect there is refused."""
+    for override in overrides:
+        key, value = split_override(override)
+        if (instead := SET_ELSEWHERE.get(key)) is not None:
+            raise typer.BadParameter(f"--set {override}: {instead.format(value=value)}")
+    return load(recipe, overrides)
+
+
+def seeds_of(text: str) -> range:
+    """The seeds 0 to 4 of ``5``, and 5 to 9 of ``5-9``."""
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (not dash or last.isdecimal())):
+        raise typer.BadParameter(f"{text!r} is neither a number of seeds nor a first and a last one: give 5 or 5-9")
+    seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+    if not seeds:
+        raise typer.BadParameter(f"{text!r} has no seed: give at least 1, or a last seed not below the first")
+    return seeds
+
+
+def _compare(
+    recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False, resolved: bool = False
+) -> None:
+    """Train the arms under every seed, and print and write how they compare."""
     from ftis.recipe.arms import keep_arms
     from ftis.view import tables
 
-    loaded = keep_arms(load_experiment(recipe, set_ or []), tuple(arm or ()))
+    kept = keep_arms(recipe, only)
     if dry_run or resolved:
-        _print_plan(loaded, (), resolved)
-    at_a_time = announce(loaded, seeds, jobs)
-    if dry_run or resolved:
+        _print_plan(kept, (), resolved)
+    directory = carry_out(kept, seeds, jobs, dry_run or resolved)
+    if directory is None:
         return
-    directory = carry_out(loaded, seeds, at_a_time)
     report = report_on(directory)  # which leaves what it compared in results.json
     tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
     console.print(f"report: {report}")
 
 
-Endpoints = Annotated[
-    list[str] | None,
-    typer.Option("--connect", metavar="ENDPOINT", help="As tcp/host:7447 or tls/host:7447. Repeatable."),
-]
-Listeners = Annotated[
-    list[str] | None, typer.Option("--listen", metavar="ENDPOINT", help="As tcp/0.0.0.0:7447. Repeatable.")
-]
-Certificates = Annotated[
-    Path | None,
-    typer.Option("--tls", metavar="DIR/NAME", help="Certificate that ftis keys certs made, as certs/small."),
-]
+def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | None:
+    """Print what there is to train under these seeds, and train it. Returns its directory; None with ``dry_run``.
 
-
-@app.command()
-def join(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, the same for all peers.", show_default=False)],
-    peer: Annotated[str, typer.Option("--peer", help="Which of its peers this machine is.", show_default=False)],
-    connect: Endpoints = None,
-    listen: Listeners = None,
-    client: Annotated[
-        bool, typer.Option("--client", help="Behind NAT: reached through the peers in --connect.")
-    ] = False,
-    key: Annotated[Path | None, typer.Option(help="This peer's private key (ftis keys new).")] = None,
-    roster: Annotated[Path | None, typer.Option(help="The peers' public keys (ftis keys roster).")] = None,
-    open_: Annotated[bool, typer.Option("--open", help="No roster: trust whoever can connect.")] = False,
-    tls: Certificates = None,
-    arm: Annotated[str | None, typer.Option(help="Which arm, where several let peers learn together.")] = None,
-    set_: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where this peer stopped (or start it).")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this peer's earlier run first.")] = False,
-) -> None:
-    """Train one peer on this machine, with peers elsewhere."""
-    import signal
-    import threading
-
-    from ftis.run.join import join as join_swarm
-    from ftis.run.join import peer_directory
-    from ftis.run.workers import interrupts
+    Ctrl-C ends the program.
+    """
+    from ftis.check.estimate import fitting_jobs
+    from ftis.check.plan import of_jobs, problems, rates
+    from ftis.engines.machine import cores
+    from ftis.recipe.arms import arms_of, experiment_directory
+    from ftis.run import experiments
+    from ftis.run.prepare import check
     from ftis.view.progress import Display
 
-    _check_resume(resume, overwrite)
-    files = {"key": key, "roster": roster}
-    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
-    overrides += _network_overrides(connect, listen, tls)
-    overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
-    loaded = load(recipe, set_ or [], overrides)
-    stop = threading.Event()
+    wanted, arms, directory = seeds_of(seeds), arms_of(recipe), experiment_directory(recipe)
+    at_a_time = jobs or fitting_jobs(recipe, cores())
+    for line in of_jobs(recipe, experiments.jobs_of(recipe, wanted), at_a_time):
+        console.print(line)
+    if dry_run:
+        return None
     display = Display(console)
-    with display.live(), interrupts(display, stop, (signal.SIGINT, signal.SIGTERM)):
-        finished = join_swarm(loaded, peer, arm=arm, resume=resume, overwrite=overwrite, say=display, stop=stop)
-    directory = peer_directory(loaded, peer)
+    with display.live():
+        checked = check(arms)
+        display(Planned((*problems(checked.tasks), *checked.remarks, *rates(arms))))
+        finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
-        console.print(f"left the swarm; the same command with --resume goes on from {directory}")
+        console.print(f"stopped; the same command goes on with {directory}")
         raise typer.Exit(130)
-    _conclude(directory)
+    return directory
 
 
-@app.command()
-def status(
-    connect: Endpoints = None,
-    tls: Certificates = None,
-    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
+def report_on(directory: Path) -> Path:
+    """Write the page of a run or of a comparison over seeds, which takes a minute or two if that is large."""
+    from ftis.view.report import write_page
+
+    with console.status("reading the records, drawing the report"):
+        return write_page(directory)
+
+
+def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
+    from ftis.check.estimate import estimate
+    from ftis.check.plan import plan
+    from ftis.recipe.arms import arms_of
+    from ftis.run.prepare import check, exchanges
+
+    arms = arms_of(recipe, only)
+    tasks, of_prompts = check(arms)
+    exchanged = exchanges(arms)
+    if resolved:
+        console.print_json(recipe.model_dump_json())
+    after = "next: ftis preflight predicts whether it would learn, and how long a round takes"
+    for line in [*plan(arms, tasks, of_prompts, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
+        console.print(line)
+
+
+@app.command("eval")
+def evaluate_model(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
+    ],
+    task: Annotated[
+        str | None, typer.Option(help=f"{', '.join(TASKS)}, or a dotted path; by default the recipe's.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of problems, a seeded subset; with --recipe of its own.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")
+    ] = None,
+    set_: Overrides = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Run the model on this peer's device, in its dtype; needs --recipe.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Also sample so many completions of each problem: pass@k and mean reward.")
+    ] = 0,
+    max_completion_length: Annotated[int | None, typer.Option(min=1)] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of a procedural task.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
 ) -> None:
-    """Print who is in a swarm, and in which round. The table has what they took from each other, too."""
-    import time
+    """Measure one model on a task's validation problems.
 
-    from rich.live import Live
+    Greedy pass@1, and with --samples pass@k and the mean reward of sampled completions.
+    """
+    import tomllib
+    from dataclasses import replace
 
-    from ftis.swarm import session as network
-    from ftis.view.progress import status_table
+    from ftis.records.files import write_jsonl
+    from ftis.rewards.answers import require_rewardable
+    from ftis.run.assembly import examine
+    from ftis.run.prompting import require_fit
+    from ftis.tasks.problems import load_task
+    from ftis.tasks.splitting import subset
 
-    connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
-    settings = network_settings(_network_settings(connect, None, tls) | {"mode": "client"})
-    with network.open_session(settings) as session:
-        found = network.ask_status(session)
-        if as_json:
-            for peer in found:
-                typer.echo(json.dumps(peer))
-        elif once or not console.is_terminal:
-            console.print(status_table(found))
-        else:
-            with Live(status_table(found), console=console) as live:
-                while True:
-                    time.sleep(1)
-                    live.update(status_table(network.ask_status(session)))
-
-
-@app.command()
-def router(listen: Listeners = None, tls: Certificates = None) -> None:
-    """Relay between peers that cannot reach each other. It sees what passes and can change none of it unnoticed."""
-    import signal
-    import threading
-
-    from ftis.swarm import session as network
-
-    if not listen:
-        raise typer.BadParameter("--listen says where, as tcp/0.0.0.0:7447")
-    settings = network_settings(_network_settings(None, listen, tls) | {"mode": "router"})
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: stop.set())
-    with network.open_session(settings):
-        console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it")
-        stop.wait()
-
-
-def _network_settings(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    if connect:
-        settings["connect"] = connect
-    if listen:
-        settings["listen"] = listen
-    if tls is not None:
-        settings["tls_authority"] = str(tls.parent / "ca.pem")
-        settings["tls_certificate"] = f"{tls}.pem"
-        settings["tls_key"] = f"{tls}.tls.key"
-    return settings
-
-
-def _network_overrides(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> list[str]:
-    return [f"network.{name}={json.dumps(value)}" for name, value in _network_settings(connect, listen, tls).items()]
+    try:
+        options = tomllib.loads("\n".join(option or []))
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
+    loaded = load(recipe, set_ or []) if recipe else None
+    if task is None and loaded is None:
+        raise typer.BadParameter("name a task with --task, or a recipe with --recipe whose task it is")
+    if set_ and loaded is None:
+        raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
+    if peer is not None and loaded is None:
+        raise typer.BadParameter("--peer is one of a recipe: name it with --recipe")
+    own_problems = task is None and path is None and not options
+    if task is not None:
+        config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
+    else:
+        assert loaded is not None
+        given = {"path": path, "options": options or None, "validation_size": None if own_problems else limit}
+        config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
+    prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
+    sampling = loaded.sampling if loaded else SamplingConfig()
+    if loaded is None:
+        console.print(
+            "without --recipe the model is asked by the default prompt: only an answer between <answer> tags counts"
+        )
+    if max_completion_length:
+        sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
+    with console.status("answering the task's validation problems"):
+        run_as = loaded.peer(peer) if loaded and peer is not None else None
+        asked = load_task(config)
+        if own_problems and limit is not None:  # another split than the recipe's may hold what was trained on
+            if limit > len(asked.validation):
+                raise typer.BadParameter(
+                    f"--limit {limit}: the recipe validates on {len(asked.validation)} problems, and may train on "
+                    "others; lower it, or name other problems with --path or --option"
+                )
+            asked = replace(asked, validation=tuple(subset(asked.validation, limit, config.seed, "validation")))
+        examinee = examine(model, asked, prompt, reward, sampling, run_as)
+        if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
+            console.print(
+                f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
+                f"ends there"
+            )
+        name, policy = f"task {config.name!r}, validation problem", examinee.policy
+        require_rewardable(examinee.score, examinee.problems, name)
+        named = [(f"{name} {problem.item}", problem) for problem in examinee.problems]
+        if loaded or max_completion_length:  # else nobody said how long completions are
+            most = sampling.max_completion_length
+            require_fit(model, policy.config.model, prompt, most, policy.tokenizer, named)
+        result = examinee.greedy()
+    console.print(f"{config.name}: {result}, mean length {result.mean_length:.1f} tokens")
+    rows = [vars(problem) for problem in result.problems]
+    if samples:
+        with console.status(f"sampling {samples} completions of each"):
+            drawn = examinee.sampled(samples, loaded.seed if loaded else 0)
+        console.print(
+            f"{config.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} of "
+            f"{samples} samples at temperature {sampling.temperature:g}"
+        )
+        for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
+            row |= {"samples": completions, "sample_rewards": rewards}
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(output, rows)
 
 
 @app.command("report")
 def make_report(
-    directory: Annotated[Path, typer.Argument(help="A run's or an experiment's directory.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)],
 ) -> None:
-    """Write a page, figures and tables of a run or experiment."""
+    """Write a page, figures and tables of a run or a comparison."""
     console.print(f"report: {report_on(directory)}")
 
 
 @app.command()
 def watch(
     directory: Annotated[
-        Path | None, typer.Argument(help="A run's or an experiment's directory.", show_default=False)
+        Path | None, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to serve at; one other than this machine's own needs the token in its URL.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8730,
-    connect: Endpoints = None,
+    connect: cli_swarm.Endpoints = None,
     client: Annotated[bool, typer.Option("--client", help="Reach the swarm only through --connect.")] = False,
-    roster: Annotated[Path | None, typer.Option(help="The swarm's public keys: whose offers are whose.")] = None,
-    tls: Certificates = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="The swarm's public keys, which tell whose offers are whose.")
+    ] = None,
+    tls: cli_swarm.Certificates = None,
 ) -> None:
-    """Show a run, an experiment or a swarm in the browser. Nothing is changed; Ctrl-C ends it."""
+    """Show a run, a comparison or a swarm in the browser. Ctrl-C ends it."""
     from ftis.view.watch import serve
 
     def say(at: str) -> None:
@@ -371,116 +526,20 @@ def watch(
 
     onlooker = Onlooker(read_roster(roster) if roster else None)
     mode = {"mode": "client"} if client else {}
-    with Lookout(network_settings(_network_settings(connect, None, tls) | mode), onlooker):
+    with Lookout(network_settings(cli_swarm.settings_of(connect, None, tls) | mode), onlooker):
         serve(onlooker, host, port, say)
 
 
-@app.command("replay")
-def replay_run(
-    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
-    objective: Annotated[
-        str | None, typer.Option(help="As a recipe's objective.name, e.g. TIS; by default the recorded one.")
-    ] = None,
-    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. Repeatable.")] = None,
-    from_step: Annotated[int, typer.Option(min=0, help="Start from this checkpoint; 0 is the untrained model.")] = 0,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default all there are.")] = None,
-    set_: Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
-) -> None:
-    """Train again on recorded rollouts, by another objective."""
-    from ftis.lab.replay import replay
-    from ftis.view.progress import Display
+app.command(cls=Resuming)(cli_swarm.join)
+app.command()(cli_swarm.status)
+app.command()(cli_swarm.router)
+app.add_typer(cli_swarm.keys, name="keys")
 
-    display = Display(console)
-    with display.live(resumes=False):
-        directory = replay(
-            run,
-            objective,
-            arm=arm,
-            peers=peer or (),
-            from_step=from_step,
-            rounds=rounds,
-            overrides=set_ or (),
-            output=output,
-            say=display,
-        )
-    console.print(f"records and final checkpoints in {directory}")
+from ftis import cli_groups  # noqa: E402 - it imports this module
 
-
-@app.command("starters")
-def make_starters(
-    names: Annotated[list[str] | None, typer.Argument(help="Also NAME@SEED; by default the shipped ones.")] = None,
-) -> None:
-    """Say where the small ready-to-train models are. NAME@SEED is warmed up here first."""
-    from ftis.models import starters
-    from ftis.view.progress import Display
-
-    chosen = [starters.PREFIX + name.removeprefix(starters.PREFIX) for name in names or starters.STARTERS]
-    for model in chosen:
-        starters.lookup(model)
-    display = Display(console)
-    with display.live():
-        for model in chosen:
-            path = starters.make(model, lambda name, step, most: display(WarmUp(name, step, most)))
-            card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
-            console.print(f"{model}: {path} (right when reasoned: {card['right_when_reasoned']:.2f})")
-
-
-@app.command()
-def doctor(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Say what its peers would exchange.", show_default=False)
-    ] = None,
-) -> None:
-    """Print what this machine has, and how to get the rest."""
-    from ftis.check.doctor import diagnose, of_recipe
-
-    problems = 0
-    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe, own_code=False)) if recipe else [])]:
-        mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
-        problems += state == "problem"
-        console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))
-    raise typer.Exit(1 if problems else 0)
-
-
-def _check_resume(resume: bool, overwrite: bool) -> None:
-    if resume and overwrite:
-        raise typer.BadParameter("--resume and --overwrite exclude each other")
-
-
-def _conclude(directory: Path) -> None:
-    """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
-    from ftis.comparison import results, summary
-    from ftis.view import tables
-    from ftis.view.figures import plot_learning_curves
-
-    found = summary.summarise(directory)
-    console.print(tables.closing_table(found))
-    for warning in summary.warnings(found):
-        console.print(f"note: {warning}")
-    plot_learning_curves(directory)
-    for line in [*tables.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
-        console.print(line)
-    if summary.somebody_learned_alone(found):
-        errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
-        raise typer.Exit(3)
-
-
-def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
-    from ftis.check.estimate import estimate
-    from ftis.check.plan import plan
-    from ftis.recipe.arms import arms_of
-    from ftis.run.prepare import check, exchanges
-
-    arms = arms_of(recipe, only)
-    tasks, of_prompts = check(arms)
-    exchanged = exchanges(arms)
-    if resolved:
-        console.print_json(recipe.model_dump_json())
-    after = "next: ftis preflight says whether it would learn, and how long a round takes"
-    for line in [*plan(arms, tasks, of_prompts, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
-        console.print(line)
+app.command("rates")(cli_groups.compare_rates)
+app.command("replay")(cli_groups.replay_run)
+app.command("probe")(cli_groups.probe_bias)
 
 
 def main(arguments: list[str] | None = None) -> None:

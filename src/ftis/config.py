@@ -181,7 +181,7 @@ class NetworkConfig(_Section):
     tls_authority: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
-    """``tls/`` endpoints need all three (``ftis keys certs``)."""
+    """``tls/`` endpoints need all three (``ftis keys new --tls``)."""
     deadline: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a peer waits, once it has published, for peers that are present but slow."""
     start_seconds: Annotated[float, Field(ge=0)] = 60.0
@@ -205,7 +205,9 @@ class NetworkConfig(_Section):
         if any(given) and not all(given):
             raise ValueError("network: tls_authority, tls_certificate and tls_key go together; give all three")
         if not all(given) and any(e.startswith("tls/") for e in (*self.listen, *self.connect)):
-            raise ValueError("network: tls/ endpoints need tls_authority, tls_certificate, tls_key (ftis keys certs)")
+            raise ValueError(
+                "network: tls/ endpoints need tls_authority, tls_certificate, tls_key (ftis keys new --tls)"
+            )
         if self.mode == "client" and not self.connect:
             raise ValueError('network.mode = "client" needs network.connect: the peers or routers to go through')
         return self

@@ -37,7 +37,7 @@ def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
 def _remedy(model: str) -> str:
     """How to get a model that a recipe names."""
     name = Path(model).name
-    return f"ftis models get {name}" if name in MODELS else "name its directory, or an id of the Hub"
+    return f"ftis models {name}" if name in MODELS else "name its directory, or an id of the Hub"
 
 
 def diagnose() -> list[tuple[str, str, str, str]]:
@@ -76,7 +76,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
     optional = {
         "reasoning_gym": ("reasoning-gym", "procedural tasks"),
         "bitsandbytes": ("bitsandbytes", "peers.*.optim, frozen_dtype"),
-        "gguf": ("gguf", "ftis models get"),
+        "gguf": ("gguf", "ftis models"),
         "tensorboard": ("tensorboard", "report_to"),
         "wandb": ("wandb", "report_to"),
         "trackio": ("trackio", "report_to"),

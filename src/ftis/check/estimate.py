@@ -1,4 +1,4 @@
-"""What a run would take, estimated before it starts: memory, bytes on the wire, and a guess of the seconds."""
+"""What a run would take, estimated before it starts: memory, disk, bytes on the wire, and swarms at a time."""
 
 from __future__ import annotations
 
@@ -8,37 +8,26 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from operator import ge
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from ftis.check.formatting import counted, in_bytes
-from ftis.check.memory import LIKELY_LENGTH, LIKELY_SIGNAL, Memory, Shape, checkpoint_bytes, peak_memory
+from ftis.check.memory import Memory, Shape, checkpoint_bytes, peak_memory
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.engines.machine import available_bytes, resident_bytes
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.models import starters
 from ftis.policy import resolve_device
-from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of, tries
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
+from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.run.prepare import with_exchange
-from ftis.run.processes import SMALL, frozen_base, parameters_of, runs_in_parallel
+from ftis.run.processes import SMALL, frozen_base, known_parameters, runs_in_parallel
 from ftis.run.prompting import tokenizers_here
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
-
-SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
-"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
-train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
-log-probabilities, and another with its backward pass."""
-
-LENGTH = 0.5
-"""Mean length of a completion, as a part of the maximum."""
-
-UNKNOWN_PROBLEMS = 300
-"""What a task is taken to validate with if the recipe does not say."""
 
 UNKNOWN_PROMPT = 256
 """Tokens that a prompt is taken to have if the task cannot be loaded."""
@@ -336,33 +325,3 @@ def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int
     except FtisError as error:
         lines.append(f"prompts: taken to have {UNKNOWN_PROMPT} tokens, since they are not known ({error})")
         return [UNKNOWN_PROMPT] * swarm.training.prompts_per_round
-
-
-def validation_problems(recipe: Recipe) -> int:
-    """How many problems one evaluation has, out of distribution too, as far as the recipe says. Loads no task."""
-    return sum(task.validation_size or UNKNOWN_PROBLEMS for task in (recipe.task, *recipe.ood))
-
-
-def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
-    """The parameters of each model in the arms. Loads no weights."""
-    models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
-    return {model: parameters_of(model) for model in models}
-
-
-def guess_seconds(swarm: Recipe, parameters: Mapping[str, int], problems: int) -> float:
-    """A guess of the seconds of one round of one peer on one core: sampling, training, and its part of evaluations.
-
-    With ``training.resample`` it supposes that :data:`~ftis.check.memory.LIKELY_SIGNAL` of the groups have signal.
-
-    Args:
-        swarm: with exactly the peers of the swarm.
-        parameters: of each model.
-        problems: that one evaluation has.
-    """
-    training = swarm.training
-    evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
-    sampled, trained = rollouts_per_round(swarm)
-    sampled_and_evaluated = sampled * tries(swarm, LIKELY_SIGNAL) + problems * evaluations / training.rounds
-    tokens = LENGTH * swarm.sampling.max_completion_length
-    operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
-    return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each

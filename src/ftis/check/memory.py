@@ -32,6 +32,7 @@ from ftis.engines.slots import (
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 from ftis.run.evaluate import EVAL_BATCH
+from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
 
 FLOAT = 4
 VOCABULARY = 512
@@ -39,9 +40,6 @@ VOCABULARY = 512
 MEASURED = 5e10
 """The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
 rows are run."""
-
-LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
-"""Assumed: how probable it is that a group has signal, and the mean completion's fraction of the maximum."""
 
 
 def likely_signal(groups: int, rounds: int) -> float:

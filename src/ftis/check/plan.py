@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from ftis.check.estimate import known_parameters
-from ftis.check.formatting import counted
+from ftis.check.estimate import disk_of, too_much_for
+from ftis.check.formatting import counted, in_bytes
 from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.objectives import resolve
 from ftis.prompts import Task
-from ftis.recipe.arms import Arm, rollouts_per_round
+from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.rewards.scoring import load_scorer
-from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS
+from ftis.run.outlook import in_time
+from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
+
+if TYPE_CHECKING:
+    from ftis.run.experiments import SwarmJob
 
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""
@@ -47,6 +53,34 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task], of_prompts: Sequence[str], 
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
     return [*lines, *without_effect(every), *of_prompts, *rates(arms)]
+
+
+def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[str]:
+    """The lines before a comparison over seeds: its jobs by arm, their disk, and a guess of the time."""
+    done = sum(not job.rounds_left for job in found)
+    lines = [f"{counted(len(found), 'job')}, {done} of them finished before; {at_a_time} at a time, the longest first"]
+    for arm in (config.name for config in arm_configs(recipe)):
+        own = [job for job in found if job.part.name == arm]
+        each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
+        lines.append(
+            f"{arm}: {counted(len(own), 'job')} of {counted(len(own[0].part.peers), 'peer')}; {budget(own[0].part)}; "
+            f"guess {in_time(each)} a job"
+        )
+    on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
+    without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""
+    lines.append(
+        f"disk: {in_bytes(on_disk)} in all for checkpoints of jobs not yet finished{without}"
+        f"{too_much_for(recipe.output_dir, on_disk)}"
+    )
+    seconds = [job.rounds_left * job.guess for job in found]
+    total = max(max(seconds), sum(seconds) / at_a_time)
+    made = sum(model.startswith("starter:") for model in unknown)
+    beside = f" beside {counted(made, 'warm-up')} of a minute or so, {at_a_time} at a time, once" if made else ""
+    lines.append(
+        f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {at_a_time} "
+        f"jobs, so it may be off threefold and says nothing about GPUs; the time left appears once rounds are measured"
+    )
+    return lines
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:

@@ -227,7 +227,7 @@ def _check_directory(source: str) -> None:
     where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
     raise ModelError(
         f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models get fetches some"
+        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models lists some"
         f"{did_you_mean(directory.name, [place.name for place in directory.parent.glob('*')])}"
     )
 

@@ -76,6 +76,15 @@ PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*"
 Report = Callable[[str], None]
 
 
+def listed(directory: Path) -> list[str]:
+    """A line for each model: what it is, and its place or how to get it."""
+    return [
+        f"{name}: {model.hub} ({model.kind}; licence {model.licence}); "
+        + (f"here: {directory / name}" if _is_whole(directory / name) else f"ftis models {name} fetches it")
+        for name, model in MODELS.items()
+    ]
+
+
 def get(name: str, directory: Path, report: Report) -> Path:
     """The model ``name`` as ``directory/<name>``, fetched unless it is there.
 

@@ -148,6 +148,15 @@ def lookup(model: str) -> tuple[str, Starter]:
     return label, replace(STARTERS[name], seed=int(seed)) if seed else STARTERS[name]
 
 
+def listed() -> list[str]:
+    """A line for each starter: its size and its place."""
+    return [
+        f"{PREFIX}{name}: {starter.num_hidden_layers} layers of {starter.hidden_size}, {starter.operators}; "
+        f"here: {path_of(PREFIX + name)}"
+        for name, starter in STARTERS.items()
+    ]
+
+
 def home() -> Path:
     return Path(os.environ.get("FTIS_HOME") or Path.home() / ".cache" / "ftis") / "starters"
 

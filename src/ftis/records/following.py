@@ -63,7 +63,7 @@ class Progress:
 
 
 class Directory:
-    """A directory that ``ftis train``, ``ftis join`` or ``ftis experiment`` writes.
+    """A directory that ``ftis train`` or ``ftis join`` writes.
 
     Raises:
         ReportError: it holds neither a run nor an experiment, or of another version of ftis.
@@ -81,7 +81,7 @@ class Directory:
         if not file.exists():
             raise ReportError(
                 f"{self.path} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
-                f"directory that ftis train, ftis join or ftis experiment named, once it has begun"
+                f"directory that ftis train or ftis join named, once it has begun"
             )
         text = file.read_text(encoding="utf-8")
         self.recipe, self.seeds, self.arms = _understood(text, file, self.is_experiment)

@@ -321,7 +321,7 @@ def read_study(directory: Path) -> Study:
     else:
         raise ReportError(
             f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
-            f"directory that ftis train, ftis join or ftis experiment named"
+            f"directory that ftis train or ftis join named"
         )
     started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
     if not started:

@@ -15,25 +15,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-from ftis.check.estimate import (
-    disk_of,
-    fitting_jobs,
-    guess_seconds,
-    known_parameters,
-    too_much_for,
-    validation_problems,
-)
-from ftis.check.formatting import counted, in_bytes
-from ftis.check.plan import budget, problems, rates
 from ftis.config import FtisError, Recipe, run_directory
-from ftis.engines.machine import cores
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
-from ftis.records.events import Event, JobEnded, JobsKnown, Planned, Say, Stopped, TimeLeft, placed, unheard
+from ftis.records.events import Event, JobEnded, JobsKnown, Say, Stopped, TimeLeft, placed, unheard
 from ftis.records.files import write_json
-from ftis.run.outlook import Outlook, Work, in_time
-from ftis.run.prepare import check, prepare
+from ftis.run.outlook import Outlook, Work, guess_seconds
+from ftis.run.prepare import Checked, check, prepare
+from ftis.run.processes import known_parameters
 from ftis.run.provenance import claim, provenance
 from ftis.run.runs import resume_step, run
 from ftis.run.workers import Job, Stop, run_jobs
@@ -64,26 +53,26 @@ class SwarmJob:
         return f"seed {self.recipe.seed} {self.part.name}{which}"
 
 
-def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard) -> bool:
+def run_experiment(
+    recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = unheard, *, checked: Checked | None = None
+) -> bool:
     """Run every arm of ``recipe`` under every seed. Returns False if Ctrl-C stopped it.
-
-    Args:
-        jobs: how many run at a time; 0: as many as there are cores and memory for.
 
     Finished jobs are skipped and killed ones go on from their checkpoints, so an experiment that is started again ends
     with the same tables. The numbers do not depend on ``jobs`` or on the order of the jobs.
 
+    Args:
+        jobs: how many run at a time; :func:`ftis.check.estimate.fitting_jobs` finds how many memory allows.
+        checked: of :func:`ftis.run.prepare.check`, if the caller has called it.
+
     Raises:
         RunError: a job failed, or the directory holds an experiment of another recipe.
     """
-    jobs = jobs or fitting_jobs(recipe, cores())
     directory = experiment_directory(recipe)
     stop = threading.Event()
     arms = arms_of(recipe)
     check_baselines(recipe)
-    tasks, of_prompts = check(arms)
-    say(Planned((*problems(tasks), *of_prompts, *rates(arms))))
-    runs = _runs(recipe, seeds)
+    tasks = (checked or check(arms)).tasks
     for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
     _write_experiment(directory, recipe, seeds)
@@ -91,7 +80,7 @@ def run_experiment(recipe: Recipe, seeds: Sequence[int], jobs: int, say: Say = u
         prepare(arms, say, stop)
     except Stopped:
         return False
-    all_jobs = _jobs(recipe, runs)
+    all_jobs = jobs_of(recipe, seeds)
     todo = [job for job in all_jobs if job.rounds_left]
     say(JobsKnown(jobs=len(all_jobs), done=len(all_jobs) - len(todo)))
     in_processes = [Job(job.label, run_swarm_process, (job.recipe, job.part.name, job.part.peers[0])) for job in todo]
@@ -106,48 +95,17 @@ def _runs(recipe: Recipe, seeds: Sequence[int]) -> list[Recipe]:
     return [recipe.model_copy(update={"seed": seed, **settings}) for seed in seeds]
 
 
-def _jobs(recipe: Recipe, runs: Sequence[Recipe]) -> list[SwarmJob]:
+def jobs_of(recipe: Recipe, seeds: Sequence[int]) -> list[SwarmJob]:
     """All jobs of an experiment, finished ones too, the longest first."""
     arms = arms_of(recipe)
-    parameters, problems = known_parameters(recipe, arms), validation_problems(recipe)
+    parameters = known_parameters(recipe, arms)
     found = []
-    for seeded in runs:
-        for arm in arms:
-            for part in arm.parts():
-                step = resume_step(run_directory(seeded) / arm.name, part.recipe)
-                left = (part.recipe.training.rounds - step) * len(part.peers)
-                found.append(SwarmJob(seeded, part, left, guess_seconds(part.recipe, parameters, problems)))
+    for seeded in _runs(recipe, seeds):
+        for part in (part for arm in arms for part in arm.parts()):
+            step = resume_step(run_directory(seeded) / part.name, part.recipe)
+            left = (part.recipe.training.rounds - step) * len(part.peers)
+            found.append(SwarmJob(seeded, part, left, guess_seconds(part.recipe, parameters)))
     return sorted(found, key=lambda job: -job.rounds_left * job.guess)
-
-
-def plan(recipe: Recipe, seeds: Sequence[int], jobs: int) -> list[str]:
-    """What is left to do of an experiment, in lines for people: its jobs by arm, and a guess of the time."""
-    found = _jobs(recipe, _runs(recipe, seeds))
-    done = sum(not job.rounds_left for job in found)
-    lines = [f"{counted(len(found), 'job')}, {done} of them finished before; {jobs} at a time, the longest first"]
-    for arm in arms_of(recipe):
-        own = [job for job in found if job.part.name == arm.name]
-        peers = len(own[0].part.peers)
-        each = fmean(job.part.recipe.training.rounds * len(job.part.peers) * job.guess for job in own)
-        lines.append(
-            f"{arm.name}: {counted(len(own), 'job')} of {counted(peers, 'peer')}; {budget(own[0].part)}; "
-            f"guess {in_time(each)} a job"
-        )
-    on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
-    without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""
-    lines.append(
-        f"disk: {in_bytes(on_disk)} in all for checkpoints of jobs not yet finished{without}"
-        f"{too_much_for(recipe.output_dir, on_disk)}"
-    )
-    seconds = [job.rounds_left * job.guess for job in found]
-    total = max(max(seconds), sum(seconds) / jobs)
-    made = sum(model.startswith("starter:") for model in unknown)
-    beside = f" beside {counted(made, 'warm-up')} of a minute or so, {jobs} at a time, once" if made else ""
-    lines.append(
-        f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {jobs} jobs, so "
-        f"it may be off threefold and says nothing about GPUs; the time left is shown once rounds have been measured"
-    )
-    return lines
 
 
 def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -37,17 +38,21 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 """Settings of a peer that its model must fit."""
 
 
-def check(arms: list[Arm], prompts: bool = True) -> tuple[list[Task], list[str]]:
-    """Refuse what cannot run: models, devices, tasks, rewards, answers that earn none, prompts and their number.
+class Checked(NamedTuple):
+    """What :func:`check` found: the first arm's task with those out of distribution, and remarks on the prompts."""
+
+    tasks: list[Task]
+    remarks: list[str]
+
+
+def check(arms: list[Arm], prompts: bool = True) -> Checked:
+    """Refuse arms that cannot run: their models, devices, tasks, rewards, answers that earn none, prompts.
 
     Args:
-        prompts: look at them too; a job of an experiment need not, which has.
-
-    Returns:
-        the first arm's task with those out of distribution, and what to know of the prompts.
+        prompts: look at them too. A job of an experiment need not, since the experiment has.
 
     Raises:
-        FtisError: the first thing that is wrong, in the words of the module that would have met it.
+        FtisError: the first mistake, in the words of the module that would have met it.
     """
     tasks: dict[str, Task] = {}
     rewarded: set[tuple[str, ...]] = set()
@@ -72,7 +77,7 @@ def check(arms: list[Arm], prompts: bool = True) -> tuple[list[Task], list[str]]
                     f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                     f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
                 ) from None
-    return of_arms[0], look_at_prompts(arms, of_arms) if prompts else []
+    return Checked(of_arms[0], look_at_prompts(arms, of_arms) if prompts else [])
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:

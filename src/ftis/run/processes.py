@@ -11,6 +11,7 @@ import torch
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.models import starters
+from ftis.recipe.arms import Arm
 
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""
@@ -86,3 +87,9 @@ def parameters_of(model: str) -> int:
     except (OSError, ValueError, KeyError):
         return UNKNOWN_PARAMETERS
     return sum(p.numel() for p in made.parameters())
+
+
+def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
+    """The parameters of each model in the arms and the recipe. Loads no weights."""
+    models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
+    return {model: parameters_of(model) for model in models}

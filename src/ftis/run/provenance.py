@@ -14,7 +14,6 @@ import importlib.util
 import json
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -30,8 +29,10 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import PROVENANCE, RunError, arms_of
 from ftis.recipe.parsing import parse, with_arm
-from ftis.records.files import locked, write_json, write_whole
+from ftis.records.files import locked, read_jsonl, write_json, write_whole
+from ftis.run import checkpoint
 from ftis.tasks.problems import excerpt
+from ftis.version import commit
 
 LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
@@ -55,7 +56,7 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     return {
         "started": _now(),
         "seed": recipe.seed,
-        "commit": _commit(),
+        "commit": commit(),
         "starters": _starter_names(recipe),
         "objectives": {arm.name: _numbers(arm.recipe) for arm in arms_of(recipe)},
         "modules": _own_modules(recipe),
@@ -144,7 +145,7 @@ def claim(
                 f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
                 f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
             )
-        added = _arms_added(json.loads(known.read_text(encoding="utf-8")), recipe, directory)
+        added = require_same_recipe(directory, recipe)
         if made := made_otherwise(directory, _starter_names(recipe)):
             raise RunError(
                 f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
@@ -163,12 +164,25 @@ def claim(
                 write_whole(known, recipe.model_dump_json(indent=1) + "\n")
         others = _note_continuation(directory, recipe) if trains and not added else []
         changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
-        return f"goes on in {directory}{changed}"
+        lost = _lost_records(directory) if trains else []
+        holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
+        return f"goes on in {directory}{changed}{holes}"
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / ".lock", LOCK_SECONDS):
         write_json(directory / PROVENANCE, {**provenance(recipe), "problems": _problems(tasks)})
         write_whole(known, recipe.model_dump_json(indent=1) + "\n")
     return ""
+
+
+def _lost_records(directory: Path) -> list[str]:
+    """The peers whose records lack rounds before their newest checkpoint, as after a crash of the machine."""
+    found = []
+    for peer in sorted({path.parent for path in directory.glob("*/*/checkpoint-*")}):
+        path, newest = peer / "metrics.jsonl", max(checkpoint.steps(peer), default=0)
+        recorded = {row["step"] for row in read_jsonl(path)} if path.exists() else set()
+        if missing := sorted(set(range(1, newest + 1)) - recorded):
+            found.append(f"{peer.relative_to(directory)} {missing[0]} to {missing[-1]}")
+    return found
 
 
 def _problems(tasks: Iterable[Task]) -> list[str]:
@@ -202,10 +216,10 @@ def delete_run(directory: Path) -> None:
     """
     if not (directory / "recipe.json").exists():
         return
-    for lock in directory.glob("*/.lock*"):
-        with locked(lock, 0):
-            pass
-    shutil.rmtree(directory)
+    with contextlib.ExitStack() as held:
+        for lock in directory.glob("*/.lock*"):
+            held.enter_context(locked(lock, 0))
+        shutil.rmtree(directory)
 
 
 def _note_continuation(directory: Path, recipe: Recipe) -> list[str]:
@@ -241,8 +255,19 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _arms_added(before: dict[str, Any], recipe: Recipe, directory: Path) -> list[str]:
-    """The names of the arms that ``before`` has not; anything else must be the same in both recipes."""
+def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
+    """Refuse another recipe than that of the run in a directory, except for arms that are added.
+
+    Returns:
+        the names of those arms.
+
+    Raises:
+        RunError: they differ elsewhere, or there is no run.
+    """
+    try:
+        before = json.loads((directory / "recipe.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"there is no run in {directory}: leave --resume out to begin one") from None
     now = json.loads(recipe.model_dump_json())
     with contextlib.suppress(RecipeError):
         before = json.loads(parse(before).model_dump_json())  # with keys that the version it is of did not have
@@ -324,18 +349,3 @@ def _starter_names(recipe: Recipe) -> dict[str, str]:
     """The digest-carrying directory name of each starter in the recipe: other contents have another name."""
     named = sorted({peer.model for peer in _peers(recipe) if starters.is_starter(peer.model)})
     return {model: starters.path_of(model).name for model in named}
-
-
-def _commit() -> str | None:
-    """The source's git commit, where ftis runs from a checkout; ``+changes`` behind it where the source has others."""
-    checkout = Path(__file__).parents[3]
-    if not (checkout / ".git").exists() or not shutil.which("git"):
-        return None
-
-    def git(*arguments: str) -> str:
-        said = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False)
-        return said.stdout.strip()
-
-    head = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--", "src", "recipes", "examples")
-    return (head + "+changes" if changed else head) or None

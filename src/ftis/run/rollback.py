@@ -121,6 +121,11 @@ class Rollback:
     peers: list[Undone]
     stale: list[Path]
 
+    def told(self) -> Iterator[str]:
+        """Where the peers go back to and who stays accused, in lines for people."""
+        for peer in self.peers:
+            yield from peer.told()
+
     def removed(self) -> Iterator[str]:
         """What is deleted, in lines for people."""
         yield from map(str, self.stale)
@@ -128,23 +133,20 @@ class Rollback:
             yield from peer.removed()
 
 
-def roll_back(
-    directory: Path, step: int, arms: Sequence[str] = (), peers: Sequence[str] = (), dry_run: bool = False
-) -> Rollback:
-    """Go back to ``checkpoint-<step>`` with each chosen peer of a run; 0 is the beginning.
+def roll_back(directory: Path, step: int, arms: Sequence[str] = (), dry_run: bool = False) -> Rollback:
+    """Go back to ``checkpoint-<step>`` with each peer of a run; 0 is the beginning.
 
     Args:
         directory: of the run.
         arms: by default all that were begun.
-        peers: by default all whose records are here. Those of a swarm on one machine go back together.
         dry_run: change nothing.
 
     Raises:
-        RunError: there is no such arm, peer or checkpoint, or peers were chosen without the others of their swarm.
+        RunError: there is no such arm or checkpoint.
         CheckpointError: a checkpoint to go on from is damaged.
         InUseError: a peer is being trained.
     """
-    swarms = _chosen(directory, arms, peers)
+    swarms = _begun(directory, arms)
     with ExitStack() as held:
         for lock in [] if dry_run else [lock for swarm in swarms for lock in swarm.locks()]:
             held.enter_context(locked(lock, 0))
@@ -158,8 +160,8 @@ def roll_back(
     return rollback
 
 
-def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[SwarmDirectory]:
-    """The swarms that go back, in the recipe's order."""
+def _begun(directory: Path, arms: Sequence[str]) -> list[SwarmDirectory]:
+    """The swarms that have records here, in the recipe's order."""
     begun = []
     for arm in arms_of(read_run(directory).recipe, tuple(arms)):
         place = directory / arm.name
@@ -168,23 +170,9 @@ def _chosen(directory: Path, arms: Sequence[str], peers: Sequence[str]) -> list[
             joined = any((place / name / "events.jsonl").exists() for name in here)
             if here:
                 begun.append(SwarmDirectory(arm.name, place, recipe, here, joined))
-    known = dict.fromkeys(name for swarm in begun for name in swarm.peers)
-    for name in peers:
-        if name not in known:
-            raise RunError(
-                f"{directory} has no records of a peer {name!r}: it has those of {', '.join(known) or 'none'}"
-            )
     if not begun:
-        raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: nothing is there to undo")
-    chosen = [swarm for swarm in begun if not peers or set(peers) & set(swarm.peers)]
-    for swarm in chosen:
-        others = [name for name in swarm.peers if peers and name not in peers]
-        if others:
-            raise RunError(
-                f"{swarm.directory}: {', '.join(swarm.peers)} learned from each other's messages, so they go back "
-                f"together: name {', '.join(others)} with --peer too, leave --peer out, or choose another --arm"
-            )
-    return chosen
+        raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: there is nothing to undo")
+    return begun
 
 
 def _check_step(swarm: SwarmDirectory, step: int) -> None:

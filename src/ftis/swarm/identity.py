@@ -3,7 +3,7 @@
     <name>.key      private key, PKCS#8 PEM, readable by its owner only
     <name>.pub      public key: 64 hex digits and the peer's name
     roster.toml     [peers]  <name> = "<public key>"
-    ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys certs``
+    ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys new --tls``
 
 The signing key proves whose rollouts these are; the certificate only lets a peer connect. They are separate, so a thief
 of one does not have the other.
@@ -199,7 +199,7 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
                 f"the authority in {directory} cannot be read ({error}): bring back its ca.key and ca.pem"
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise IdentityError(f"{key_file} is not a key of ftis keys certs: use another directory")
+            raise IdentityError(f"{key_file} is not a key of ftis keys new --tls: use another directory")
         if key.public_key() != owner:
             raise IdentityError(f"{key_file} is not the key of {certificate_file}: bring back the right one")
         return key, certificate

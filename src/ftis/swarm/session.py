@@ -96,7 +96,7 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
     check_endpoints(settings)
     for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
         if file is not None and not Path(file).is_file():
-            raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys certs")
+            raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys new --tls")
     try:
         return zenoh.open(engine_config(settings))
     except zenoh.ZError as error:

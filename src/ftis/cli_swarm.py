@@ -1,0 +1,194 @@
+"""The commands of a swarm over a network: ``join``, ``status``, ``router``, ``keys``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ftis.config import NetworkConfig
+from ftis.recipe.parsing import load, network_settings
+from ftis.terminal import NEWEST, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
+
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option("--connect", metavar="ENDPOINT", help="As tcp/host:7447 or tls/host:7447. Repeatable."),
+]
+Listeners = Annotated[
+    list[str] | None, typer.Option("--listen", metavar="ENDPOINT", help="As tcp/0.0.0.0:7447. Repeatable.")
+]
+Certificates = Annotated[
+    Path | None,
+    typer.Option("--tls", metavar="DIR/NAME", help="The certificate of ftis keys new --tls, as certs/small."),
+]
+
+
+def join(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, the same for all peers.", show_default=False)],
+    peer: Annotated[str, typer.Option("--peer", help="The recipe's peer that this machine is.", show_default=False)],
+    connect: Endpoints = None,
+    listen: Listeners = None,
+    client: Annotated[
+        bool, typer.Option("--client", help="Behind NAT: reached through the peers in --connect.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="This peer's private key (ftis keys new).")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The peers' public keys (ftis keys roster).")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="No roster: trust everybody who can connect.")] = False,
+    tls: Certificates = None,
+    arm: Annotated[str | None, typer.Option(help="The arm, if peers learn together in several.")] = None,
+    set_: Overrides = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train one peer on this machine, with peers elsewhere."""
+    import signal
+    import threading
+
+    from ftis.records.reading import read_run
+    from ftis.run.join import choose_arm, peer_directory
+    from ftis.run.join import join as join_swarm
+    from ftis.run.provenance import require_same_recipe
+    from ftis.run.workers import interrupts
+    from ftis.view.progress import Display
+
+    check_resume(resume, overwrite)
+    files = {"key": key, "roster": roster}
+    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
+    overrides += [f"network.{name}={json.dumps(value)}" for name, value in settings_of(connect, listen, tls).items()]
+    overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
+    loaded = load(recipe, set_ or [], overrides)
+    directory = peer_directory(loaded, peer)
+    if resume and resume != NEWEST:
+        arm_name, swarm = choose_arm(loaded, peer, arm)
+        threads = read_run(directory).recipe.threads  # which joining settles
+        require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
+        go_back(directory, resume, (arm_name,))
+    stop = threading.Event()
+    display = Display(console)
+    with display.live(), interrupts(display, stop, (signal.SIGINT, signal.SIGTERM)):
+        finished = join_swarm(
+            loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display, stop=stop
+        )
+    if not finished:
+        console.print(f"left the swarm; the same command with a bare --resume goes on from {directory}")
+        raise typer.Exit(130)
+    conclude(directory)
+
+
+def status(
+    connect: Endpoints = None,
+    tls: Certificates = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object per peer.")] = False,
+) -> None:
+    """Print who is in a swarm, and in which round.
+
+    The table has what each took from the others, too.
+    """
+    import time
+
+    from rich.live import Live
+
+    from ftis.swarm import session as network
+    from ftis.view.progress import status_table
+
+    connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
+    settings = network_settings(settings_of(connect, None, tls) | {"mode": "client"})
+    with network.open_session(settings) as session:
+        found = network.ask_status(session)
+        if as_json:
+            for peer in found:
+                typer.echo(json.dumps(peer))
+        elif once or not console.is_terminal:
+            console.print(status_table(found))
+        else:
+            with Live(status_table(found), console=console) as live:
+                while True:
+                    time.sleep(1)
+                    live.update(status_table(network.ask_status(session)))
+
+
+def router(listen: Listeners = None, tls: Certificates = None) -> None:
+    """Relay between peers that cannot reach each other. The relay can change no message unnoticed."""
+    import signal
+    import threading
+
+    from ftis.swarm import session as network
+
+    if not listen:
+        raise typer.BadParameter("--listen names its address, as tcp/0.0.0.0:7447")
+    settings = network_settings(settings_of(None, listen, tls) | {"mode": "router"})
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: stop.set())
+    with network.open_session(settings):
+        console.print(f"relaying at {', '.join(listen)}; Ctrl-C ends it")
+        stop.wait()
+
+
+def settings_of(connect: list[str] | None, listen: list[str] | None, tls: Path | None) -> dict[str, Any]:
+    """The keys of ``[network]`` that these options set."""
+    settings: dict[str, Any] = {}
+    if connect:
+        settings["connect"] = connect
+    if listen:
+        settings["listen"] = listen
+    if tls is not None:
+        settings["tls_authority"] = str(tls.parent / "ca.pem")
+        settings["tls_certificate"] = f"{tls}.pem"
+        settings["tls_key"] = f"{tls}.tls.key"
+    return settings
+
+
+keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make the keys and the roster of a swarm.")
+
+
+@keys.command("new")
+def new_keys(
+    names: Annotated[list[str], typer.Argument(help="Peers, as in the recipe.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Option("--directory", "-d", help="By default keys/, with --tls certs/.")
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Make certificates for tls/ endpoints instead, of peers and routers.")
+    ] = False,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="With --tls: address written into them. Repeatable.")
+    ] = None,
+) -> None:
+    """Make a private and a public key for each name. The private one stays on its machine."""
+    from ftis.swarm import identity
+
+    if host and not tls:
+        raise typer.BadParameter("--host goes with --tls: keys hold no address")
+    place = directory or Path("certs" if tls else "keys")
+    if tls:
+        identity.new_certificates(place, names, host or [])
+        console.print(f"{place}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
+        return
+    for name in names:
+        identity.new_key(place, name)
+        console.print(f"{place / name}.key (keep it to yourself), {place / name}.pub (give it to the others)")
+
+
+@keys.command("roster")
+def make_roster(
+    public: Annotated[list[Path], typer.Argument(help="The peers' .pub files.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o")] = Path("roster.toml"),
+) -> None:
+    """Collect the peers' public keys in one file, which every peer gets."""
+    from ftis.swarm import identity
+
+    roster = identity.collect_roster(public)
+    try:
+        earlier = identity.read_roster(output) if output.exists() else {}
+    except identity.IdentityError as error:
+        raise identity.IdentityError(f"{error}. Delete it, or name another --output") from None
+    if lost := sorted(name for name, key in earlier.items() if roster.get(name) != key):
+        raise identity.IdentityError(
+            f"{output} is a roster with other keys of {', '.join(lost)}: delete it, or name another --output"
+        )
+    output.write_text(identity.roster_text(roster), encoding="utf-8")
+    console.print(f"{output}: {', '.join(sorted(identity.read_roster(output)))}")

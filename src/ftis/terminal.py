@@ -1,0 +1,88 @@
+"""The terminal of the command line: where commands print, what several of them take, and how a run's command ends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+console = Console(
+    width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
+)
+errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe, as recipes/demo.toml.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the earlier run first.")]
+
+NEWEST = "newest"
+"""The value of a bare ``--resume``."""
+
+
+class Resuming(TyperCommand):
+    """A command whose ``--resume`` may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        bare = [word == "--resume" and not after.isdecimal() for word, after in zip(args, following, strict=True)]
+        return super().parse_args(
+            ctx, [f"--resume={NEWEST}" if alone else word for word, alone in zip(args, bare, strict=True)]
+        )
+
+
+def _resume(value: str | None) -> str | None:
+    if value is None or value == NEWEST or value.isdecimal():
+        return value
+    raise typer.BadParameter(f"{value!r} is no step: give a number, or nothing for the newest checkpoint")
+
+
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[STEP]",
+        callback=_resume,
+        help="Go on where the run stopped, or start it. With STEP: undo what came after that checkpoint first.",
+    ),
+]
+
+
+def go_back(directory: Path, resume: str | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
+    """Undo the rounds after the step that ``--resume`` names, if it names one, and print what that takes."""
+    from ftis.run.rollback import roll_back
+
+    if resume is None or resume == NEWEST:
+        return
+    rollback = roll_back(directory, int(resume), arms, dry_run=dry_run)
+    for line in [*rollback.told(), *(f"would delete {path}" for path in rollback.removed() if dry_run)]:
+        console.print(line)
+
+
+def check_resume(resume: str | None, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise typer.BadParameter("--resume and --overwrite exclude each other")
+
+
+def conclude(directory: Path) -> None:
+    """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
+    from ftis.comparison import results, summary
+    from ftis.view import tables
+    from ftis.view.figures import plot_learning_curves
+
+    found = summary.summarise(directory)
+    console.print(tables.closing_table(found))
+    for warning in summary.warnings(found):
+        console.print(f"note: {warning}")
+    plot_learning_curves(directory)
+    for line in [*tables.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
+        console.print(line)
+    if summary.somebody_learned_alone(found):
+        errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
+        raise typer.Exit(3)

@@ -1,0 +1,32 @@
+"""The version of ftis, which tells two checkouts apart too."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+"""The root of the checkout, if ftis runs from one."""
+
+
+def commit() -> str | None:
+    """The checkout's commit, with ``+changes`` behind it if its code differs from that; None outside a checkout."""
+    if not (CHECKOUT / ".git").exists() or not shutil.which("git"):
+        return None
+
+    def git(*arguments: str) -> str:
+        ended = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, check=False)
+        return ended.stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    changes = git("status", "--porcelain", "--", "src", "recipes", "examples")
+    return (f"{head}+changes" if changes else head) or None
+
+
+def version() -> str:
+    """The released version, and the commit in brackets if there is one: ``0.1.0 (3f2a9c01d4e7+changes)``."""
+    head, changes, _ = (commit() or "").partition("+")
+    released = importlib.metadata.version("ftis")
+    return f"{released} ({head[:12]}{'+changes' * bool(changes)})" if head else released
