@@ -185,6 +185,14 @@ def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Pat
     assert [late.seconds_after(step) for step in range(5)] == [0, None, None, 1.375, 2.75]
 
 
+def test_filled_groups_count_as_sampled(tmp_path: Path) -> None:
+    filled = {"name": "filled", "set": {"training.resample": "fill", "sampling.num_generations": 3 * G}}
+    Scene(tmp_path, peers=("small",), seeds=(0,), ood=False, arms=(filled,)).write()
+    path = tmp_path / "scene-seed0" / "filled" / "small" / "metrics.jsonl"
+    lines_of(path, lambda rows: [row | {"resample/groups": 7} for row in rows])
+    assert compare(tmp_path)["budget"]["filled"]["small"]["rollouts_generated"] == ROUNDS * 7 * 3 * G
+
+
 def test_records_that_lack_something_leave_unknowns(tmp_path: Path) -> None:
     Scene(tmp_path, seeds=(0, 1), ood=False).write()
     run = tmp_path / "scene-seed1"
@@ -212,18 +220,6 @@ def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> Non
         assert (results["baselines"], results["seeds"]) == (["alone"], [0, 1])
         assert {c["baseline"] for c in results["comparisons"]} == baselines
         assert len(headlines(results)) == 1
-
-
-def test_rollouts_are_counted_by_what_an_arm_does(tmp_path: Path) -> None:
-    arms = ({"name": "alone", "collaborate": False}, {"name": "F-TIS"})
-    one = compare(Scene(tmp_path / "one", peers=("small",), arms=arms).write())["budget"]
-    assert one["F-TIS"]["small"]["rollouts_trained"] == one["alone"]["small"]["rollouts_trained"] > 0
-    filled = {"name": "filled", "set": {"training.resample": "fill", "sampling.num_generations": 3 * G}}
-    Scene(tmp_path / "two", seeds=(0,), ood=False, arms=(arms[0], filled)).write()
-    for peer in ("small", "large"):
-        path = tmp_path / "two" / "scene-seed0" / "filled" / peer / "metrics.jsonl"
-        lines_of(path, lambda rows: [row | {"resample/groups": 7} for row in rows])
-    assert compare(tmp_path / "two")["budget"]["filled"]["small"]["rollouts_generated"] == ROUNDS * 7 * 3 * G
 
 
 def test_budgets_are_compared_in_words(tmp_path: Path) -> None:
