@@ -219,8 +219,9 @@ def main(arguments: Sequence[str] | None = None, findings: Path = FINDINGS) -> i
     given = parser.parse_args(arguments)
     if given.act == "add":
         study = read_study(given.directory)
-        recipe = study.recipe
-        command = f"ftis train recipes/{recipe.name}.toml --seeds {len(study.seeds)}"
+        if not study.seeds:
+            parser.error(f"{given.directory}: no seed is finished; train it to its end first")
+        command = f"ftis train recipes/{study.recipe.name}.toml --seeds {len(study.seeds)}"
         table = of_results(compared(study), study.provenances[0], command)
         target = findings / "data" / f"{given.name}.json"
         target.write_text(written(table), encoding="utf-8")
