@@ -183,6 +183,9 @@ def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Pat
     late = read_run(tmp_path / "scene-seed1").peers["F-TIS", "small"]
     assert [late.tokens_after(step) for step in range(5)] == [0, None, None, 300, 400]
     assert [late.seconds_after(step) for step in range(5)] == [0, None, None, 1.375, 2.75]
+    unknown = compare(tmp_path)
+    assert unknown["curves"]["validation"]["F-TIS"]["small"][1]["tokens"] is None
+    assert unknown["curves_of_mean"]["validation"]["F-TIS"][1]["tokens"] is None
 
 
 def test_filled_groups_count_as_sampled(tmp_path: Path) -> None:
