@@ -125,7 +125,7 @@ def recorded(trainer: Any) -> Batch:
     """Own and foreign groups of two problems, with log π_gen near and far from the learner's."""
     groups = []
     for seed, (name, item) in enumerate([("a", 3), ("b", 3), ("b", 5)]):
-        rollouts = tuple(made_up(100 * seed + i, trainer.member.policy.vocab_size) for i in range(GROUP))
+        rollouts = tuple(made_up(100 * seed + i, trainer._policy.vocab_size) for i in range(GROUP))
         rewards = evenness(None, None, [r.completion_ids.tolist() for r in rollouts])
         groups.append(ScoredGroup(Group(name, 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
     return collate(groups, trainer.member.prompt_ids, "a")
@@ -153,7 +153,7 @@ def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path,
         torch.manual_seed(parameter.numel())
         parameter.data += 0.02 * torch.randn_like(parameter)
 
-    step = step_size(judged.batch, np.arange(len(judged.batch)), trainer.peer.decoding)
+    step = step_size(judged.batch, np.arange(len(judged.batch)), trainer.member.decoding)
     ours = StepLoss(judged, chosen, value, rows, step)
     policy.backward(judged.batch.prompts(rows), judged.batch.completion_ids(rows), 1.0, ours)
     theirs = StepLoss(judged, chosen, value, rows, step)
@@ -175,7 +175,7 @@ def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, m
     trainer.model.double().train()
     for parameter in trainer.model.parameters():  # so that π_θ is not π_old
         parameter.data += 0.02 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
-    size = step_size(judged.batch, np.arange(12), trainer.peer.decoding)
+    size = step_size(judged.batch, np.arange(12), trainer.member.decoding)
     step = StepLoss(judged, chosen, value, rows, size)
     trainer._compute_loss(trainer.model, {"loss": step, "micro": np.arange(len(rows))}).backward()
     found = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
@@ -361,10 +361,10 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
     small = starters.make("starter:small")
     for mine in ([], ["<eos>"]):
         alone, recipe = (scene_recipe(sampling={"end_tokens": [*mine, *more]}) for more in ([], ["<|end of another|>"]))
-        plain = trainer_of(small, config(tmp_path), alone).peer
-        peer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"})).member
-        assert peer.header.tokenizer == plain.header.tokenizer
-        assert plain.admitter.terms.end_ids == peer.policy.end_ids
+        plain = trainer_of(small, config(tmp_path), alone).member
+        trainer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"}))
+        assert trainer.member.header.tokenizer == plain.header.tokenizer
+        assert plain.admitter.terms.end_ids == trainer._policy.end_ids
         with pytest.raises(RecipeError, match=r"completions must end at '<\|end of another\|>'"):
             trainer_of(small, config(tmp_path), recipe)
 
@@ -423,10 +423,10 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     trainer.train()
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
-    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.member.policy.end_ids)}
+    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer._policy.end_ids)}
     for round, (_, data) in enumerate(exchange.published, start=1):
         rollouts = [r for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for r in group.rollouts]
-        expected = [made_up(1000 * round + n, trainer.member.policy.vocab_size) for n in range(len(rollouts))]
+        expected = [made_up(1000 * round + n, trainer._policy.vocab_size) for n in range(len(rollouts))]
         assert [r.completion_ids.tolist() for r in rollouts] == [r.completion_ids.tolist() for r in expected]
     rows = read_jsonl(trainer.place / "metrics.jsonl")
     assert len(rows) == 3
@@ -490,7 +490,7 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     exchange = MadeUp()
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange)
     item = exchange.items(1)[0]
-    bad = made_up(GROUP * item + 10_000 + 1, trainer.member.policy.vocab_size).completion_ids.tolist()
+    bad = made_up(GROUP * item + 10_000 + 1, trainer._policy.vocab_size).completion_ids.tolist()
     trainer = trainer_of(
         model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange, fails_on(bad, how, later)
     )

@@ -188,7 +188,7 @@ def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
     """A rollout_func: completions that follow from the prompt and the place in its group."""
     ids = trainer.processing_class(text=list(prompts))["input_ids"]
     seeds = [sum(row) + 1000 * list(prompts[:n]).count(prompts[n]) for n, row in enumerate(ids)]
-    rollouts = [made_up(seed, trainer.peer.policy.vocab_size) for seed in seeds]
+    rollouts = [made_up(seed, trainer._policy.vocab_size) for seed in seeds]
     return {
         "prompt_ids": ids,
         "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
