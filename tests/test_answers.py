@@ -16,11 +16,11 @@ from ftis.rewards.numbers import read_number
 from ftis.rewards.scoring import RewardError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-TABLE = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8").split("\n[")[1:]
+TABLE = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8")
 
 
 def entries(section: str) -> list[str]:
-    (lines,) = (part.splitlines()[1:] for part in TABLE if part.startswith(f"{section}]"))
+    lines = TABLE.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
     return [entry for line in lines for entry in line.split("   ")]
 
 
@@ -48,7 +48,7 @@ def test_each_rule_does_what_its_example_says() -> None:
 @pytest.mark.parametrize("kind", ["number", "math"])
 def test_the_table_of_verdicts(kind: str) -> None:
     rows = verdicts(kind)
-    assert len(rows) > 300
+    assert len(rows) > {"number": 350, "math": 800}[kind]
     assert [row for row in rows if answers_equal(row[0], row[1], kind) != row[2]] == []  # type: ignore[arg-type]
     assert all(answers_equal(f" {expected}\n", expected, kind) for _, expected, _ in rows)  # type: ignore[arg-type]
 
