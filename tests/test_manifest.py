@@ -57,32 +57,20 @@ def changed(**changes: Any) -> bytes:
     return written(document(**changes))
 
 
-def without(name: str) -> bytes:
-    return written({key: value for key, value in document().items() if key != name})
-
-
 def replaced(old: bytes, new: bytes) -> bytes:
     assert GOLDEN.count(old) == 1
     return GOLDEN.replace(old, new)
 
 
-# ---------------------------------------------------------------------------------------------- the format
+# --- the format ------------------------------------------------------------------------------------------------------
 
 
-def test_manifest_error_is_an_error_of_ours() -> None:
-    assert issubclass(ManifestError, FtisError)
-
-
-def test_golden_bytes() -> None:
-    assert to_bytes(OFFER) == GOLDEN
-    assert parse(GOLDEN) == OFFER
-    assert Manifest(RUN, "ada", 7, 1, 3, (SHA_OF_ABC,), (12, 57)) == OFFER
-
-
-def test_golden_signature() -> None:
+def test_golden_bytes_and_signature() -> None:
     """Ed25519 has one signature for a key and a text; another context or text would have another."""
-    assert sign(KEY, GOLDEN) == SIGNATURE
-    assert KEY.sign(b"ftis manifest 1\0" + GOLDEN) == SIGNATURE
+    assert issubclass(ManifestError, FtisError)
+    assert to_bytes(OFFER) == GOLDEN
+    assert parse(GOLDEN) == OFFER == Manifest(RUN, "ada", 7, 1, 3, (SHA_OF_ABC,), (12, 57))
+    assert sign(KEY, GOLDEN) == KEY.sign(b"ftis manifest 1\0" + GOLDEN) == SIGNATURE
     assert signed_by(public_hex(KEY), GOLDEN, SIGNATURE)
 
 
@@ -112,17 +100,17 @@ def test_round_trip(manifest: Manifest) -> None:
     assert data.isascii()
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 700_000])
-def test_the_chunks_cover_the_contents_exactly(size: int) -> None:
-    contents = bytes(i % 251 for i in range(size))
-    manifest = parse(to_bytes(describe(RUN, "ada", 0, 0, contents, ())))
-    at = 0
-    for index, expected in enumerate(manifest.chunks):
-        length = chunk_size(manifest, index)
-        assert 1 <= length <= CHUNK_BYTES
-        assert hashlib.sha256(contents[at : at + length]).hexdigest() == expected
-        at += length
-    assert at == size == manifest.size
+def test_the_chunks_cover_the_contents_exactly() -> None:
+    for size in (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 700_000):
+        contents = bytes(i % 251 for i in range(size))
+        manifest = parse(to_bytes(describe(RUN, "ada", 0, 0, contents, ())))
+        at = 0
+        for index, expected in enumerate(manifest.chunks):
+            length = chunk_size(manifest, index)
+            assert 1 <= length <= CHUNK_BYTES
+            assert hashlib.sha256(contents[at : at + length]).hexdigest() == expected
+            at += length
+        assert at == size == manifest.size
 
 
 def test_the_same_bytes_have_the_same_contents_whoever_offers_them() -> None:
@@ -132,113 +120,54 @@ def test_the_same_bytes_have_the_same_contents_whoever_offers_them() -> None:
     assert describe(RUN, "ada", 7, 1, b"abc", (57, 12)) == OFFER
 
 
-# ---------------------------------------------------------------------------------------------- what it is not
+# --- what it is not --------------------------------------------------------------------------------------------------
 
-HUGE = b"9" * 4000
-FAULTS = {
-    "nothing": (b"", "is not JSON"),
-    "noise": (b"\x00\xff" * 20, "is not JSON"),
-    "not ASCII": (changed(peer="ada").replace(b"ada", "adà".encode()), "is not JSON"),
-    "a byte order mark": (b"\xef\xbb\xbf" + GOLDEN, "is not JSON"),
-    "UTF-16": (GOLDEN.decode().encode("utf-16"), "is not JSON"),
-    "cut off": (GOLDEN[:-1], "is not JSON"),
-    "two of them": (GOLDEN + GOLDEN, "is not JSON"),
-    "deep lists": (b"[" * 100_000, "is not JSON"),
-    "deep lists, closed": (b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
-    "deep objects": (b'{"chunks":' * 50_000, "is not JSON"),
-    "a number too long to convert": (replaced(b'"size":3', b'"size":' + b"9" * 5000), "is not JSON"),
-    "a list": (b"[]", "not a JSON object"),
-    "a text": (b'"manifest"', "not a JSON object"),
-    "null": (b"null", "not a JSON object"),
-    "too long": (GOLDEN + b" " * (MAX_BYTES + 1 - len(GOLDEN)), f"{MAX_BYTES + 1} bytes exceeds {MAX_BYTES}"),
-    "empty": (b"{}", "manifest.version"),
-    "a later version": (changed(version=2), "version 2, this ftis reads version 1"),
-    "a version that is a text": (changed(version="1"), "manifest.version"),
-    "a version that is true": (changed(version=True), "manifest.version"),
-    "a version that is 1.0": (changed(version=1.0), "manifest.version"),
-    "a version that is deep": (replaced(b'"version":1', b'"version":' + b"[" * 400 + b"]" * 400), "manifest.version"),
-    "a version that is long": (changed(version="v" * 100_000), "manifest.version"),
-    "no run": (without("run"), "manifest.run"),
-    "a short run": (changed(run=RUN[1:]), "manifest.run"),
-    "a run in upper case": (changed(run=RUN.upper()), "manifest.run"),
-    "a run with a line end": (changed(run=RUN + "\n"), "manifest.run"),
-    "a run that is a number": (changed(run=11), "manifest.run"),
-    "no peer": (without("peer"), "manifest.peer"),
-    "a peer of no name": (changed(peer=""), "manifest.peer"),
-    "a peer elsewhere": (changed(peer="../ada"), "manifest.peer"),
-    "a peer with a wildcard": (changed(peer="*"), "manifest.peer"),
-    "a peer with a line end": (changed(peer="ada\n"), "manifest.peer"),
-    "a peer of half a character": (changed(peer="\ud800"), "manifest.peer"),
-    "a peer of 65 letters": (changed(peer="a" * 65), "manifest.peer"),
-    "a list of peers": (changed(peer=["ada"]), "manifest.peer"),
-    "no round": (without("round"), "manifest.round"),
-    "a round before the first": (changed(round=-1), "manifest.round"),
-    "a round of 2^53 + 1": (changed(round=2**53 + 1), "manifest.round"),
-    "a round of 4000 digits": (replaced(b'"round":7', b'"round":' + HUGE), "manifest.round"),
-    "a round of 7.0": (changed(round=7.0), "manifest.round"),
-    "a round of 1e3": (replaced(b'"round":7', b'"round":1e3'), "manifest.round"),
-    "a round of 1e999": (replaced(b'"round":7', b'"round":1e999'), "manifest.round"),
-    "a round of NaN": (replaced(b'"round":7', b'"round":NaN'), "manifest.round"),
-    "a round of -Infinity": (replaced(b'"round":7', b'"round":-Infinity'), "manifest.round"),
-    "a round that is true": (changed(round=True), "manifest.round"),
-    "a round that is a text": (changed(round="7"), "manifest.round"),
-    "a round that is null": (changed(round=None), "manifest.round"),
-    "a round of 07": (replaced(b'"round":7', b'"round":07'), "is not JSON"),
-    "a round of +7": (replaced(b'"round":7', b'"round":+7'), "is not JSON"),
-    "a round of -0": (replaced(b'"round":7', b'"round":-0'), "not written canonically"),
-    "no incarnation": (without("incarnation"), "manifest.incarnation"),
-    "a false incarnation": (changed(incarnation=False), "manifest.incarnation"),
-    "no size": (without("size"), "manifest.size"),
-    "a negative size": (changed(size=-3, chunks=[]), "manifest.size"),
-    "no chunks": (without("chunks"), "manifest.chunks is not a list"),
-    "chunks in an object": (changed(chunks={"0": SHA_OF_ABC}), "manifest.chunks is not a list"),
-    "chunks in a text": (changed(chunks=SHA_OF_ABC), "manifest.chunks is not a list"),
-    "a chunk too few": (changed(chunks=[]), "lists 0 chunks for 3 bytes"),
-    "a chunk too many": (changed(chunks=[SHA_OF_ABC] * 2), "lists 2 chunks for 3 bytes"),
-    "a chunk of nothing": (changed(size=0), "lists 1 chunks for 0 bytes"),
-    "a byte beyond the chunk": (changed(size=CHUNK_BYTES + 1), f"lists 1 chunks for {CHUNK_BYTES + 1} bytes"),
-    "10 GB in one chunk": (changed(size=10**10), "lists 1 chunks for 10000000000 bytes"),
-    "2^53 bytes in one chunk": (changed(size=2**53), "lists 1 chunks for 9007199254740992 bytes"),
-    "a short digest": (changed(chunks=[SHA_OF_ABC[1:]]), "not a SHA-256"),
-    "a digest in upper case": (changed(chunks=[SHA_OF_ABC.upper()]), "not a SHA-256"),
-    "a digest that is a number": (changed(chunks=[0]), "not a SHA-256"),
-    "a digest that is a list": (changed(chunks=[[SHA_OF_ABC]]), "not a SHA-256"),
-    "no items": (without("items"), "manifest.items is not a list"),
-    "items that are null": (changed(items=None), "manifest.items is not a list"),
-    "a negative item": (changed(items=[12, -1]), "manifest.items holds"),
-    "a true item": (changed(items=[True]), "manifest.items holds"),
-    "an item of 12.0": (changed(items=[12.0]), "manifest.items holds"),
-    "an item beyond 2^53": (changed(items=[2**53 + 1]), "manifest.items holds"),
-    "an item in a list": (changed(items=[[12]]), "manifest.items holds"),
-    "an item twice": (changed(items=[12, 12]), "ascending"),
-    "items in another order": (changed(items=[57, 12]), "ascending"),
-    "a field more": (changed(reward=1), "not written canonically"),
-    "a space": (replaced(b'"round":7', b'"round": 7'), "not written canonically"),
-    "a space before": (b" " + GOLDEN, "not written canonically"),
-    "a line end after": (GOLDEN + b"\n", "not written canonically"),
-    "other order": (json.dumps(dict(reversed(document().items())), separators=(",", ":")).encode(), "canonically"),
-    "a key twice": (replaced(b'"round":7', b'"round":7,"round":7'), "not written canonically"),
-    "a key twice, first another": (replaced(b'"round":7', b'"round":6,"round":7'), "not written canonically"),
-    "an escape": (replaced(b'"ada"', b'"\\u0061da"'), "not written canonically"),
-    "an escape in a key": (replaced(b'"peer"', b'"p\\u0065er"'), "not written canonically"),
-}
+FAULTS = [
+    (b"", "is not JSON"),
+    (b"\xef\xbb\xbf" + GOLDEN, "is not JSON"),
+    (GOLDEN.decode().encode("utf-16"), "is not JSON"),
+    (GOLDEN + GOLDEN, "is not JSON"),
+    (b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
+    (replaced(b'"size":3', b'"size":' + b"9" * 5000), "is not JSON"),
+    (b"[]", "not a JSON object"),
+    (GOLDEN + b" " * (MAX_BYTES + 1 - len(GOLDEN)), f"{MAX_BYTES + 1} bytes exceeds {MAX_BYTES}"),
+    (changed(version=2), "version 2, this ftis reads version 1"),
+    (changed(version="v" * 100_000), "manifest.version"),
+    *((changed(run=run), "manifest.run") for run in (RUN[1:], RUN.upper(), RUN + "\n", 11)),
+    *((changed(peer=name), "manifest.peer") for name in ("", "../ada", "*", "ada\n", "\ud800", "a" * 65, ["ada"])),
+    *(
+        (changed(**{field: wrong}), f"manifest.{field}")
+        for field in ("version", "round", "incarnation", "size")
+        for wrong in (-1, 2**53 + 1, 10**3999, 7.0, 1e999, float("nan"), True, "7", None, [[7]])
+    ),
+    *((changed(chunks=wrong), "manifest.chunks is not a list") for wrong in ({"0": SHA_OF_ABC}, SHA_OF_ABC, None)),
+    *((changed(chunks=[SHA_OF_ABC] * n), f"lists {n} chunks for 3 bytes") for n in (0, 2)),
+    *((changed(size=n), f"lists 1 chunks for {n} bytes") for n in (0, CHUNK_BYTES + 1, 10**10, 2**53)),
+    *((changed(chunks=[one]), "not a SHA-256") for one in (SHA_OF_ABC[1:], SHA_OF_ABC.upper(), 0, [SHA_OF_ABC])),
+    (changed(items=None), "manifest.items is not a list"),
+    *((changed(items=[12, one]), "manifest.items holds") for one in (-1, True, 12.0, 2**53 + 1, [12])),
+    *((changed(items=items), "ascending") for items in ([12, 12], [57, 12])),
+    *((written({k: v for k, v in document().items() if k != name}), f"manifest.{name}") for name in document()),
+    (changed(reward=1), "not written canonically"),
+    (replaced(b'"round":7', b'"round":-0'), "not written canonically"),
+    (replaced(b'"round":7', b'"round": 7'), "not written canonically"),
+    (GOLDEN + b"\n", "not written canonically"),
+    (json.dumps(dict(reversed(document().items())), separators=(",", ":")).encode(), "not written canonically"),
+    (replaced(b'"round":7', b'"round":6,"round":7'), "not written canonically"),
+    (replaced(b'"ada"', b'"\\u0061da"'), "not written canonically"),
+]
 
 
-@pytest.mark.parametrize("case", FAULTS)
-def test_a_fault_is_refused_by_what_it_is(case: str) -> None:
-    data, says = FAULTS[case]
-    with pytest.raises(ManifestError) as caught:
-        parse(data)
-    text = str(caught.value)
-    assert says in text
-    assert len(text) < 200
-    assert text.isprintable()
-
-
-def test_the_border_of_numbers() -> None:
-    most = 2**53
-    edge = describe(RUN, "ada", most, most, b"", (0, most))
-    assert parse(to_bytes(edge)) == edge
+def test_a_fault_is_refused_by_what_it_is() -> None:
+    for data, says in FAULTS:
+        with pytest.raises(ManifestError) as caught:
+            parse(data)
+        text = str(caught.value)
+        assert says in text
+        assert len(text) < 200
+        assert text.isprintable()
+    edge = describe(RUN, "ada", 2**53, 2**53, b"", (0, 2**53))
+    assert parse(to_bytes(edge)) == edge, "numbers up to 2^53"
 
 
 def test_every_truncation_and_trailing_garbage_is_refused() -> None:
@@ -272,23 +201,17 @@ def test_a_signature_is_of_one_key_one_text_and_for_manifests_only() -> None:
     assert not signed_by(public, GOLDEN, b"")
 
 
-@pytest.mark.parametrize("field", ["run", "peer", "round", "incarnation", "size", "chunks", "items"])
-def test_the_signature_binds_every_field(field: str) -> None:
-    other: dict[str, Any] = {
-        "run": "f" * 32,
-        "peer": "bob",
-        "round": 8,
-        "incarnation": 2,
-        "size": 4,
-        "chunks": ("0" * 64,),
-        "items": (12, 58),
-    }
-    data = to_bytes(dataclasses.replace(OFFER, **{field: other[field]}))
-    parse(data)
-    assert not signed_by(public_hex(KEY), data, SIGNATURE)
+def test_the_signature_binds_every_field() -> None:
+    other = {"run": "f" * 32, "peer": "bob", "round": 8, "incarnation": 2, "size": 4}
+    other |= {"chunks": ("0" * 64,), "items": (12, 58)}
+    assert other.keys() == vars(OFFER).keys()
+    for field, value in other.items():
+        data = to_bytes(dataclasses.replace(OFFER, **{field: value}))
+        parse(data)
+        assert not signed_by(public_hex(KEY), data, SIGNATURE)
 
 
-# ---------------------------------------------------------------------------------------------- anything at all
+# --- anything at all --------------------------------------------------------------------------------------------------
 
 
 def refused_or_canonical(data: bytes) -> bool:
@@ -301,12 +224,6 @@ def refused_or_canonical(data: bytes) -> bool:
     return True
 
 
-@given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
-@settings(max_examples=500, deadline=None)
-def test_any_bytes_are_refused(data: bytes) -> None:
-    assert not refused_or_canonical(data)
-
-
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(SHA_OF_ABC), numbers),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
@@ -314,10 +231,10 @@ json_values = st.recursive(
 )
 
 
-@given(json_values)
-@settings(max_examples=300, deadline=None)
-def test_any_json_is_refused(value: object) -> None:
-    assert not refused_or_canonical(written(value))
+@given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode), json_values.map(written)))
+@settings(max_examples=500, deadline=None)
+def test_any_bytes_and_any_json_are_refused(data: bytes) -> None:
+    assert not refused_or_canonical(data)
 
 
 @given(st.sampled_from(sorted(document())), json_values)
@@ -347,7 +264,7 @@ def test_a_mutated_manifest_is_refused_or_canonical(manifest: Manifest, data: st
     refused_or_canonical(bytes(text))
 
 
-# ---------------------------------------------------------------------------------------------- memory
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def peak_of_refusing(data: bytes) -> int:
@@ -358,23 +275,16 @@ def peak_of_refusing(data: bytes) -> int:
     return peak_of(refuse)
 
 
-def test_a_promise_of_gigabytes_takes_no_memory() -> None:
+def test_what_is_refused_takes_little_memory() -> None:
     for size in (10**10, 2**53):
         assert peak_of_refusing(changed(size=size)) < 100_000
-
-
-def test_what_is_too_long_is_not_even_read() -> None:
-    data = b"[" * (MAX_BYTES + 1)
-    assert peak_of_refusing(data) < 10_000
-
-
-@pytest.mark.parametrize("piece", [b"[],", b"{},", b"1000,", b"1e5,", b'"\\u00e9",', b'{"a":1},', b'[[[[[["a"]]]]]],'])
-def test_the_most_expensive_megabyte_is_bounded_in_memory(piece: bytes) -> None:
-    head, tail = replaced(b"[12,57]", b"[|]").split(b"|")
-    data = head + (piece * (MAX_BYTES // len(piece)))[: MAX_BYTES - len(head) - len(tail) - 4]
-    data = data[: data.rindex(b",")] + tail
-    json.loads(data)  # nothing wrong with it as JSON
-    assert peak_of_refusing(data) < 100 * MAX_BYTES
+    assert peak_of_refusing(b"[" * (MAX_BYTES + 1)) < 10_000, "not even read"
+    for piece in (b"[],", b"{},", b"1000,", b"1e5,", b'"\\u00e9",', b'{"a":1},', b'[[[[[["a"]]]]]],'):
+        head, tail = replaced(b"[12,57]", b"[|]").split(b"|")
+        data = head + (piece * (MAX_BYTES // len(piece)))[: MAX_BYTES - len(head) - len(tail) - 4]
+        data = data[: data.rindex(b",")] + tail
+        json.loads(data)  # nothing wrong with it as JSON
+        assert peak_of_refusing(data) < 100 * MAX_BYTES
 
 
 def test_the_largest_manifest_has_room_for_what_the_module_says() -> None:
