@@ -185,31 +185,28 @@ SENDS = np.array([0.7, 0.2, 0.1])
 LEARNS = np.array([0.1, 0.1, 0.8])
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
+def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation() -> None:
+    """Over all 3^4 groups of two completions of two tokens, after a past; which are known is up to their tokens."""
+    cases_known: list[Callable[[Sequence[int]], bool]] = [
         lambda ids: True,
         lambda ids: False,
         lambda ids: 2 in ids,  # what the reward shows comes after the tokens
         lambda ids: LEARNS[list(ids)].prod() > SENDS[list(ids)].prod(),
-    ],
-)
-@pytest.mark.parametrize("past", [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]])
-def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation(
-    known: Callable[[Sequence[int]], bool], past: list[tuple[int, ...]]
-) -> None:
-    """Over all 3^4 groups of two completions of two tokens, after a past; which are known is up to their tokens."""
-    total = 0.0
-    detector, contexts = Detector(groups_of_run=1), Contexts()
-    for ids in past:
-        detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), contexts, [scored(ids)]))
-    detector.log_r = -1e9
-    for ids in itertools.product(VOCABULARY, repeat=4):
-        here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
-        old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
-        here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(contexts), old))
-        total += SENDS[list(ids)].prod() * math.exp(here.log_r)
-    assert 0.1 < total <= 1
+    ]
+    for known in cases_known:
+        cases_past: list[list[tuple[int, ...]]] = [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]]
+        for past in cases_past:
+            total = 0.0
+            detector, contexts = Detector(groups_of_run=1), Contexts()
+            for ids in past:
+                detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), contexts, [scored(ids)]))
+            detector.log_r = -1e9
+            for ids in itertools.product(VOCABULARY, repeat=4):
+                here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
+                old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
+                here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(contexts), old))
+                total += SENDS[list(ids)].prod() * math.exp(here.log_r)
+            assert 0.1 < total <= 1
 
 
 def sent(ids: Sequence[int]) -> Rollout:
@@ -252,13 +249,14 @@ def simulated(
     return evidence
 
 
-@pytest.mark.parametrize("round_to", [None, 6])
-def test_honest_senders_are_accused_no_more_often_than_alpha(round_to: int | None) -> None:
+def test_honest_senders_are_accused_no_more_often_than_alpha() -> None:
     """α = .05, so the highest evidence of a run may pass log(n / α) in 5% of runs; with 100 of them, 12 is 3σ off."""
-    n, alpha = 20, 0.05
-    highest = [max(simulated(seed, n, round_to=round_to)) for seed in range(100)]
-    assert sum(nats >= math.log(n / alpha) for nats in highest) <= 12
-    assert max(highest) > 0  # nothing is tested where the evidence never grows
+    cases_round_to: list[int | None] = [None, 6]
+    for round_to in cases_round_to:
+        n, alpha = 20, 0.05
+        highest = [max(simulated(seed, n, round_to=round_to)) for seed in range(100)]
+        assert sum(nats >= math.log(n / alpha) for nats in highest) <= 12
+        assert max(highest) > 0  # nothing is tested where the evidence never grows
 
 
 def test_a_sender_that_reports_too_little_is_found() -> None:
@@ -319,12 +317,15 @@ def test_shorter_completions_add_nothing_behind_their_end() -> None:
 # --- what gave the evidence -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gains", "place"),
-    [([1.0], (0, 0)), ([-1, 2, 3, -4, 1], (1, 2)), ([-3, -1, -2], (1, 1)), ([2, -1, 2, -9, 3], (0, 2))],
-)
-def test_the_densest_run_of_gains(gains: list[float], place: tuple[int, int]) -> None:
-    assert densest(np.array(gains, dtype=np.float64)) == place
+def test_the_densest_run_of_gains() -> None:
+    cases_gains: list[tuple[list[float], tuple[int, int]]] = [
+        ([1.0], (0, 0)),
+        ([-1, 2, 3, -4, 1], (1, 2)),
+        ([-3, -1, -2], (1, 1)),
+        ([2, -1, 2, -9, 3], (0, 2)),
+    ]
+    for gains, place in cases_gains:
+        assert densest(np.array(gains, dtype=np.float64)) == place
 
 
 def test_passages_are_those_that_gave_most() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ftis.admission import Admission
 from ftis.config import Recipe
+from ftis.rollouts import Group, ScoredGroup
 from ftis.schedule import assigned
 from ftis.swarm.limit import ForeignLimit, take_turns
 from recipes import swarm
@@ -14,12 +17,13 @@ from recipes import swarm
 # --- taking turns -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("names", "count"), [(1, 1), (2, 1), (5, 3), (5, 5), (7, 12), (23, 6), (100, 7)])
-def test_turns_are_even_within_a_round_and_over_any_number_of_rounds(names: int, count: int) -> None:
+@given(st.integers(1, 100), st.integers(1, 30), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_turns_are_even_within_a_round_and_over_any_number_of_rounds(names: int, count: int, seed: int) -> None:
     everybody = [f"p{i}" for i in range(names)]
     so_far = dict.fromkeys(everybody, 0)
-    for round in range(40):
-        turns = take_turns(everybody, count, round, seed=3)
+    for round in range(20):
+        turns = take_turns(everybody, count, round, seed)
         assert sum(turns.values()) == count
         assert min(turns.values()) > 0
         assert len(turns) == min(names, count)
@@ -45,7 +49,8 @@ def picked(recipe: Recipe, own: str, round: int) -> dict[str, list[int]]:
     return {name: sorted(limit.wanted(name, round, assigned(recipe, 1000, name, round))) for name in others}
 
 
-@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
+@given(st.sampled_from(["vertical", "horizontal"]))
+@settings(deadline=None)
 def test_a_limit_that_all_fit_in_changes_nothing(mode: str) -> None:
     offered = 4 * 4 * (3 if mode == "vertical" else 15)
     for round in range(6):
@@ -90,3 +95,13 @@ def test_the_choice_depends_on_the_seed_the_round_and_the_learner_alone() -> Non
         [{n: i for n, i in c.items() if n not in ("p0", "p1")} for c in choices(0, own)] for own in ("p0", "p1")
     ]
     assert without_own[0] != without_own[1]
+
+
+def test_a_peer_that_sends_nothing_leaves_its_room_to_late_groups_alone() -> None:
+    """Who is silent, or sends half, changes nothing of what is wanted of the others."""
+    limit = ForeignLimit(swarm(5, 16), "p0")
+    scored = ScoredGroup(Group("p1", 0, 0, ()), (), ())
+    silent, half, full = (Admission(name, (scored,) * n, ()) for name, n in (("p1", 0), ("p2", 1), ("p3", 3)))
+    assert [len(kept.admitted) for kept in limit.within_room([silent, half, full])] == [0, 1, 3]
+    assert [len(kept.admitted) for kept in limit.within_room([full, full, half])] == [3, 1, 0]
+    assert [len(kept.passed_over) for kept in limit.within_room([full, full, half])] == [0, 2, 1]

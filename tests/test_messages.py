@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,20 +130,18 @@ def test_own_groups_are_scored_in_own_tokens() -> None:
     assert learner.scored[-1][1] == [rollout.completion_ids.tolist() for rollout in own.rollouts]
 
 
-@pytest.mark.parametrize(
-    ("group", "changes", "reason"),
-    [
+def test_a_faulty_group_is_rejected_alone() -> None:
+    cases_group: list[tuple[Group, dict[str, Any], Reason]] = [
         (offered(byte_level(), "a" * LONGEST, "b"), {}, Reason.TOO_LONG),  # with its end
         (offered(byte_level(), "a"), {}, Reason.WRONG_GROUP_SIZE),
         (offered(byte_level(), "a", "b", item=2), {}, Reason.NOT_THEIR_PROMPT),
         (offered(byte_level(["o, "]), "no, no", "a"), {"stop": ("no",)}, Reason.TOKENS_AFTER_END),
-    ],
-)
-def test_a_faulty_group_is_rejected_alone(group: Group, changes: dict[str, Any], reason: Reason) -> None:
-    admission = Learner(byte_level(), **changes).admit(group, offered(byte_level(), "a", "b", item=1))
-    (rejection,) = admission.rejections
-    assert (rejection.reason, rejection.item) == (reason, group.item)
-    assert [scored.group.item for scored in admission.admitted] == [1]
+    ]
+    for group, changes, reason in cases_group:
+        admission = Learner(byte_level(), **changes).admit(group, offered(byte_level(), "a", "b", item=1))
+        (rejection,) = admission.rejections
+        assert (rejection.reason, rejection.item) == (reason, group.item)
+        assert [scored.group.item for scored in admission.admitted] == [1]
 
 
 def test_the_token_that_completes_a_stop_string_may_go_beyond_it() -> None:
@@ -280,12 +277,16 @@ def test_units_are_counted_over_all_texts() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("exchange", "peers", "there"), [("text", 2, True), ("auto", 2, True), ("ids", 2, False), ("text", 1, False)]
-)
-def test_who_exchanges_ids_or_trains_alone_has_nothing_to_align(exchange: str, peers: int, there: bool) -> None:
-    recipe: Any = SimpleNamespace(exchange=exchange, peers=[None] * peers)
-    assert (readable(recipe, "ada") is not None) == there
+def test_who_exchanges_ids_or_trains_alone_has_nothing_to_align() -> None:
+    cases_exchange: list[tuple[str, int, bool]] = [
+        ("text", 2, True),
+        ("auto", 2, True),
+        ("ids", 2, False),
+        ("text", 1, False),
+    ]
+    for exchange, peers, there in cases_exchange:
+        recipe: Any = SimpleNamespace(exchange=exchange, peers=[None] * peers)
+        assert (readable(recipe, "ada") is not None) == there
 
 
 def test_the_terms_of_text_are_those_of_the_run_over_bytes() -> None:

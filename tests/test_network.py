@@ -371,9 +371,8 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
 # --- what peers say of themselves -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "endpoint", "better"),
-    [
+def test_an_endpoint_without_its_protocol_or_port_is_refused() -> None:
+    cases_key: list[tuple[str, str, str]] = [
         ("connect", "127.0.0.1:17447", "tcp/127.0.0.1:17447"),
         ("listen", "0.0.0.0:7447", "tcp/0.0.0.0:7447"),
         ("connect", "host.example", "tcp/host.example:17447"),
@@ -389,27 +388,24 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
         ("connect", "tcp/:7447", "in tcp/"),
         ("connect", "https://host:1234/", "in tcp/"),
         ("connect", "", "in tcp/"),
-    ],
-)
-def test_an_endpoint_without_its_protocol_or_port_is_refused(key: str, endpoint: str, better: str) -> None:
-    said = f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}"
-    with pytest.raises(ExchangeError, match=re.escape(said)):
-        open_session(NetworkConfig().model_copy(update={key: (endpoint,)}))
+    ]
+    for key, endpoint, better in cases_key:
+        said = f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}"
+        with pytest.raises(ExchangeError, match=re.escape(said)):
+            open_session(NetworkConfig().model_copy(update={key: (endpoint,)}))
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
+def test_an_endpoint_as_it_should_be() -> None:
+    cases_endpoint: list[str] = [
         "tcp/0.0.0.0:7447",
         "tcp/[::1]:7447",
         "udp/h:1",
         "quic/h:1",
         "tcp/127.0.0.1:1#exit_on_failure=false",
         "unixpipe/x.pipe",
-    ],
-)
-def test_an_endpoint_as_it_should_be(endpoint: str) -> None:
-    check_endpoints(NetworkConfig(connect=(endpoint,)))
+    ]
+    for endpoint in cases_endpoint:
+        check_endpoints(NetworkConfig(connect=(endpoint,)))
 
 
 def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import pytest
 from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of, seated
 
 from ftis.admission import Collected
@@ -37,44 +36,43 @@ OFFERS: dict[str, tuple[str, int, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OFFERS)
-def test_an_offer_that_does_not_count(name: str) -> None:
-    peer, round, other, reason = OFFERS[name]
-    table = seated()
-    table.collect(0)
-    table.offers(peer, round, **other)
-    table.poll()
-    found = other.get("place", (peer, round))[0]
-    assert table.reasons() == [(found, reason)]
-    assert table.to_fetch == []
-    assert table.rounds.offers_of(found) == {}
-    assert ("forged" in table.kinds()) == (reason == "forged")
+def test_an_offer_that_does_not_count() -> None:
+    for name in OFFERS:
+        peer, round, other, reason = OFFERS[name]
+        table = seated()
+        table.collect(0)
+        table.offers(peer, round, **other)
+        table.poll()
+        found = other.get("place", (peer, round))[0]
+        assert table.reasons() == [(found, reason)]
+        assert table.to_fetch == []
+        assert table.rounds.offers_of(found) == {}
+        assert ("forged" in table.kinds()) == (reason == "forged")
 
 
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
+def test_bytes_that_are_no_manifest() -> None:
+    cases_document: list[tuple[bytes, str]] = [
         (b"{" * (manifests.MAX_BYTES + 1), "over_budget"),
         (b"\x80\x04K\x01.", "malformed"),
         (b"[" * 100_000, "malformed"),
         (b"", "malformed"),
-    ],
-)
-def test_bytes_that_are_no_manifest(document: bytes, reason: str) -> None:
-    table = Table()
-    table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document)))
-    assert table.reasons() == [("b", reason)]
+    ]
+    for document, reason in cases_document:
+        table = Table()
+        table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document)))
+        assert table.reasons() == [("b", reason)]
 
 
-@pytest.mark.parametrize("seal", [b"", b"x", bytes(32), b"\1" * 96, bytes(5000)])
-def test_a_seal_that_is_none_is_a_forgery(seal: bytes) -> None:
-    for is_open in (False, True):
-        table = Table(is_open=is_open)
-        document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
-        table.heed(table.rounds.offered("b", 0, document, seal))
-        assert table.reasons() == [("b", "forged")]
-        table.offers("b", 0)  # in an open swarm the name is still free
-        assert list(table.rounds.offers_of("b")) == [0]
+def test_a_seal_that_is_none_is_a_forgery() -> None:
+    cases_seal: list[bytes] = [b"", b"x", bytes(32), b"\1" * 96, bytes(5000)]
+    for seal in cases_seal:
+        for is_open in (False, True):
+            table = Table(is_open=is_open)
+            document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
+            table.heed(table.rounds.offered("b", 0, document, seal))
+            assert table.reasons() == [("b", "forged")]
+            table.offers("b", 0)  # in an open swarm the name is still free
+            assert list(table.rounds.offers_of("b")) == [0]
 
 
 def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
@@ -158,27 +156,28 @@ def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
     assert sorted(table.rounds.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited(before: bool) -> None:
-    table = Table()
-    table.rounds.check.rounds = 500
+def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited() -> None:
+    cases_before: list[bool] = [True, False]
+    for before in cases_before:
+        table = Table()
+        table.rounds.check.rounds = 500
 
-    def old_ones() -> None:
-        for round in range(48):
+        def old_ones(table: Table = table) -> None:
+            for round in range(48):
+                table.offers("b", round)
+
+        if before:
+            old_ones()
+        table.enter(60)
+        for round in range(53, 61):
             table.offers("b", round)
-
-    if before:
         old_ones()
-    table.enter(60)
-    for round in range(53, 61):
-        table.offers("b", round)
-    old_ones()
-    assert max(table.rounds.offers_of("b")) == 60
-    assert min(table.rounds.offers_of("b")) >= 53
-    table.comes("b")
-    table.collect(60, skip="cd")
-    table.poll()
-    assert [offer.round for offer in table.to_fetch] == [60]
+        assert max(table.rounds.offers_of("b")) == 60
+        assert min(table.rounds.offers_of("b")) >= 53
+        table.comes("b")
+        table.collect(60, skip="cd")
+        table.poll()
+        assert [offer.round for offer in table.to_fetch] == [60]
 
 
 def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_that_is_awaited() -> None:
@@ -190,15 +189,16 @@ def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_th
     assert sorted(table.rounds.offers_of("b")) == list(range(60, 60 + 4 * KEEP_ROUNDS))
 
 
-@pytest.mark.parametrize("staleness", [0, 3, 31, 47, 200])
-def test_no_staleness_ends_the_exchange(staleness: int) -> None:
-    table = Table({"max_staleness": staleness})
-    table.rounds.check.rounds = 500
-    table.enter()
-    table.comes(*"bcd")
-    for round in range(60):
-        assert table.round_of(round, *"bcd").missing == ()
-    assert len(table.rounds.offers_of("b")) <= 4 * KEEP_ROUNDS
+def test_no_staleness_ends_the_exchange() -> None:
+    cases_staleness: list[int] = [0, 3, 31, 47, 200]
+    for staleness in cases_staleness:
+        table = Table({"max_staleness": staleness})
+        table.rounds.check.rounds = 500
+        table.enter()
+        table.comes(*"bcd")
+        for round in range(60):
+            assert table.round_of(round, *"bcd").missing == ()
+        assert len(table.rounds.offers_of("b")) <= 4 * KEEP_ROUNDS
 
 
 def test_offers_of_rounds_long_over_are_forgotten() -> None:
@@ -285,16 +285,18 @@ def test_an_empty_message_needs_no_chunk() -> None:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"])
-def test_facts_are_a_json_object_of_a_size_to_be_read(data: bytes) -> None:
-    assert read_facts(data) is None
+def test_facts_are_a_json_object_of_a_size_to_be_read() -> None:
+    cases_data: list[bytes] = [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"]
+    for data in cases_data:
+        assert read_facts(data) is None
 
 
-@pytest.mark.parametrize("depth", [16, 500, 985, 990, 995, 1000])
-def test_facts_that_are_nested_deep_are_none(depth: int) -> None:
-    assert read_facts(b'{"a":' + b"[" * depth + b"]" * depth + b"}") is None
-    assert read_facts(b'{"a":' + b'{"b":' * depth + b"1" + b"}" * depth + b"}") is None
-    assert read_facts(b'{"a":' + b"[" * 15 + b"]" * 15 + b"}") is not None
+def test_facts_that_are_nested_deep_are_none() -> None:
+    cases_depth: list[int] = [16, 500, 985, 990, 995, 1000]
+    for depth in cases_depth:
+        assert read_facts(b'{"a":' + b"[" * depth + b"]" * depth + b"}") is None
+        assert read_facts(b'{"a":' + b'{"b":' * depth + b"1" + b"}" * depth + b"}") is None
+        assert read_facts(b'{"a":' + b"[" * 15 + b"]" * 15 + b"}") is not None
 
 
 def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:

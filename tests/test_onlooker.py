@@ -132,12 +132,13 @@ def test_without_a_roster_the_first_key_keeps_a_name(tmp_path: Path) -> None:
     assert made.signed_by("a") == f"key {a.signed.key[:8]}"
 
 
-@pytest.mark.parametrize("changes", [{"run": "0" * 32}, {"peer": "b"}, {"items": (2, 1)}])
-def test_an_offer_at_another_place_than_its_own_is_none(heard_of: Heard, changes: dict[str, Any]) -> None:
-    heard_of.sign("a", 4, **changes)
-    a = heard_of.peer("a")
-    assert a.signed is not None
-    assert a.signed.round == 3
+def test_an_offer_at_another_place_than_its_own_is_none(heard_of: Heard) -> None:
+    cases_changes: list[dict[str, Any]] = [{"run": "0" * 32}, {"peer": "b"}, {"items": (2, 1)}]
+    for changes in cases_changes:
+        heard_of.sign("a", 4, **changes)
+        a = heard_of.peer("a")
+        assert a.signed is not None
+        assert a.signed.round == 3
 
 
 def test_facts_are_signed_only_where_their_digest_was(heard_of: Heard) -> None:
@@ -232,12 +233,13 @@ def test_how_many_rounds_a_run_has_is_claimed_until_its_facts_are_known(tmp_path
     assert made.remarks("a", AT + 100) == ["Gone after its last round"]
 
 
-@pytest.mark.parametrize("rounds", [True, 10**30, "6", -1, None])
-def test_rounds_that_are_no_count_finish_nothing(tmp_path: Path, rounds: Any) -> None:
-    made = Heard(tmp_path)
-    peer = replace(_signed_by_one(made), facts={"rounds": rounds}, committed=True)
-    assert not swarms.has_finished(peer)
-    assert swarms.where(peer).startswith("signed its offer of round 1;")
+def test_rounds_that_are_no_count_finish_nothing(tmp_path: Path) -> None:
+    cases_rounds: list[Any] = [True, 10**30, "6", -1, None]
+    for number, rounds in enumerate(cases_rounds):
+        made = Heard(tmp_path / str(number))
+        peer = replace(_signed_by_one(made), facts={"rounds": rounds}, committed=True)
+        assert not swarms.has_finished(peer)
+        assert swarms.where(peer).startswith("signed its offer of round 1;")
 
 
 def _signed_by_one(made: Heard) -> PeerView:
@@ -247,13 +249,14 @@ def _signed_by_one(made: Heard) -> PeerView:
     return made.peer("a")
 
 
-@pytest.mark.parametrize(("round", "headline"), [(4, "Working"), (5, "Finished")])
-def test_one_peer_by_itself_is_not_called_all(tmp_path: Path, round: int, headline: str) -> None:
-    made = Heard(tmp_path)
-    made.come("a")
-    made.sign("a", round)
-    made.say("a")
-    assert made.headline() == headline
+def test_one_peer_by_itself_is_not_called_all(tmp_path: Path) -> None:
+    cases_round: list[tuple[int, str]] = [(4, "Working"), (5, "Finished")]
+    for number, (round, headline) in enumerate(cases_round):
+        made = Heard(tmp_path / str(number))
+        made.come("a")
+        made.sign("a", round)
+        made.say("a")
+        assert made.headline() == headline
 
 
 def test_what_peers_say_of_each_other_is_quoted(heard_of: Heard) -> None:
@@ -281,28 +284,28 @@ def test_who_is_in_no_roster_is_named(heard_of: Heard) -> None:
 NONSENSE = [b"[1", b'"text"', b"[" * 50_000, b"{}", b'{"run": 3}', b'{"run": "' + b"0" * 32 + b'", "round": "far"}']
 
 
-@pytest.mark.parametrize("data", NONSENSE)
-def test_nonsense_does_no_harm(tmp_path: Path, data: bytes) -> None:
-    made = Heard(tmp_path)
-    for key in ("ftis/status/light/a", "ftis/facts/light/a", "ftis/status", "", "ftis/facts/light/\x1b[2J"):
-        made.of.status(key, data, AT)
-        made.of.facts(key, data, AT)
-        made.of.offer(key, data, data, AT)
-        made.of.token(key, True, AT)
-    made.of.status(
-        "ftis/status/light/a", json.dumps({"run": "0" * 32, "from": {"b": {"kept": "x"}}, "live": 3}).encode(), AT
-    )
-    runs = made.of.runs()
-    assert made.of.events == []
-    (about,) = swarms.swarm_glance(runs, made.of, AT).peers
-    assert (about.name, about.sentence) == ("a", "signed no offer yet")
-    assert [remark.text for remark in about.remarks] == ["Nobody declares it present"]
-    members, learned = swarms.members(runs, made.of), swarms.learned(runs)
-    assert members is not None
-    assert learned is not None
-    (row,) = [row for group in members.table.groups for row in group.rows]
-    assert [cell.text for cell in row] == ["a", "not seen", *["–"] * 9]
-    assert [[cell.text for cell in row] for row in learned[0].groups[0].rows] == [["a", "–"]]
+def test_nonsense_does_no_harm(tmp_path: Path) -> None:
+    for number, data in enumerate(NONSENSE):
+        made = Heard(tmp_path / str(number))
+        for key in ("ftis/status/light/a", "ftis/facts/light/a", "ftis/status", "", "ftis/facts/light/\x1b[2J"):
+            made.of.status(key, data, AT)
+            made.of.facts(key, data, AT)
+            made.of.offer(key, data, data, AT)
+            made.of.token(key, True, AT)
+        made.of.status(
+            "ftis/status/light/a", json.dumps({"run": "0" * 32, "from": {"b": {"kept": "x"}}, "live": 3}).encode(), AT
+        )
+        runs = made.of.runs()
+        assert made.of.events == []
+        (about,) = swarms.swarm_glance(runs, made.of, AT).peers
+        assert (about.name, about.sentence) == ("a", "signed no offer yet")
+        assert [remark.text for remark in about.remarks] == ["Nobody declares it present"]
+        members, learned = swarms.members(runs, made.of), swarms.learned(runs)
+        assert members is not None
+        assert learned is not None
+        (row,) = [row for group in members.table.groups for row in group.rows]
+        assert [cell.text for cell in row] == ["a", "not seen", *["–"] * 9]
+        assert [[cell.text for cell in row] for row in learned[0].groups[0].rows] == [["a", "–"]]
 
 
 def test_a_flood_takes_no_room(tmp_path: Path) -> None:
@@ -327,11 +330,12 @@ def test_what_many_say_a_run_is_about_is_held_once(tmp_path: Path) -> None:
     assert len({id(peer.facts) for peer in run.peers if peer.facts}) == 1
 
 
-@pytest.mark.parametrize("end", ["x/0", "1/x", "1/-1", "1/0123456789", "/0"])
-def test_a_sign_of_presence_without_a_start_and_a_round_is_none(end: str, tmp_path: Path) -> None:
+def test_a_sign_of_presence_without_a_start_and_a_round_is_none(tmp_path: Path) -> None:
+    cases_end: list[str] = ["x/0", "1/x", "1/-1", "1/0123456789", "/0"]
     made = Heard(tmp_path)
-    made.of.token(f"ftis/{'0' * 32}/live/a/{end}", True, AT)
-    assert made.of.runs() == []
+    for end in cases_end:
+        made.of.token(f"ftis/{'0' * 32}/live/a/{end}", True, AT)
+        assert made.of.runs() == []
 
 
 def test_made_up_runs_and_names_hide_none_that_members_signed(tmp_path: Path) -> None:

@@ -170,23 +170,19 @@ def test_a_probe_scores_the_same_text_in_the_senders_cuts(place: Path, capsys: p
     assert "has no foreign text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("sender", "learner", "text", "pieces"),
-    [
+def test_the_senders_cuts_in_the_learners_tokens() -> None:
+    cases_sender: list[tuple[list[str], list[str], str, list[bytes]]] = [
         (["ab"], ["ab", "abc"], "abc", [b"ab", b"c", b""]),
         (["the cat"], ["the", " cat"], "the cat", [b"the", b" cat", b""]),
         ([], ["é", "a"], "éa", ["é".encode(), b"a", b""]),  # the sender cuts inside a character
-    ],
-)
-def test_the_senders_cuts_in_the_learners_tokens(
-    sender: list[str], learner: list[str], text: str, pieces: list[bytes]
-) -> None:
-    theirs, known, end = TokenBytes.of(byte_level(sender)), TokenBytes.of(byte_level(learner)), 10**6
-    (ids,) = theirs.encode([text])
-    written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, [end])
-    (aligned,) = align(written, known, end)
-    recut = in_senders_cuts(in_tokens(written[0], aligned), known)
-    assert [known.join(recut[i : i + 1]).tobytes() for i in range(len(recut))] == pieces
+    ]
+    for sender, learner, text, pieces in cases_sender:
+        theirs, known, end = TokenBytes.of(byte_level(sender)), TokenBytes.of(byte_level(learner)), 10**6
+        (ids,) = theirs.encode([text])
+        written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, [end])
+        (aligned,) = align(written, known, end)
+        recut = in_senders_cuts(in_tokens(written[0], aligned), known)
+        assert [known.join(recut[i : i + 1]).tobytes() for i in range(len(recut))] == pieces
 
 
 def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(place: Path) -> None:
