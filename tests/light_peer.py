@@ -27,8 +27,7 @@ from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe
 from ftis.recipe.parsing import parse
-from ftis.records.event_lines import to_json
-from ftis.records.events import Event, Stopped
+from ftis.records.events import Event, Stopped, to_json
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id

@@ -94,7 +94,7 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
     assert peer["foreign_used"] > 0
     assert peer["bytes_sent"] == sum(row["peer/b/bytes"] for row in read_jsonl(run / "F-TIS/b/metrics.jsonl"))
     assert set(peer["ood"]) == {"ood-clock"}
-    assert (run / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "learning_curves.svg").read_bytes().startswith(b"<svg ")
     steps = [row["step"] for row in read_jsonl(run / "F-TIS/a/evaluations.jsonl") if row["split"] == "validation"]
     assert steps == [0, 2, 4]
     assert len(read_jsonl(run / "F-TIS/a/evaluations/validation-4.jsonl")) == 6

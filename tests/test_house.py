@@ -44,16 +44,15 @@ WINGS = {
     "engines": "machine launch devices optimizers hub texts models shards windows lines head microbatches rows slots "
     "linear decoder stops samplers generate builtin replicas handover vllm_server vllm",
     "recipe": "own_code parsing arms",
-    "records": "files events event_lines trackers writing reading tail standing following",
+    "records": "lines files events trackers writing reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting prepare "
     "provenance processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",
-    "view": "tables progress corrections drawing plots layout figure_files figures arm_rounds exchange_figures views "
-    "markdown verdicts number_tables taken exchanges samples completions sentences glance jobs so_far swarms live "
-    "contents watch report",
+    "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
+    "live watch report",
     "lab": "rivals partners attacks replay probe cuts",
     "study": "scaling rates",
     "page": "scaling",
@@ -67,8 +66,6 @@ NOT_YET = {
     "cli": {"cli_groups"},
     "run.join": {"check.plan"},
     "run.runs": {"check.plan"},
-    "view.report": {"study.scaling"},
-    "view.so_far": {"page.scaling", "study.scaling"},
 }
 """Imports that still go the wrong way."""
 
@@ -104,7 +101,7 @@ LIGHT = [
     "recipe.parsing",
     "recipe.arms",
     "records.reading",
-    "view.contents",
+    "view.live",
 ]
 LARGEST_CORE = 3700
 

@@ -12,10 +12,6 @@ names = st.text(st.characters(exclude_characters="/"), min_size=1)
 measures = st.text(min_size=1)
 
 
-def test_a_key_reads_as_documented() -> None:
-    assert peer_key("small", "rejected/bad_logp") == "peer/small/rejected/bad_logp"
-
-
 def test_rows_are_split_by_peer_in_their_order() -> None:
     row = {"step": 3, "peer/v1.5/kept": 2, "reward": 0.5, "peer/b/kept": 1, "peer/v1.5/rejected/forged": 4, "peer": 0}
     found = by_peer(row)
@@ -33,7 +29,7 @@ def test_what_is_written_is_what_is_read(values: dict[str, dict[str, int]]) -> N
     assert by_peer(row) == values
 
 
-@pytest.mark.parametrize(("name", "measure"), [("", "kept"), ("a/b", "kept"), ("a", "")])
-def test_a_key_that_could_not_be_read_is_refused(name: str, measure: str) -> None:
-    with pytest.raises(ValueError, match="a name has letters and no slash"):
-        peer_key(name, measure)
+def test_a_key_that_could_not_be_read_is_refused() -> None:
+    for name, measure in (("", "kept"), ("a/b", "kept"), ("a", "")):
+        with pytest.raises(ValueError, match="a name has letters and no slash"):
+            peer_key(name, measure)

@@ -430,7 +430,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     assert [(s["peer"], s["round"], s["live"]) for s in said] == [("a", 0, ["b"]), ("b", 0, ["a"])]
     from rich.console import Console
 
-    from ftis.view.progress import status_table
+    from ftis.view.tables import status_table
 
     out = StringIO()
     Console(file=out, width=200).print(status_table(ask_status(attacker)))

@@ -23,7 +23,7 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
 from ftis.swarm.lookout import Lookout
 from ftis.swarm.onlooker import NetworkRun, Onlooker, PeerView
-from ftis.view import contents, swarms
+from ftis.view import live, swarms
 
 AT = 1_000_000.0
 RECIPE = light_recipe(NAMES, 6, 2, 4, 8, {})
@@ -398,9 +398,9 @@ def test_a_look_at_nothing_new_costs_no_sentences(heard_of: Heard, monkeypatch: 
         return tell(runs, onlooker, now)
 
     now = SimpleNamespace(time=lambda: AT)
-    monkeypatch.setattr(contents, "time", now)
+    monkeypatch.setattr(live, "time", now)
     monkeypatch.setattr(swarms, "swarm_glance", counted)
-    page = contents.OfSwarm(heard_of.of, lambda path, **query: f"/{path}")
+    page = live.OfSwarm(heard_of.of)
     page.look(tell_time=False)
     now.time = lambda: AT + 4
     page.look(tell_time=False)
@@ -408,7 +408,7 @@ def test_a_look_at_nothing_new_costs_no_sentences(heard_of: Heard, monkeypatch: 
     page.look(tell_time=True)
     assert told == [AT, AT + 4]
     heard_of.say("a", unrewarded=2)
-    assert page.look(tell_time=False).page().title == "Working; have a look at a"
+    assert page.look(tell_time=False).page.title == "Working; have a look at a"
     assert told == [AT, AT + 4, AT + 4]
 
 
@@ -420,7 +420,7 @@ def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
 
     from ftis.view.watch import application
 
-    monkeypatch.setattr(contents, "time", SimpleNamespace(time=lambda: AT))
+    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: AT))
     for name in ("a", "eve"):
         heard_of.say(name, version="1.0")
     heard_of.say("b", state="<script>alert(1)</script>", version="\u202e9", reward=0.25)

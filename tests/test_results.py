@@ -36,10 +36,12 @@ from scene import (
 from ftis.comparison.results import compare
 from ftis.comparison.stats import ALPHA
 from ftis.comparison.summary import summarise
-from ftis.records.reading import EvaluationRow, ReportError, final_accuracy, read_run
-from ftis.view.figures import accuracy_limits, plot_learning_curves
+from ftis.records.lines import RecordsError
+from ftis.records.reading import EvaluationRow, final_accuracy, read_run
+from ftis.view.comparison import headlines
+from ftis.view.figures import accuracy_limits, write_learning_curves
 from ftis.view.report import write_page
-from ftis.view.tables import closing_table, headlines, whereabouts
+from ftis.view.tables import closing_table, whereabouts
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +271,7 @@ def test_rewards_of_any_size_have_pages_and_pictures(tmp_path: Path) -> None:
         scene = Scene(tmp_path / str(level), lambda arm, *_, of=final: of[arm], seeds=(0, 1))
         page = write_page(scene.write()).read_text(encoding="utf-8").replace("−", "-")
         assert f"{level + 0.5:.3f}" in page
-        assert plot_learning_curves(scene.directory / "scene-seed0").exists()
+        assert write_learning_curves(tmp_path, compare(scene.directory / "scene-seed0")).exists()
     for values, limits in (([0.4, 0.6], (0.376, 0.624)), ([-1, 0], (-1.12, 0.12)), ([0, 10], (-0.02, 11.2))):
         assert accuracy_limits([[{"per_seed": {"0": value}}] for value in values]) == pytest.approx(limits)
     assert accuracy_limits([[{"per_seed": {"0": 1.0}}], [{"per_seed": {"0": 0.0}}]]) == pytest.approx((-0.02, 1.02))
@@ -314,9 +316,9 @@ def test_a_mean_reward_is_not_called_pass_at_1(reward: dict[str, Any], tmp_path:
 
 
 def test_what_cannot_be_reported_is_an_error_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="holds neither a run nor an experiment"):
+    with pytest.raises(RecordsError, match="holds neither a run nor an experiment"):
         compare(tmp_path)
-    with pytest.raises(ReportError, match=r"recipe\.json"):
+    with pytest.raises(RecordsError, match=r"recipe\.json"):
         read_run(tmp_path)
     directory = Scene(tmp_path / "x", seeds=(0,)).write()
     run = directory / "scene-seed0"
@@ -331,12 +333,12 @@ def test_what_cannot_be_reported_is_an_error_with_its_place(tmp_path: Path) -> N
     for path, damage in damages:
         whole = path.read_bytes()
         path.write_bytes(damage + (whole if path.suffix == ".jsonl" else b""))
-        with pytest.raises(ReportError, match=r"cannot be read|is damaged"):
+        with pytest.raises(RecordsError, match=r"cannot be read|is damaged"):
             compare(directory)
         path.write_bytes(whole)
     for arm in ("alone", "F-TIS"):
         shutil.rmtree(run / arm)
-    with pytest.raises(ReportError, match="nothing was recorded"):
+    with pytest.raises(RecordsError, match="nothing was recorded"):
         compare(directory)
 
 

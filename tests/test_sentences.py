@@ -1,4 +1,4 @@
-"""What is said of a peer, in plain words, from what its rounds recorded."""
+"""What is said of a peer, from what its rounds recorded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftis.admission import Reason
 from ftis.metric_keys import peer_key
-from ftis.records import standing as standings
 from ftis.records.reading import RoundRow
-from ftis.records.standing import Formats, RewardMeans, Source, Standing
+from ftis.records.standing import Formats, Source, Standing, reward_means, standing
 from ftis.view.sentences import REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
@@ -31,169 +32,104 @@ SMALL = Standing(
     seconds_left=240.0,
     usual=5.0,
 )
-LEARNED = "learned from 118 of large’s 144 rollouts in 10 rounds"
 
 
-@pytest.mark.parametrize(
-    ("peer", "sentence"),
-    [
-        (SMALL, f"round 31 of 80, {LEARNED}, reward .62 (+.09 in 10 rounds), 4.0 min left"),
-        (
-            replace(SMALL, change=-0.2, change_over=4),
-            f"round 31 of 80, {LEARNED}, reward .62 (−.20 in 4 rounds), 4.0 min left",
-        ),
-        (
-            replace(SMALL, together=False, sources=(), change=None, seconds_left=31),
-            "round 31 of 80, reward .62, 31 s left",
-        ),
-        (
-            replace(SMALL, step=80, seconds_left=None),
-            f"all 80 rounds finished, {LEARNED}, reward .62 (+.09 in 10 rounds)",
-        ),
-        (
-            replace(SMALL, sources=(Source("James"),), lately=1, reward=None, seconds_left=None),
-            "round 31 of 80, learned from nothing of James in one round",
-        ),
-        (
-            replace(SMALL, sources=(LARGE, Source("lora", offered=100, used=1)), seconds_left=None, change=None),
-            "round 31 of 80, learned from 119 of the others’ 244 rollouts (large 118, lora 1) in 10 rounds, reward .62",
-        ),
-        (Standing("small", 80), "no round of 80 finished yet"),
+def of(**source: Any) -> Standing:
+    """The small peer, of which something is different about its source."""
+    return replace(SMALL, sources=(replace(LARGE, **source),))
+
+
+def test_where_a_peer_is_has_its_numbers() -> None:
+    said = about(SMALL)
+    learned = "learned from 118 of large’s 144 rollouts in 10 rounds"
+    assert said.sentence == f"round 31 of 80, {learned}, reward .62 (+.09 in 10 rounds), 4.0 min left"
+    assert (said.level, list(said.remarks)) == ("fine", [])
+    two = replace(SMALL, sources=(LARGE, Source("lora", offered=100, used=1)))
+    for peer, words in (
+        (replace(SMALL, change=-0.2, change_over=4), "(−.20 in 4 rounds)"),
+        (replace(SMALL, step=80, seconds_left=None), "all 80 rounds finished"),
+        (replace(SMALL, sources=(Source("James"),), lately=1), "nothing of James in one round"),
+        (two, "119 of the others’ 244 rollouts (large 118, lora 1)"),
         (Standing("small", 80, started=True), "no round of 80 finished yet, evaluated once"),
-    ],
-)
-def test_where_a_peer_is(peer: Standing, sentence: str) -> None:
+    ):
+        assert words in about(peer).sentence
+
+
+REMARKS: dict[str, tuple[Standing, str, str]] = {
+    "no reward yet": (replace(SMALL, step=12, unrewarded=12, formats=Formats(0, 96)), "trouble", "0 of 96"),
+    "no reward lately": (replace(SMALL, unrewarded=3), "trouble", "last 3 rounds"),
+    "late": (of(behind=3), "look", "3 rounds late"),
+    "rejected": (of(rejected={"wrong_run": 7}, first_rejection="seed 1"), "trouble", "7 rejected from large"),
+    "quarantined": (of(quarantined_since=4, missing=10, rejected={"set_aside": 3}), "trouble", "since round 4"),
+    "accused": (of(accused_only=True), "trouble", "still learned from"),
+    "nothing came": (of(offered=0, used=0, missing=10), "trouble", "last 10 rounds"),
+    "some missing": (of(missing=2), "look", "2 of the last 10 rounds"),
+    "came late": (of(late=1), "look", "came late"),
+    "unused": (of(used=0, dropped={"kl": 140}, zero=4), "look", "dropped 140, 4 are"),
+    "alone once": (replace(SMALL, without_foreign=1), "look", "the last round"),
+    "alone": (replace(SMALL, without_foreign=5), "trouble", "last 5 rounds"),
+    "fallen": (replace(SMALL, reward=0.2), "look", "fell to .20; its best was .62"),
+    "below its best": (replace(SMALL, reward=0.58, best=0.9), "look", ".32 below its best"),
+    "below the others": (replace(SMALL, reward=0.58, best=0.6, others=0.93), "look", "the others (.93)"),
+    "silent": (replace(SMALL, silent_for=200), "trouble", "3.3 min"),
+    "notice": (replace(SMALL, notice="round 4: waiting"), "look", "Round 4: waiting"),
+}
+
+
+@pytest.mark.parametrize("name", REMARKS)
+def test_what_needs_a_look(name: str) -> None:
+    peer, level, words = REMARKS[name]
     said = about(peer)
-    assert said.sentence == sentence
-    if peer.sources in ((), (LARGE,)):
-        assert (said.level, list(said.remarks)) == ("fine", [])
+    (remark,) = said.remarks
+    assert (said.level, remark.level) == (level, level)
+    assert words in remark.text
 
 
-NONE_OF_THEIRS = replace(LARGE, used=0)
-LIE = "it does not draw its tokens from the log-probabilities that it reports"
-
-
-@pytest.mark.parametrize(
-    ("peer", "level", "remark"),
-    [
-        (
-            replace(SMALL, step=12, unrewarded=12, formats=Formats(0, 96)),
-            "trouble",
-            "No reward yet in 12 rounds: format right in 0 of 96, see the completions",
-        ),
-        (replace(SMALL, unrewarded=3), "trouble", "No reward in the last 3 rounds: see the completions, or ask ftis"),
-        (replace(SMALL, sources=(replace(LARGE, behind=3),)), "look", "large is 3 rounds late"),
-        (
-            replace(SMALL, sources=(replace(LARGE, rejected={"wrong_run": 7}, first_rejection="seed 1, not 0"),)),
-            "trouble",
-            "7 rejected from large in 10 rounds: other run (seed 1, not 0)",
-        ),
-        (
-            replace(SMALL, sources=(replace(LARGE, rejected={"of_my_own": 1}),)),
-            "trouble",
-            "1 rejected from large in 10 rounds: of_my_own",
-        ),
-        (
-            replace(SMALL, sources=(replace(LARGE, quarantined_since=4, missing=10, rejected={"set_aside": 3}),)),
-            "trouble",
-            f"large is in quarantine since round 4: {LIE}",
-        ),
-        (
-            replace(SMALL, sources=(replace(LARGE, accused_only=True),)),
-            "trouble",
-            "large does not draw its tokens from the log-probabilities that it reports, and is still learned from",
-        ),
-        (
-            replace(SMALL, sources=(Source("large", missing=10),)),
-            "trouble",
-            "Nothing came from large in the last 10 rounds",
-        ),
-        (
-            replace(SMALL, sources=(replace(LARGE, missing=2),)),
-            "look",
-            "Nothing came from large in 2 of the last 10 rounds",
-        ),
-        (replace(SMALL, sources=(replace(LARGE, late=1),)), "look", "one message of large came late in 10 rounds"),
-        (
-            replace(SMALL, sources=(replace(NONE_OF_THEIRS, dropped={"kl": 140}, zero=4),)),
-            "look",
-            "Nothing of large was learned from in the last 10 rounds: the KL filter dropped 140, 4 are in groups whose",
-        ),
-        (replace(SMALL, without_foreign=1), "look", "Learned from nobody else in the last round"),
-        (replace(SMALL, without_foreign=5), "trouble", "Learned from nobody else in the last 5 rounds"),
-        (replace(SMALL, reward=0.2), "look", "The reward fell to .20; its best was .62"),
-        (replace(SMALL, silent_for=200), "trouble", "Nothing new for 3.3 min; its rounds took 5 s"),
-        (
-            replace(SMALL, notice="round 4: waiting for large (sampling)"),
-            "look",
-            "Round 4: waiting for large (sampling)",
-        ),
-    ],
-)
-def test_what_needs_a_look(peer: Standing, level: str, remark: str) -> None:
-    said = about(peer)
-    assert said.level == level
-    (only,) = said.remarks
-    assert only.text.startswith(remark)
-
-
-@pytest.mark.parametrize(
-    "peer",
-    [
+def test_what_is_usual_is_not_remarked_on() -> None:
+    usual = [
         replace(SMALL, unrewarded=2),
-        replace(SMALL, sources=(replace(LARGE, behind=1),)),
-        replace(SMALL, step=80, sources=(replace(LARGE, behind=9),)),
+        of(behind=1),
+        replace(of(behind=9), step=80),
         replace(SMALL, silent_for=50),
         replace(SMALL, silent_for=400, usual=100.0),
         replace(SMALL, reward=0.01, best=0.05),
-    ],
-)
-def test_what_is_usual_is_not_remarked_on(peer: Standing) -> None:
-    assert about(peer).level == "fine"
+        replace(SMALL, reward=0.8, best=0.9, others=0.95),
+    ]
+    assert [about(peer).level for peer in usual] == ["fine"] * len(usual)
 
 
 def test_every_reason_of_a_rejection_has_words() -> None:
     assert set(REASONS) == {reason.value for reason in Reason}
 
 
-def test_the_headline_names_those_in_trouble_first() -> None:
-    def said(levels: Mapping[str, Any], **of: Any) -> str:
-        peers = [About(name, level, "", []) for name, level in levels.items()]
-        return headline(peers, [replace(SMALL, name=name, **of) for name in levels])
-
-    assert said({"a": "fine", "b": "fine"}) == "Both peers are working"
-    assert said({"a": "fine", "b": "look", "c": "look"}) == "Working; have a look at b and c"
-    assert said({"a": "look", "b": "trouble"}) == "Trouble at b"
-    assert said(dict.fromkeys("abcdef", "trouble")) == "Trouble at a, b, c and 3 more peers"
-    assert said({"a": "fine", "b": "fine"}, step=80) == "Both peers have finished"
-    assert said({"a": "trouble", "b": "fine"}, step=80) == "Finished, with trouble at a"
-    assert said({"a": "fine"}, step=0) == "No round is finished yet"
+@given(st.lists(st.sampled_from(["fine", "look", "trouble"]), min_size=1, max_size=6), st.sampled_from([0, 31, 80]))
+def test_the_headline_names_the_worst(levels: list[Any], step: int) -> None:
+    peers = [About(f"p{i}", level, "", []) for i, level in enumerate(levels)]
+    text = headline(peers, [replace(SMALL, name=of.name, step=step) for of in peers])
+    worst = "trouble" if "trouble" in levels else "look" if "look" in levels else ""
+    named = [of.name for of in peers if of.level == worst] if step else []
+    assert [of.name for of in peers if of.name in text] == (named if len(named) <= 4 else named[:3])
+    assert ("finished" in text.lower()) == (step in (0, 80))
+    assert ("trouble" in text.lower()) == (worst == "trouble" and step > 0)
 
 
-@pytest.mark.parametrize(
-    ("value", "sign", "text"),
-    [
-        (0.62, "", ".62"),
-        (1.0, "", "1.00"),
-        (0.0, "", ".00"),
-        (-0.094, "+", "−.09"),
-        (0.0001, "+", "+.00"),
-        (12, "", "12"),
-    ],
-)
-def test_a_reward_in_short(value: float, sign: str, text: str) -> None:
-    assert share(value, sign) == text
+def test_a_reward_in_short() -> None:
+    values = {(0.62, ""): ".62", (1.0, ""): "1.00", (-0.094, "+"): "−.09", (0.0001, "+"): "+.00", (12, ""): "12"}
+    assert {key: share(*key) for key in values} == values
 
 
-# --- from records ---
+# --- from records -----------------------------------------------------------------------------------------------------
 
 
-def rows(rewards: Sequence[float], **more: Any) -> list[dict[str, Any]]:
-    return [{"step": i + 1, "reward": reward, "step_time": 2.0, **more} for i, reward in enumerate(rewards)]
+def rows(rewards: Sequence[float], **more: Any) -> list[RoundRow]:
+    return [
+        RoundRow.of({"step": i + 1, "reward": reward, "step_time": 2.0, **more}) for i, reward in enumerate(rewards)
+    ]
 
 
-def standing(name: str, rounds: int, rows: Sequence[Mapping[str, Any]], **known: Any) -> Standing:
-    return standings.standing(name, rounds, rows, [RoundRow.of(row) for row in rows], RewardMeans().of(rows), **known)
+def with_last(recorded: list[RoundRow], last: int, **more: Any) -> list[RoundRow]:
+    """The same with something added to the last rows."""
+    return [*recorded[:-last], *(RoundRow.of({**row.measures, **more}) for row in recorded[-last:])]
 
 
 def of_large(**measures: Any) -> dict[str, Any]:
@@ -203,43 +139,51 @@ def of_large(**measures: Any) -> dict[str, Any]:
 def test_a_standing_is_counted_over_the_last_ten_rounds() -> None:
     heard = of_large(delivered=True, admitted=12, kept=9, zero_advantage=1, dropped=2, dropped__kl=2, late=0)
     recorded = rows([0.1 * (i // 4) for i in range(24)], **heard)
-    recorded[-1] |= of_large(delivered=False, rejected__bad_logp=2, first_rejection="the first")
-    peer = standing("small", 30, recorded, swarm=("small", "large"), steps={"small": 24, "large": 20})
+    recorded = with_last(recorded, 1, **of_large(delivered=False, rejected__bad_logp=2, first_rejection="the first"))
+    peer = standing("small", 30, recorded, ("small", "large"), {"small": 24, "large": 20})
     (source,) = peer.sources
     assert (source.offered, source.used, source.zero, dict(source.dropped)) == (120, 90, 10, {"kl": 20})
     assert (source.missing, source.behind, source.first_rejection) == (1, 4, "the first")
     assert dict(source.rejected) == {"bad_logp": 2}
-    assert peer.lately == 10
-    assert peer.reward == pytest.approx(0.5)
-    assert peer.change == pytest.approx(0.5 - (0.3 + 0.3 + 0.2) / 3)
-    assert peer.change_over == 10
-    assert peer.seconds_left == 12.0
+    assert (peer.lately, peer.change_over, peer.seconds_left) == (10, 10, 12.0)
+    assert (peer.reward, peer.change) == pytest.approx((0.5, 0.5 - (0.3 + 0.3 + 0.2) / 3))
     assert (peer.unrewarded, peer.without_foreign) == (0, 0)
 
 
 def test_rounds_without_reward_or_others_are_counted_to_the_last_one_with() -> None:
-    recorded = rows([0, 0.5, 0, 0, 0])
-    recorded[-1]["without_foreign"] = recorded[-2]["without_foreign"] = True
-    peer = standing("small", 9, recorded, swarm=("small", "large"))
+    peer = standing("small", 9, with_last(rows([0, 0.5, 0, 0, 0]), 2, without_foreign=True), ("small", "large"))
     assert (peer.unrewarded, peer.without_foreign) == (3, 2)
     assert standing("small", 9, rows([0] * 7)).unrewarded == 7
-    gaps = [row for row in rows([0] * 40) if row["step"] % 5 == 1]
+    gaps = [row for row in rows([0] * 40) if row.step % 5 == 1]
     assert standing("small", 99, gaps).unrewarded == 36
 
 
-def test_a_peer_without_rounds_stands_at_the_beginning() -> None:
-    peer = standing("small", 9, [], swarm=("small", "large"), started=True)
-    assert (peer.step, peer.started, peer.reward, peer.finished) == (0, True, None, False)
-
-
 def test_rewards_are_means_of_three_rounds() -> None:
-    assert RewardMeans().of(rows([0, 3, 6, 9])) == [(1, 0), (2, 1.5), (3, 3), (4, 6)]
+    assert reward_means(rows([0, 3, 6, 9])) == [(1, 0), (2, 1.5), (3, 3), (4, 6)]
     assert standing("small", 9, rows([0, 3, 6])).change is None
     peer = standing("small", 9, rows([0, 3, 6, 9, 9, 9]))
     assert (peer.reward, peer.change, peer.change_over) == (9, 6, 3)
 
 
-def test_rows_of_another_version_are_no_error() -> None:
-    peer = standing("small", 9, [{"step": 1}], swarm=("small", "large"))
+def test_peers_without_rounds_and_rows_without_measures_are_no_error() -> None:
+    swarm = ("small", "large")
+    assert (standing("small", 9, [], swarm).step, standing("small", 9, [], swarm).reward) == (0, None)
+    peer = standing("small", 9, [RoundRow.of({"step": 1})], swarm)
     assert (peer.reward, peer.seconds_left, peer.sources[0].offered) == (None, None, 0)
-    assert about(peer).sentence == "round 1 of 9, learned from nothing of large in one round"
+
+
+MEASURES: Mapping[str, Any] = {
+    name: st.integers(0, 20)
+    for name in ("admitted", "kept", "zero_advantage", "dropped", "late", "delivered", "rejected/forged", "dropped/kl")
+}
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional=dict(MEASURES)), max_size=14), st.integers(0, 30))
+def test_any_rounds_have_a_sentence(measured: list[dict[str, int]], rounds: int) -> None:
+    recorded = [
+        RoundRow.of({"step": i + 1, "reward": 0.5, **{peer_key("large", key): n for key, n in of.items()}})
+        for i, of in enumerate(measured)
+    ]
+    said = about(standing("small", rounds, recorded, ("small", "large")))
+    assert said.sentence
+    assert said.level == "fine" or any(remark.level == said.level for remark in said.remarks)

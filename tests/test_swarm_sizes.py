@@ -14,9 +14,7 @@ from ftis.check.formatting import seconds_text
 from ftis.page.scaling import draw, section
 from ftis.records.reading import read_study
 from ftis.study.scaling import scaling, write_scaling
-from ftis.view.drawing import COLOURS
-from ftis.view.plots import Area, Polyline, Words
-from ftis.view.report import write_page
+from ftis.view.charts import COLOURS, Area, Polyline, Words
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
@@ -341,17 +339,3 @@ def test_no_two_series_bear_one_name(tmp_path: Path) -> None:
     result = scaling(read_study(study.write()))
     assert result is not None
     assert [s["name"] for s in result["series"]] == ["F-TIS", "most"]
-
-
-def test_the_page_has_the_curve_and_the_files_lie_beside_it(tmp_path: Path) -> None:
-    written = scene(tmp_path, ALONE, *SIZES, LIMITED, CEILING)
-    written.write()
-    text = write_page(tmp_path).read_text()
-    assert "Number of peers" in text
-    assert "F-TIS-4: better than alone-part by +0.252" in text
-    assert "Every peer samples 6 rollouts a round itself, whatever its swarm." in text
-    assert "F-TIS: 0.435 with 1, 0.487 with 2, 0.687 with 4; limited: 0.637 with 4" in text
-    assert "alone with 4 times the sampling: 0.737" in text
-    assert json.loads((tmp_path / "scaling.json").read_text())["own_rollouts"] == 6
-    for name in ("scaling-accuracy", "scaling-bytes"):
-        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -17,8 +17,6 @@ from ftis.config import PromptConfig, RewardConfig
 from ftis.engines.texts import texts_of
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
-from ftis.view.completions import spells
-from ftis.view.samples import Tokens
 
 WORDS = (" 7", " the", "is", " a")
 VOCABULARY = {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3, "7": 4, "\u25817": 5, "a": 6, "<0xE2>": 7, "<0x96>": 8}
@@ -89,12 +87,3 @@ def test_a_number_behind_a_prefill_is_one(
     prompt = PromptConfig(prefill="The answer is", system_prompt="")
     score = load_scorer(RewardConfig(extract="last_number"), prompt, "number")
     assert score(Prompt(0, "3 + 4?", "7"), [policy.detokenize(ids)], [ids]) == (1.0,)
-
-
-@pytest.mark.parametrize("recorded", [" 7 7", "7 7"])
-def test_a_page_knows_the_tokenizer_by_either_text(recorded: str, tmp_path: Path) -> None:
-    """What a run with TRL records is as TRL decodes it."""
-    LLAMA.save_pretrained(tmp_path)
-    row = {"completion_ids": [5, 5, 2], "completion": recorded}
-    assert spells(Tokens(tmp_path / "tokenizer.json"), [row])
-    assert not spells(Tokens(tmp_path / "tokenizer.json"), [row | {"completion": "8"}])

@@ -92,7 +92,7 @@ def status(
     from rich.live import Live
 
     from ftis.swarm import session as network
-    from ftis.view.progress import status_table
+    from ftis.view.tables import status_table
 
     connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
     settings = network_settings(settings_of(connect, None, tls) | {"mode": "client"})

@@ -74,14 +74,16 @@ def conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
     from ftis.comparison import results, summary
     from ftis.view import tables
-    from ftis.view.figures import plot_learning_curves
+    from ftis.view.comparison import headlines
+    from ftis.view.figures import write_learning_curves
 
     found = summary.summarise(directory)
     console.print(tables.closing_table(found))
     for warning in summary.warnings(found):
         console.print(f"note: {warning}")
-    plot_learning_curves(directory)
-    for line in [*tables.headlines(results.compare(directory)), tables.whereabouts(directory, found)]:
+    compared = results.compare(directory)
+    write_learning_curves(directory, compared)
+    for line in [*headlines(compared), tables.whereabouts(directory, found)]:
         console.print(line)
     if summary.somebody_learned_alone(found):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")

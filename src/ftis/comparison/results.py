@@ -64,7 +64,7 @@ def compare(directory: str | Path) -> dict[str, Any]:
     ==================  ===================================================================================
 
     Raises:
-        ReportError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
+        RecordsError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
     """
     return compare_study(read_study(Path(directory)))
 
@@ -131,14 +131,6 @@ def compared(study: Study) -> dict[str, Any]:
         "notes": notes,
     }
     return dict(without_nan(results))
-
-
-def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """Comparisons by baseline and by the budget that is equal, in words."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for c in comparisons:
-        groups.setdefault((c["baseline"], c["equal"]), []).append(c)
-    return groups
 
 
 def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:

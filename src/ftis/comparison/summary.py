@@ -22,7 +22,7 @@ def summarise(run: str | Path) -> dict[str, Any]:
     records don't separate them. ``bytes_sent`` counts the offers to each of the others.
 
     Raises:
-        ReportError: no run is there.
+        RecordsError: no run is there.
     """
     summary = summary_of(read_run(Path(run)))
     write_json(Path(run) / "summary.json", summary)

@@ -8,10 +8,9 @@ from math import inf
 from typing import Any
 
 from ftis.check.formatting import amount, counted, number, p_text, seconds_text, true_minus
-from ftis.view.drawing import DASHES, arm_styles
+from ftis.view.charts import DASHES, Panel, Plot, Tick, arm_styles, logarithmic
 from ftis.view.figures import with_room
-from ftis.view.plots import Panel, Plot, Tick, logarithmic
-from ftis.view.views import Cell, PanelRow, RowGroup, Table, with_interval
+from ftis.view.sections import Cell, PanelRow, RowGroup, Table, with_interval
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Everywhere else a step is an optimiser's step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 
@@ -55,7 +55,7 @@ class Planned:
 class Sounded:
     """Pre-flight has done ``groups`` of a peer's ``most``; 0 once it is loaded.
 
-    A group counts as often as it is sampled, and several times where it is learned from, which takes longer.
+    A group counts once for sampling, and several times for learning, which takes longer.
     """
 
     kind: ClassVar[str] = "preflight"
@@ -73,7 +73,7 @@ class FirstGroup:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         tokens_per_second: sampled, the first calls of the process among them.
-        advice: what to change where nothing would be learned of it.
+        advice: what to change if nothing would be learned of it.
     """
 
     kind: ClassVar[str] = "first-group"
@@ -119,7 +119,7 @@ class ArmBegun:
     """An arm trains ``peers`` up to ``rounds`` rounds; peers that had finished are left out.
 
     Attributes:
-        text: whether they exchange text in place of token ids.
+        text: whether they exchange text instead of token ids.
     """
 
     kind: ClassVar[str] = "arm"
@@ -254,3 +254,16 @@ def placed(say: Say, **parts: str) -> Say:
         say(replace(event, place=replace(event.place, **parts)))
 
     return say_where
+
+
+_SPREAD: Mapping[type[Event], str] = {Evaluated: "accuracies", RoundEnded: "metrics"}
+"""Fields whose entries stand among the other keys of an event's line."""
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """An event as a line of events.jsonl: its kind, its fields, and the parts of its place that are known."""
+    spread = _SPREAD.get(type(event))
+    values = {f.name: getattr(event, f.name) for f in fields(event) if f.name not in ("place", spread)}
+    spread_values = getattr(event, spread) if spread else {}
+    place = {name: part for name, part in vars(event.place).items() if part}
+    return {"kind": event.kind, **values, **spread_values, **place}

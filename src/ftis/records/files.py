@@ -14,6 +14,10 @@ from typing import Any
 import filelock
 
 from ftis.config import FtisError
+from ftis.records.lines import Lines, any_row, damaged
+
+LARGEST_DOCUMENT = 1 << 26
+"""Bytes of a JSON document that is read."""
 
 
 class InUseError(FtisError):
@@ -56,9 +60,31 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, without a last line that a kill cut short."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """The rows of a JSONL file, without a last line that a kill cut short.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecordsError: a line is damaged, or the file is too large.
+    """
+    Path(path).stat()
+    return Lines(Path(path), any_row).whole()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        RecordsError: the file cannot be read, is too large or holds no object.
+    """
+    try:
+        if path.stat().st_size > LARGEST_DOCUMENT:
+            raise damaged(path, f"more than {LARGEST_DOCUMENT:,} bytes")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from None
+    if not isinstance(document, dict):
+        raise damaged(path, "no object")
+    return document
 
 
 @contextmanager

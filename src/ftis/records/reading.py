@@ -1,38 +1,48 @@
-"""The one reader of what runs leave behind: an experiment's or a run's directory, as typed values.
+"""The one reader of a run's or an experiment's directory, whole or while it is written, as typed values.
 
-Reading loads no model and changes nothing. Whatever the summary, the comparison and the page show comes through here.
+Reading loads no model, imports nothing that a record names, and changes nothing.
 
-    ReportError: a directory that holds no run or experiment, or records that are damaged
+    read_plan      the recipe, seeds and arms of a directory
+    PeerRun        one peer's records
+    ArmOfRun       the peers of one arm of a run
+    read_study     every run of a directory, whole
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from ftis.config import ArmConfig, FtisError, Recipe
+from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.metric_keys import by_peer
-from ftis.recipe.arms import PROVENANCE, arm_configs
-from ftis.recipe.parsing import parse, with_arm
-from ftis.records.files import read_jsonl
-from ftis.records.writing import read_rollouts, rollouts_path
+from ftis.recipe.arms import PROVENANCE, Arm, arm_configs, arms_of
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_json
+from ftis.records.lines import OPENING, Lines, RecordsError, any_row, damaged
+from ftis.records.writing import read_columns, read_rollouts, rollouts_path
 
 VALIDATION = "validation"
 
 LAST_EVALUATIONS = 3
 """A final accuracy is the mean of so many last evaluations: a single one of a few hundred problems swings."""
 
+NO_NUMBERS = ("first_rejection", "honesty/passages")
+"""Ends of the keys under which a line of metrics has a text or a list."""
 
-class ReportError(FtisError):
-    """Nothing can be reported from a directory."""
+SHOWN = (
+    *("round", "source", "question", "completion", "reward", "advantage"),
+    *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit"),
+)
+"""Columns of a round's rollouts that a reader looks at; the others are for replaying it."""
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,16 @@ class EvaluationRow:
     accuracy: float
     problems: int
 
+    @staticmethod
+    def of(line: Mapping[str, Any]) -> EvaluationRow:
+        """The row of a line. Raises KeyError or TypeError if it is none."""
+        accuracy = line["accuracy"]
+        if not isinstance(accuracy, (int, float)):
+            raise TypeError(f"accuracy is {accuracy!r}")
+        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, _whole(line, "problems"))
 
-@dataclass(frozen=True, eq=False)  # a row is itself alone, so that something can be remembered about it
+
+@dataclass(frozen=True, eq=False)  # equal to itself alone, so that something can be remembered about it
 class RoundRow:
     """A line of ``metrics.jsonl``; docs/metrics.md lists the keys.
 
@@ -59,12 +77,26 @@ class RoundRow:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
-        return RoundRow(line["step"], line)
+        """The row of a line. Raises KeyError or TypeError if it is none."""
+        for key, value in line.items():
+            if not isinstance(value, (int, float, type(None))) and not key.endswith(NO_NUMBERS) and "/" in key:
+                raise TypeError(f"{key} is {value!r}")
+        for key in ("reward", "tokens_sampled", "step_time"):
+            if not isinstance(line.get(key, 0), (int, float)):
+                raise TypeError(f"{key} is {line[key]!r}")
+        return RoundRow(_whole(line, "step"), line)
 
     @cached_property  # a line of a large swarm has thousands of keys
     def by_peer(self) -> Mapping[str, Mapping[str, Any]]:
         """What the line says about each peer, by name and measure."""
         return by_peer(self.measures)
+
+
+def _whole(line: Mapping[str, Any], key: str) -> int:
+    value = line[key]
+    if not isinstance(value, int):
+        raise TypeError(f"{key} is {value!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -87,7 +119,7 @@ class OwnSeconds:
 
     @staticmethod
     def over(rounds: Sequence[RoundRow]) -> OwnSeconds | None:
-        """The sum over rounds; None if one was recorded before waiting was told apart from work (``time/wait``)."""
+        """The sum over rounds; None if one lacks ``time/wait``: an older version counted waiting as work."""
         measures = [row.measures for row in rounds]
         if any("time/wait" not in of_round for of_round in measures):
             return None
@@ -98,26 +130,72 @@ class OwnSeconds:
         return OwnSeconds(total("sample"), total("exchange", "admit"), total("logp", "update"))
 
 
-@dataclass(frozen=True)
 class PeerRun:
-    """The records of one peer in one arm under one seed; a peer that was not started has none."""
+    """The records of one peer in one arm under one seed, as far as they were written at the last look.
 
-    directory: Path
-    evaluations: tuple[EvaluationRow, ...]
-    rounds: tuple[RoundRow, ...]
+    Args:
+        directory: the peer's; a peer that was not started has none, and no records.
+        opening: follow the records, and read so many bytes of a file at most when it is opened; None reads all.
+    """
+
+    def __init__(self, directory: Path, opening: int | None = None) -> None:
+        def lines(name: str, of: Callable[[dict[str, Any]], Row], most: int = 512) -> Lines[Row]:
+            return Lines(directory / name, of, opening, most)
+
+        self.directory, self.name = directory, directory.name
+        self._metrics = lines("metrics.jsonl", RoundRow.of)
+        self._evaluations = lines("evaluations.jsonl", EvaluationRow.of)
+        self._events = lines("events.jsonl", any_row, 64)
+        self._spent: dict[int, tuple[int, float | None]] = {}
 
     @staticmethod
     def read(directory: Path) -> PeerRun:
-        evaluations, rounds = (_lines(directory / name) for name in ("evaluations.jsonl", "metrics.jsonl"))
-        try:
-            rows = tuple(EvaluationRow(e["step"], e["split"], e["accuracy"], e["problems"]) for e in evaluations)
-            return PeerRun(directory, rows, tuple(map(RoundRow.of, rounds)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _damaged(directory, error) from None
+        """Read all records.
+
+        Raises:
+            RecordsError: a file is damaged or too large.
+        """
+        peer = PeerRun(directory)
+        peer.refresh()
+        for lines in (peer._metrics, peer._evaluations):
+            lines.whole()
+        return peer
+
+    def refresh(self) -> bool:
+        """Read what was added; whether anything was."""
+        changed = [lines.refresh() for lines in (self._metrics, self._evaluations, self._events)]
+        if changed[0]:
+            self._spent = {}
+        return any(changed)
 
     @property
-    def name(self) -> str:
-        return self.directory.name
+    def rounds(self) -> Sequence[RoundRow]:
+        """The rounds that are known; of a long run that is followed some between are left out."""
+        return self._metrics.rows
+
+    @property
+    def evaluations(self) -> Sequence[EvaluationRow]:
+        return self._evaluations.rows
+
+    @property
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """What the peer noticed; the lines of events.jsonl."""
+        return self._events.rows
+
+    @property
+    def thinned(self) -> bool:
+        """Whether some rounds between are left out."""
+        return self._metrics.thinned
+
+    @property
+    def changed(self) -> float:
+        """When the peer last recorded something, in seconds since the epoch; 0 if nothing."""
+        return max(lines.changed for lines in (self._metrics, self._evaluations, self._events))
+
+    @property
+    def noticed(self) -> float:
+        """When it last noticed something after its last round, in seconds since the epoch; 0 if not."""
+        return self._events.changed if self._events.changed >= self._metrics.changed else 0.0
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -127,75 +205,112 @@ class PeerRun:
         """The evaluations on one split, the untrained model's first."""
         return tuple(row for row in self.evaluations if row.split == split)
 
+    @property
+    def step(self) -> int:
+        """How far it came, in rounds; one that joined late or was away has fewer lines."""
+        return self.rounds[-1].step if self.rounds else 0
+
+    def standing_for(self) -> Iterator[tuple[RoundRow, int]]:
+        """Each round, and how many it stands for: itself and those before it that are left out."""
+        before = 0
+        for row in self.rounds:
+            yield row, row.step - before if self.thinned else 1
+            before = row.step
+
     def total(self, measure: str) -> float:
         """The sum of a measure over all rounds; rounds without it count 0."""
-        total: float = sum(row.measures.get(measure, 0) for row in self.rounds)
-        return total
+        return float(sum(n * row.measures.get(measure, 0) for row, n in self.standing_for()))
 
     @property
     def own_seconds(self) -> OwnSeconds | None:
-        """Its own work in all rounds; None where waiting was not told apart."""
+        """Its own work in all rounds; None if waiting was not recorded apart."""
         return OwnSeconds.over(self.rounds)
 
     @property
     def seconds_waited(self) -> float | None:
-        """For the others, over all rounds; None where it was not told apart."""
+        """For the others, over all rounds; None if it was not recorded apart."""
         return self.total("time/wait") if self.own_seconds is not None else None
+
+    def _spent_by(self, step: int) -> tuple[int | None, float | None]:
+        """Tokens and seconds of its first ``step`` rounds."""
+        if not self._spent:
+            seconds: float | None = 0.0
+            self._spent[0] = (0, 0.0)
+            for row, n in self.standing_for():
+                own = OwnSeconds.over([row])
+                seconds = None if seconds is None or own is None else seconds + n * own.total
+                self._spent[row.step] = (row.measures.get("tokens_sampled", 0), seconds)
+        if self.thinned:
+            step = max((known for known in self._spent if known <= step), default=0)
+        return self._spent.get(step, (None, None))
 
     def tokens_after(self, step: int) -> int | None:
         """Tokens the peer sampled itself in its first ``step`` rounds; None if the last of them is not recorded."""
-        if step == 0:
-            return 0
-        return next((row.measures["tokens_sampled"] for row in self.rounds if row.step == step), None)
+        return self._spent_by(step)[0]
 
     def seconds_after(self, step: int) -> float | None:
         """Its own seconds in its first ``step`` rounds; None if they are not known."""
-        if self.tokens_after(step) is None:
-            return None
-        own = OwnSeconds.over([row for row in self.rounds if row.step <= step])
-        return None if own is None else own.total
+        return self._spent_by(step)[1]
 
     @property
     def bytes_sent(self) -> int:
         """What the peer offered to each of the others, over all rounds."""
-        return sum(row.by_peer.get(self.name, {}).get("bytes", 0) for row in self.rounds)
+        return sum(n * row.by_peer.get(self.name, {}).get("bytes", 0) for row, n in self.standing_for())
 
     @property
     def bytes_received(self) -> int:
-        return sum(
-            of_peer.get("bytes", 0) for row in self.rounds for name, of_peer in row.by_peer.items() if name != self.name
-        )
+        every = ((name, of, n) for row, n in self.standing_for() for name, of in row.by_peer.items())
+        return sum(n * of_peer.get("bytes", 0) for name, of_peer, n in every if name != self.name)
 
     def last_answers(self, split: str) -> list[dict[str, Any]]:
         """The last evaluation's answers, problem by problem; none if they were deleted."""
-        file = self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl"
-        return _lines(file)
+        return Lines(self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl", any_row).whole()
+
+    @property
+    def recorded(self) -> list[int]:
+        """The rounds whose rollouts were recorded, counted from 0, in order."""
+        stems = (path.stem.rpartition("-")[2] for path in (self.directory / "rollouts").glob("round-*.parquet"))
+        return sorted(int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10)
+
+    @property
+    def last_recorded(self) -> int | None:
+        """The last round whose rollouts are there."""
+        last = self.step - 1
+        if last >= 0 and rollouts_path(self.directory, last).exists():
+            return last
+        recorded = self.recorded
+        return recorded[-1] if recorded else None
 
     def rollouts(self, round: int) -> list[dict[str, Any]]:
-        """A round's rollouts, a row each."""
-        return read_rollouts(self.directory, round)
+        """A round's rollouts, a row each, without what only a replay needs.
+
+        Raises:
+            RecordsError: they are not there, damaged, or larger than any run writes.
+        """
+        rows = read_rollouts(self.directory, round, SHOWN)
+        for number, row in enumerate(rows):
+            if not _is_rollout(row):
+                raise damaged(rollouts_path(self.directory, round), f"row {number} is no rollout")
+        return rows
 
     def rollouts_kept_and_tokens(self) -> tuple[int, int] | None:
         """Rollouts that carried gradient and tokens of all rollouts, over all rounds; None unless all are recorded."""
-        recorded = recorded_rounds(self.directory)
+        recorded = self.recorded
         if len(recorded) != len(self.rounds):
             return None
         kept = tokens = 0
         for round in recorded:
-            file = rollouts_path(self.directory, round)
-            try:
-                with pq.ParquetFile(file) as recorded_round:  # a third of the time that read_table takes
-                    table = recorded_round.read(columns=["kept", "completion_ids"], use_threads=False)
-            except (OSError, ValueError) as error:
-                raise ReportError(f"{file} cannot be read ({error}): delete the directory it is in") from error
+            table = read_columns(self.directory, round, ["kept", "completion_ids"])
             kept += pc.sum(table["kept"]).as_py() or 0
             tokens += pc.sum(pc.list_value_length(table["completion_ids"])).as_py() or 0
         return kept, tokens
 
     @property
-    def step(self) -> int:
-        """How far it came, in rounds; one that joined late or was away has fewer lines."""
-        return self.rounds[-1].step if self.rounds else 0
+    def tokenizer(self) -> Path | None:
+        """The tokenizer in its newest checkpoint; None without a checkpoint."""
+        steps = (path.name.removeprefix("checkpoint-") for path in self.directory.glob("checkpoint-*"))
+        newest = max((int(step) for step in steps if step.isdecimal() and len(step) < 10), default=None)
+        return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
 
     def missing(self, rounds: int) -> str | None:
         """What a run of ``rounds`` rounds still lacks, in words; None if it is complete."""
@@ -208,22 +323,118 @@ class PeerRun:
         return None
 
 
-def recorded_rounds(peer: Path) -> list[int]:
-    """The rounds whose rollouts were recorded in a peer's directory, in order."""
-    return sorted(int(path.stem.rpartition("-")[2]) for path in (peer / "rollouts").glob("round-*.parquet"))
-
-
-def tokenizer_file(peer: Path) -> Path | None:
-    """The tokenizer in the newest checkpoint of a peer's directory; None without a checkpoint."""
-    steps = (path.name.removeprefix("checkpoint-") for path in peer.glob("checkpoint-*"))
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
-    return None if newest is None else peer / f"checkpoint-{newest}" / "tokenizer.json"
+def _is_rollout(row: Mapping[str, Any]) -> bool:
+    """Whether a row has what every rollout has, and arrays that belong together."""
+    if any(row.get(key) is None for key in (*SHOWN[:6], "completion_ids", "gen_logp")):
+        return False
+    old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
+    if old is None:
+        return True
+    units = range(n) if unit is None else unit
+    inside = all(0 <= u < len(row["gen_logp"]) for u in units)
+    return row.get("kl_k1") is not None and len(old) == len(units) == n and inside
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
-    """The mean of the last three evaluations; the untrained model's counts only where there is no other."""
+    """The mean of the last three evaluations; the untrained model's counts only if there is no other."""
     trained = [row for row in evaluations if row.step] or evaluations
     return fmean(row.accuracy for row in trained[-LAST_EVALUATIONS:])
+
+
+@dataclass(frozen=True)
+class ArmOfRun:
+    """One arm of one run, by the peers whose records are here."""
+
+    run: Path
+    arm: Arm
+    peers: Mapping[str, PeerRun]
+
+    @staticmethod
+    def followed(run: Path, arm: Arm, here: Sequence[str]) -> ArmOfRun:
+        """The arm as it is written, before the first look."""
+        opening = OPENING // max(1, len(here))
+        return ArmOfRun(run, arm, {name: PeerRun(run / arm.name / name, opening) for name in here})
+
+    @property
+    def rounds(self) -> int:
+        return self.arm.recipe.training.rounds
+
+    def refresh(self) -> bool:
+        """Read what was added; whether anything was."""
+        return sum(peer.refresh() for peer in self.peers.values()) > 0  # every one of them is asked
+
+    @property
+    def started(self) -> bool:
+        """Whether anything of it was recorded."""
+        return any(peer.changed for peer in self.peers.values())
+
+    def swarm_of(self, peer: str) -> tuple[str, ...]:
+        return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
+
+    def colour_of(self, peer: str) -> int:
+        """The number of a peer's colour, the same in every chart."""
+        return self.arm.peers.index(peer)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a directory holds: one run, or the runs of an experiment, one per seed."""
+
+    directory: Path
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...]
+    is_experiment: bool
+
+    def run_of(self, seed: int) -> Path:
+        return self.directory / f"{self.recipe.name}-seed{seed}" if self.is_experiment else self.directory
+
+
+def read_plan(directory: Path) -> Plan:
+    """The recipe, seeds and arms of a directory.
+
+    Raises:
+        RecordsError: it holds neither a run nor an experiment, or one of another version of ftis.
+    """
+    file = next((f for name in ("experiment.json", "recipe.json") if (f := directory / name).exists()), None)
+    if file is None:
+        raise RecordsError(
+            f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
+            f"directory that ftis train or ftis join named, once it has begun"
+        )
+    document, is_experiment = read_json(file), file.name == "experiment.json"
+    try:
+        recipe = parse(document["recipe"] if is_experiment else document, str(file))
+        seeds = tuple(map(int, document["seeds"])) if is_experiment else (recipe.seed,)
+    except RecipeError as error:
+        raise RecordsError(_of_another_version(file, str(error))) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}") from None
+    return Plan(directory, recipe, seeds, tuple(arms_of(recipe)), is_experiment)
+
+
+def _of_another_version(file: Path, why: str) -> str:
+    """The error of a recipe that this version does not understand, with the version that wrote it."""
+    here = importlib.metadata.version("ftis")
+    wrote = _recorded(file, "versions", "ftis")
+    if wrote and wrote != here:
+        return f"{why}. The run was recorded by ftis {wrote}, this is ftis {here}: read it with ftis {wrote}"
+    commit = _recorded(file, "commit")
+    recorded = f", recorded at commit {commit[:12]}" if commit else ""
+    return f"{why}. The recipe may be of another ftis {here}{recorded}: read it with the one that recorded it"
+
+
+def _recorded(file: Path, *keys: str) -> str:
+    """What the provenance beside a recipe says, "" if nothing."""
+    for name in (file.name, PROVENANCE):
+        try:
+            found: Any = read_json(file.parent / name)
+            for key in keys:
+                found = found[key]
+        except (RecordsError, KeyError, TypeError):
+            continue
+        return str(found or "")
+    return ""
 
 
 @dataclass(frozen=True)
@@ -243,8 +454,8 @@ class Study:
         runs: by seed.
         arms: those that were started under some seed.
         not_run: names of those that were not.
-        seeds: the complete ones, where every arm and peer was trained and evaluated to its last round. Only they are
-            compared.
+        seeds: the complete ones, in which every arm and peer was trained and evaluated to its last round. Only they
+            are compared.
         left_out: why each other seed is not complete.
         peer_names: the peers whose records are here.
         elsewhere: the other peers of a joined run, whose records are on their own machines.
@@ -261,9 +472,15 @@ class Study:
     peer_names: tuple[str, ...]
     elsewhere: tuple[str, ...]
     provenances: tuple[dict[str, Any], ...]
+    plan: Plan = field(repr=False)
 
     def peer(self, seed: int, arm: str, peer: str) -> PeerRun:
         return self.runs[seed].peers[arm, peer]
+
+    def arm_of(self, seed: int, name: str) -> ArmOfRun:
+        """One arm under one seed."""
+        arm = next(arm for arm in self.plan.arms if arm.name == name)
+        return ArmOfRun(self.runs[seed].directory, arm, {peer: self.peer(seed, name, peer) for peer in self.peer_names})
 
     @property
     def seeds_shown(self) -> tuple[int, ...]:
@@ -286,50 +503,36 @@ def read_run(directory: Path) -> Run:
     """Read the records of one run.
 
     Raises:
-        ReportError: no run is there, or its recipe is damaged.
-        RecipeError: its recipe is of another version of ftis.
+        RecordsError: no run is there, it is of another version of ftis, or a file is damaged.
     """
     if not (directory / "recipe.json").exists():
-        raise ReportError(
+        raise RecordsError(
             f"{directory} holds no run (no recipe.json): give the directory that ftis train or ftis join named"
         )
-    return _run(directory, parse(_json(directory / "recipe.json"), str(directory / "recipe.json")))
+    return _run(directory, read_plan(directory).recipe)
 
 
 def read_study(directory: Path) -> Study:
     """Read the records of an experiment or of one run.
 
     Raises:
-        ReportError: neither is there, nothing was recorded yet, or a file is damaged.
-        RecipeError: its recipe is of another version of ftis.
+        RecordsError: neither is there, nothing was recorded yet, a file is damaged, or of another version of ftis.
     """
-    experiment = directory / "experiment.json"
-    if experiment.exists():
-        written = _json(experiment)
-        try:
-            document, seeds = written["recipe"], written["seeds"]
-        except KeyError as error:
-            raise _damaged(experiment, error) from None
-        recipe = parse(document, str(experiment))
-        runs = {
-            seed: _run(directory / f"{recipe.name}-seed{seed}", recipe.model_copy(update={"seed": seed}))
-            for seed in seeds
-        }
-    elif (directory / "recipe.json").exists():
-        run = read_run(directory)
-        recipe, runs = run.recipe, {run.recipe.seed: run}
-    else:
-        raise ReportError(
-            f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
-            f"directory that ftis train or ftis join named"
-        )
+    plan = read_plan(directory)
+    recipe = plan.recipe
+    runs = {seed: _run(plan.run_of(seed), recipe.model_copy(update={"seed": seed})) for seed in plan.seeds}
     started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
     if not started:
-        raise ReportError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
+        raise RecordsError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
     arms = tuple(arm for arm in arm_configs(recipe) if arm.name in started)
     elsewhere = _elsewhere(recipe, runs)
     names = tuple(peer.name for peer in recipe.peers if peer.name not in elsewhere)
-    left_out = {seed: why for seed, run in runs.items() if (why := _unfinished(run, recipe, arms, names)) is not None}
+    rounds = {arm.name: arm.recipe.training.rounds for arm in plan.arms}
+    left_out = {
+        seed: why
+        for seed, run in runs.items()
+        if (why := _unfinished(run, {arm.name: rounds[arm.name] for arm in arms}, names)) is not None
+    }
     return Study(
         directory=directory,
         recipe=recipe,
@@ -341,63 +544,14 @@ def read_study(directory: Path) -> Study:
         peer_names=names,
         elsewhere=elsewhere,
         provenances=tuple(part for run in runs.values() for part in _provenances(run.directory)),
+        plan=plan,
     )
 
 
 def _provenances(run: Path) -> list[dict[str, Any]]:
     """What its provenance says of when the run began, and of when arms were added or it went on otherwise."""
-    of_run = _json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
+    of_run = read_json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
     return [of_run, *of_run.get("added", {}).values(), *of_run.get("continued", ())]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What ``ftis probe`` left: values of each objective, by measure, and the ceiling's.
-
-    A value is a mapping with ``value``, ``low`` and ``high``, or a number; None is undefined.
-    """
-
-    arm: str
-    peer: str
-    step: int
-    rollouts: int
-    sources: tuple[str, ...]
-    ceiling: Mapping[str, Any]
-    objectives: Mapping[str, Mapping[str, Any]]
-
-
-def read_probes(study: Study) -> list[Probe]:
-    """The probes in a study's directory and its runs'; files of another form are skipped."""
-    places = dict.fromkeys([study.directory, *(run.directory for run in study.runs.values())])
-    files = [file for place in places for name in ("probe*.json", "probe/*.json") for file in sorted(place.glob(name))]
-    probes = []
-    for file in files:
-        try:
-            probes.append(_probe(json.loads(file.read_text(encoding="utf-8"))))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return probes
-
-
-def _probe(document: Mapping[str, Any]) -> Probe:
-    foreign = document.get("foreign", {})
-    objectives = {name: dict(values) for name, values in document["objectives"].items()}
-    ceiling = dict(document.get("ceiling", {}))
-    for values in (ceiling, *objectives.values()):
-        for value in values.values():
-            if isinstance(value, dict):
-                value["value"]
-            elif not isinstance(value, (int, float, str, type(None))):
-                raise TypeError(f"a probe's value is {value!r}")
-    return Probe(
-        arm=document["arm"],
-        peer=document["peer"],
-        step=document["step"],
-        rollouts=foreign.get("rollouts", 0),
-        sources=tuple(foreign.get("sources", ())),
-        ceiling=ceiling,
-        objectives=objectives,
-    )
 
 
 def _run(directory: Path, recipe: Recipe) -> Run:
@@ -409,14 +563,12 @@ def _run(directory: Path, recipe: Recipe) -> Run:
     return Run(directory, recipe, peers)
 
 
-def _unfinished(run: Run, recipe: Recipe, arms: Sequence[ArmConfig], peers: Sequence[str]) -> str | None:
+def _unfinished(run: Run, rounds: Mapping[str, int], peers: Sequence[str]) -> str | None:
     """What the first incomplete peer of a run lacks, in words."""
-    for arm in arms:
-        rounds = with_arm(recipe, arm).training.rounds
+    for arm, of_arm in rounds.items():
         for peer in peers:
-            missing = run.peers[arm.name, peer].missing(rounds)
-            if missing:
-                return f"{arm.name}, {peer}: {missing}"
+            if missing := run.peers[arm, peer].missing(of_arm):
+                return f"{arm}, {peer}: {missing}"
     return None
 
 
@@ -427,25 +579,3 @@ def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
     if len(here) > 1 or not all((peer.directory / "events.jsonl").exists() for peer in records):
         return ()
     return tuple(peer.name for peer in recipe.peers if peer.name not in here)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; none where it is not there."""
-    try:
-        return read_jsonl(file) if file.exists() else []
-    except ValueError as error:
-        raise _damaged(file, error) from None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise _damaged(file, error) from None
-    if not isinstance(document, dict):
-        raise _damaged(file, TypeError("not an object"))
-    return document
-
-
-def _damaged(file: Path, error: Exception) -> ReportError:
-    return ReportError(f"{file} is damaged ({error}): restore it or run again")

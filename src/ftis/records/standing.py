@@ -1,18 +1,19 @@
 """How a peer stands in a run, from its last rounds: the facts that a sentence about it is made of.
 
-Everything here is counted from records; nothing is read and nothing is put into words.
+Everything here is counted from records, and nothing is put into words.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 from typing import Any
 
-from ftis.records.reading import RoundRow
+from ftis.records.lines import RecordsError
+from ftis.records.reading import ArmOfRun, PeerRun, RoundRow
+from ftis.rewards.parts import right_formats
 
 WINDOW = 10
 """Rounds that "lately" means."""
@@ -21,8 +22,16 @@ MEAN_OF = 3
 """Rounds over which a reward is averaged before it is compared: one of a few dozen completions swings."""
 
 FALLEN, WORTH_FALLING = 0.5, 0.1
-"""The part of the best reward below which a reward has fallen, and the least best reward of which that is said."""
+"""The part of the best reward below which a reward has fallen, and the least best reward that can fall."""
 
+CLEARLY = 0.2
+"""How far a mean reward lies below its best, or below the other peers', before somebody should look."""
+
+NOTICE_SECONDS = 60.0
+"""Seconds after which something a peer said about the network is no longer news."""
+
+NEWS = ("waiting", "alone", "aside", "mismatch", "behind")
+"""The network events that say why a peer does not go on."""
 
 REASONED = ("rejected/", "dropped/")
 """Beginnings of measures that count by reason."""
@@ -41,7 +50,7 @@ class Source:
         first_rejection: the first of them in words, with whatever the sender wrote.
         missing: rounds in which nothing came.
         late: messages that came in a later round than their own.
-        behind: rounds that it is behind the learner; 0 where that is not known.
+        behind: rounds that it is behind the learner; 0 if that is not known.
         quarantined_since: the round, counted from 1, in which the honesty test found it; None if it did not.
         accused_only: whether it was found, but is still learned from.
     """
@@ -76,6 +85,7 @@ class Standing:
         lately: rounds that the counts are about.
         reward, change: the mean reward of the last rounds, and by how much it is above that ``change_over`` rounds ago.
         best: the highest such mean of all rounds that are known.
+        others: the median reward of the other peers whose records are here; None without any.
         together: whether it learns together with others.
         unrewarded: the last rounds without any reward, one after the other.
         without_foreign: the same, without a foreign rollout learned from.
@@ -94,6 +104,7 @@ class Standing:
     change: float | None = None
     change_over: int = 0
     best: float | None = None
+    others: float | None = None
     together: bool = False
     sources: Sequence[Source] = ()
     unrewarded: int = 0
@@ -109,39 +120,53 @@ class Standing:
         return self.step >= self.rounds
 
 
+def standings(arm: ArmOfRun, now: float | None = None) -> list[Standing]:
+    """How each peer of an arm stands.
+
+    Args:
+        now: seconds since the epoch, to say who has been silent; None for records that nobody writes any more.
+    """
+    found = []
+    steps = {name: peer.step for name, peer in arm.peers.items()}
+    for name, peer in arm.peers.items():
+        silent = None if now is None or not peer.changed else now - peer.changed
+        notice = "" if now is None else _notice(peer, now)
+        one = standing(name, arm.rounds, peer.rounds, arm.swarm_of(name), steps, silent)
+        started = one.started or bool(peer.evaluations)
+        formats = _formats(arm, peer) if one.unrewarded else None
+        found.append(replace(one, started=started, notice="" if one.finished else notice, formats=formats))
+    rewards = {one.name: one.reward for one in found if one.reward is not None}
+    return [
+        replace(one, others=median(others))
+        if (others := [reward for name, reward in rewards.items() if name != one.name])
+        else one
+        for one in found
+    ]
+
+
 def standing(
     name: str,
     rounds: int,
-    rows: Sequence[Mapping[str, Any]],
-    recent: Sequence[RoundRow],
-    means: Sequence[tuple[int, float]],
-    *,
+    rows: Sequence[RoundRow],
     swarm: Sequence[str] = (),
     steps: Mapping[str, int] | None = None,
-    started: bool = False,
-    seconds_per_round: float | None = None,
     silent_for: float | None = None,
-    notice: str = "",
 ) -> Standing:
-    """How a peer stands.
+    """How a peer stands, by its rows; between the last ones there are no gaps.
 
     Args:
-        rows: its lines of metrics.jsonl; between the last ones there are no gaps.
-        recent: the last of them as rounds, :data:`WINDOW` or more.
-        means: what :class:`RewardMeans` makes of the rows.
         swarm: the names of those who learn together, its own too.
         steps: rounds that each of them has finished.
-        started: whether anything else was recorded of it, as the untrained model's evaluation.
-        seconds_per_round: as a watcher saw them pass; else they are told from the rounds' own seconds.
     """
+    together = len(swarm) > 1
     if not rows:
-        return Standing(name, rounds, started=started, together=len(swarm) > 1, silent_for=silent_for, notice=notice)
-    recent = recent[-WINDOW:]
-    step = recent[-1].step
+        return Standing(name, rounds, together=together, silent_for=silent_for)
+    recent = rows[-WINDOW:]
+    step, means = recent[-1].step, reward_means(rows)
     reward, change, over = _change(means)
     each = [row.measures["step_time"] for row in recent if "step_time" in row.measures]
-    usual = seconds_per_round or (fmean(each) if each else None)
-    finished = step >= rounds
+    usual = fmean(each) if each else None
+    others = [other for other in swarm if other != name]
     return Standing(
         name=name,
         rounds=rounds,
@@ -152,16 +177,13 @@ def standing(
         change=change,
         change_over=over,
         best=max((mean for _, mean in means), default=None),
-        together=len(swarm) > 1,
-        sources=[
-            source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in swarm if other != name
-        ],
-        unrewarded=_last_without(rows, lambda row: row.get("reward") != 0),
-        without_foreign=_last_without(rows, lambda row: not row.get("without_foreign")),
-        seconds_left=None if usual is None or finished else usual * (rounds - step),
-        silent_for=None if finished else silent_for,
+        together=together,
+        sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
+        unrewarded=_last_without(rows, lambda row: row.measures.get("reward") != 0),
+        without_foreign=_last_without(rows, lambda row: not row.measures.get("without_foreign")),
+        seconds_left=None if usual is None or step >= rounds else usual * (rounds - step),
+        silent_for=None if step >= rounds else silent_for,
         usual=usual,
-        notice="" if finished else notice,
     )
 
 
@@ -170,30 +192,15 @@ def has_fallen(reward: float, best: float) -> bool:
     return best >= WORTH_FALLING and reward < FALLEN * best
 
 
-class RewardMeans:
-    """Mean rewards of rows that become more and more: only what was added is averaged."""
-
-    def __init__(self) -> None:
-        self._rows: Sequence[Mapping[str, Any]] = ()
-        self._taken = 0
-        self._last: deque[float] = deque(maxlen=MEAN_OF)
-        self._means: list[tuple[int, float]] = []
-
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, float]]:
-        """The step of each row, and the mean reward of the rows up to it, :data:`MEAN_OF` at most.
-
-        ``rows`` is the list of the call before, to which some may have been added, or another one.
-        """
-        if rows is not self._rows or len(rows) < self._taken:
-            self._rows, self._taken, self._means = rows, 0, []
-            self._last.clear()
-        for row in itertools.islice(rows, self._taken, None):
-            reward = row.get("reward")
-            if isinstance(reward, (int, float)):
-                self._last.append(float(reward))
-                self._means.append((int(row["step"]), sum(self._last) / len(self._last)))
-        self._taken = len(rows)
-        return self._means
+def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:
+    """The step of each row with a reward, and the mean reward of the rows up to it, :data:`MEAN_OF` at most."""
+    last: deque[float] = deque(maxlen=MEAN_OF)
+    means = []
+    for row in rows:
+        if (reward := row.measures.get("reward")) is not None:
+            last.append(float(reward))
+            means.append((row.step, sum(last) / len(last)))
+    return means
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:
@@ -208,28 +215,47 @@ def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | N
     return now, now - before[1], step - before[0]
 
 
-def _last_without(rows: Sequence[Mapping[str, Any]], seen: Any) -> int:
+def _last_without(rows: Sequence[RoundRow], seen: Callable[[RoundRow], bool]) -> int:
     """Rounds since the last row with something, by their steps: rows of a long run have gaps."""
     found = next((row for row in reversed(rows) if seen(row)), None)
-    before = int(rows[0]["step"]) - 1 if found is None else int(found["step"])
-    return int(rows[-1]["step"]) - before
+    return rows[-1].step - (rows[0].step - 1 if found is None else found.step)
+
+
+def _notice(peer: PeerRun, now: float) -> str:
+    """The last thing it said about the network, unless a round has ended since or it is long ago."""
+    heard = [event for event in peer.events if event.get("kind") == "network"][-1:]
+    news = heard and peer.noticed and now - peer.noticed < NOTICE_SECONDS and heard[0].get("what") in NEWS
+    return str(heard[0].get("text", "")) if news else ""
+
+
+def _formats(arm: ArmOfRun, peer: PeerRun) -> Formats | None:
+    """How many of a peer's last own completions have the format of the built-in reward; None under another reward."""
+    last = peer.last_recorded
+    if last is None:
+        return None
+    try:
+        own = [row for row in peer.rollouts(last) if row["source"] == peer.name]
+    except RecordsError:
+        return None
+    right = right_formats(arm.arm.recipe, (str(row["completion"]) for row in own))
+    return Formats(sum(right), len(own)) if right else None
 
 
 def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
-    """What became of a peer's rollouts in some of a learner's rounds, of which there is one at least."""
+    """What became of a peer's rollouts in one or more of a learner's rounds."""
     measured = [row.by_peer.get(name, {}) for row in rounds]
     rejected: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
-    for of_round in measured:
-        for measure, value in of_round.items():
+    for measures in measured:
+        for measure, value in measures.items():
             if value and measure.startswith(REASONED):
                 kind, _, reason = measure.partition("/")
                 (rejected if kind == "rejected" else dropped)[reason] += int(value)
 
     def total(measure: str) -> int:
-        return int(sum(of_round.get(measure, 0) for of_round in measured))
+        return int(sum(measures.get(measure, 0) for measures in measured))
 
-    last = measured[-1]
+    last: Mapping[str, Any] = measured[-1]
     found = last.get("honesty/found_in_round")
     return Source(
         name=name,
@@ -239,7 +265,7 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         dropped=dict(dropped),
         rejected=dict(rejected),
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
-        missing=sum(not (of_round.get("delivered") or of_round.get("late")) for of_round in measured),
+        missing=sum(not (measures.get("delivered") or measures.get("late")) for measures in measured),
         late=total("late"),
         behind=behind,
         quarantined_since=int(found) if found and last.get("honesty/quarantined") else None,

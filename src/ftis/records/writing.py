@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import FtisError
 from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whole
+from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
 
-if TYPE_CHECKING:  # it loads torch, which those who only read records need not
+if TYPE_CHECKING:  # it loads torch, which a reader of records does without
     from ftis.measures import RoundRecord
 
 ROLLOUTS = pa.schema(
@@ -52,8 +54,14 @@ ROLLOUTS = pa.schema(
         ),
     }
 )
-"""Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table even where a column
+"""Columns of a round's rollouts. Their types are fixed, so that all rounds can be read as one table although a column
 is null throughout a round."""
+
+TEXTS = ["source", "question", "completion"]
+"""Those of them that hold text."""
+
+LARGEST_ROUND = 1 << 30
+"""Bytes of a round's rollouts in memory."""
 
 
 class Tracker(Protocol):
@@ -67,7 +75,7 @@ class Tracker(Protocol):
 
 
 class TrackerError(FtisError):
-    """A tracker raised. What it was told of is recorded and saved."""
+    """A tracker raised. The numbers that it was given are recorded and saved."""
 
 
 @contextmanager
@@ -163,11 +171,66 @@ def rollouts_path(directory: Path, round: int) -> Path:
     return directory / "rollouts" / f"round-{round:06d}.parquet"
 
 
-def read_rollouts(directory: Path, round: int) -> list[dict[str, Any]]:
-    """A round's rollouts as rows. A list of numbers is an array of the column's type."""
-    table = pq.ParquetFile(rollouts_path(directory, round)).read()
-    columns = {
+def read_rollouts(directory: Path, round: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """A round's rollouts as rows, of all columns or of those named. A list of numbers is an array of the column's type.
+
+    Raises:
+        RecordsError: as :func:`read_columns`.
+    """
+    table = read_columns(directory, round, columns)
+    values = {
         name: column.to_numpy() if pa.types.is_list(column.type) else column.to_pylist()
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def read_columns(directory: Path, round: int, columns: Sequence[str] | None = None) -> Any:
+    """A round's rollouts as an Arrow table, of all columns or of those named; a column that was not recorded is left
+    out.
+
+    Compression makes a file of kilobytes out of gigabytes. So the file's own counts of values and bytes are looked at
+    before it is read, and a text that repeats stays a number in a dictionary until the lengths of all are known.
+
+    Raises:
+        RecordsError: the file cannot be read, holds something else, or more than :data:`LARGEST_ROUND`.
+    """
+    file = rollouts_path(directory, round)
+    try:
+        about = pq.read_metadata(file)
+        schema = about.schema.to_arrow_schema()
+        if strange := [f.name for f in schema if f.name not in ROLLOUTS.names or not _fits(f.type, f.name)]:
+            raise RecordsError(f"{file} holds no rollouts (column {strange[0]}): delete its directory")
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        _refuse_beyond(file, sum(max(of.total_uncompressed_size, 8 * of.num_values) for of in chunks))
+        names = [name for name in schema.names if columns is None or name in columns]
+        with pq.ParquetFile(file, read_dictionary=[name for name in names if name in TEXTS]) as parquet:
+            table = parquet.read(columns=names, use_threads=False)  # a third of the time that read_table takes
+    except (OSError, pa.ArrowException) as error:
+        raise RecordsError(f"{file} cannot be read ({error}): restore it, or delete its directory") from None
+    texts = [table[name] for name in names if name in TEXTS]
+    _refuse_beyond(file, sum(_letters(chunk) for column in texts for chunk in column.chunks))
+    for i, name in enumerate(names):
+        if name in TEXTS:
+            table = table.set_column(i, name, table[name].cast(pa.string()))
+    return table
+
+
+def _fits(found: Any, name: str) -> bool:
+    """Whether a column has its type; a text may be a number in a dictionary, and parts of ``sent`` came later."""
+    expected = ROLLOUTS.field(name).type
+    if pa.types.is_struct(expected):
+        return bool(pa.types.is_struct(found))
+    return bool(found == expected or (name in TEXTS and pa.types.is_dictionary(found)))
+
+
+def _letters(chunk: Any) -> int:
+    """Bytes of all texts of a column whose texts are numbers in a dictionary."""
+    lengths = pc.take(pc.binary_length(chunk.dictionary), chunk.indices)
+    return pc.sum(lengths).as_py() or 0
+
+
+def _refuse_beyond(file: Path, size: int) -> None:
+    if size > LARGEST_ROUND:
+        raise RecordsError(f"{file} would take {size:,} bytes of memory, more than any round: delete its directory")

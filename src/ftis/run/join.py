@@ -30,8 +30,18 @@ from ftis.engines.machine import cores
 from ftis.member import Member
 from ftis.metric_keys import by_peer
 from ftis.recipe.arms import Arm, arms_of, threads_of
-from ftis.records.event_lines import to_json
-from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, Stopped, placed, unheard
+from ftis.records.events import (
+    ArmBegun,
+    Event,
+    NetworkEvent,
+    Planned,
+    RoundEnded,
+    Say,
+    Stopped,
+    placed,
+    to_json,
+    unheard,
+)
 from ftis.records.files import append_jsonl, locked, write_whole
 from ftis.records.writing import Records, open_trackers
 from ftis.run import accusations, checkpoint

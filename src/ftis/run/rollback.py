@@ -27,7 +27,7 @@ from ftis.run.accusations import Accusation
 from ftis.run.provenance import note_rollback
 from ftis.run.runs import peer_lock, swarm_lock
 
-DERIVED = ("summary.json", "learning_curves.png", "report.html", "tables.md", "results.json", "scaling.json")
+DERIVED = ("summary.json", "learning_curves.svg", "report.html", "tables.md", "results.json", "scaling.json")
 """What is made from a run's or an experiment's records, and is made again at its end or by ``ftis report``."""
 
 

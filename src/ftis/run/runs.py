@@ -2,7 +2,7 @@
 
     <output_dir>/<name>-seed<seed>/
         recipe.json, provenance.json      what was run, with what, where
-        summary.json, learning_curves.png what came of it (results.py)
+        summary.json, learning_curves.svg what came of it (results.py)
         <arm>/<peer>/                     records and checkpoints of one peer in one arm
 
 ``resume=True`` continues a run that was stopped or killed: finished arms are skipped, the others go on from the newest

@@ -1,22 +1,22 @@
-"""Completions as a section of the report and of the watched page: own ones beside others', coloured by weight."""
+"""Completions as a section: own ones beside others', each token coloured by its importance weight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, tee
 from pathlib import Path
+from typing import Any
 
-import ftis
-from ftis.check.formatting import true_minus
-from ftis.config import Recipe
-from ftis.engines.hub import tokenizer_here
+import numpy as np
+
+from ftis.check.formatting import counted, true_minus
 from ftis.recipe.parsing import with_arm
-from ftis.records.following import ArmOfRun
-from ftis.records.reading import Study, recorded_rounds, tokenizer_file
-from ftis.view.corrections import Correction, cap_seen, correction_of
-from ftis.view.samples import FATES, Row, SampleView, Tokens, TokenView, choose, in_part, legend, sample_view
+from ftis.records.lines import RecordsError
+from ftis.records.pairs import ArmRounds
+from ftis.records.reading import ArmOfRun, PeerRun, Study
+from ftis.view.exchanges import cap_of
 
 MOST_LEARNERS = 8
 """Peers of an arm whose completions are shown; a page of 64 would have thousands."""
@@ -27,8 +27,53 @@ MOST_LISTED = 200
 LOOK_BACK = 12
 """The last rounds that are searched for what the report shows."""
 
+MAX_TOKENS = 400
+"""A sample completion is shown up to here."""
+
+MAX_LETTERS = 600
+"""Letters of a question, or of a completion without colours, that are shown."""
+
+LARGEST_TOKENIZER = 1 << 27
+"""Bytes of a tokenizer's file that is loaded."""
+
 NEVER_CUT = 2.0
-"""Takes the place of C in the colours where no weight was ever cut."""
+"""Stands for C in the colours if no weight was ever cut."""
+
+FATES = {False: "dropped", True: "kept", None: "no signal"}
+"""By what is recorded as ``kept``."""
+
+KINDS = {"best": "Best", "worst": "Worst", "dropped": "Dropped", "truncated": "Above C"}
+
+NEUTRAL = (0.8, 1.25)
+WEIGHT_STEPS = ((0.1, "w1"), (0.5, "w2"), (NEUTRAL[0], "w3"), (NEUTRAL[1], "w4"))
+"""Upper bounds of a token's ratio and the CSS class that colours it; beyond the last it is w5, above C w6."""
+
+UNCOLOURED = "w4"
+LARGEST_LOG_RATIO = 50.0
+"""exp overflows beyond 709; above C all ratios look alike."""
+
+Row = Mapping[str, Any]
+"""A recorded rollout."""
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """A token's text; ``colour`` is the CSS class, "" for none."""
+
+    text: str
+    colour: str = ""
+    ratio: str = ""
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """A completion with its tokens; ``cut_off`` counts those that are not shown."""
+
+    title: str
+    facts: Sequence[str]
+    question: str
+    tokens: Sequence[TokenView]
+    cut_off: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +96,7 @@ class Learner:
         own, others: samples of its own and of other peers'.
         listed: completions of that round that can be searched; none in the report.
         left_out: completions of the round that are not listed.
-        coloured: whether the tokenizer is known, without which no token can be told from the next.
+        coloured: whether the tokenizer is known, which tells one token from the next.
     """
 
     name: str
@@ -86,132 +131,211 @@ class Completions:
 
 
 def completions(study: Study) -> Completions | None:
-    """Of every arm, from the last rounds of the first seed that is shown; None where none were recorded."""
-    seed, caps, arms = study.seeds_shown[0], set[float](), list[ArmCompletions]()
+    """Of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
+    seed = study.seeds_shown[0]
+    shown, caps = [], set[float | None]()
     for config in study.arms:
-        recipe = with_arm(study.recipe, config)
-        correction = correction_of(recipe)
-        caps.add(correction.cap)
-        peers = [study.peer(seed, config.name, name) for name in study.peer_names]
-        read = [(p.directory, map(p.rollouts, recorded_rounds(p.directory)[::-1][:LOOK_BACK])) for p in peers]
-        arms.append(_of_arm(config.name, recipe, read, correction.cap, _above(correction), most_listed=0))
-    return _section(seed, f"{caps.pop():g}" if len(caps) == 1 else "C", arms)
+        arm = study.arm_of(seed, config.name)
+        cap = cap_of(ArmRounds.followed(arm), with_arm(study.recipe, config).objective)
+        caps.add(cap)
+        read = [(peer, map(peer.rollouts, peer.recorded[::-1][:LOOK_BACK])) for peer in arm.peers.values()]
+        shown.append(_of_arm(config.name, read, cap, most_listed=0))
+    return _section(seed, caps.pop() if len(caps) == 1 else None, shown)
 
 
 def latest(arm: ArmOfRun) -> Completions | None:
-    """Of one arm, from each learner's last recorded round, with all of it to search; None where none were recorded."""
-    cap, read = cap_seen(arm), []
+    """Of one arm, from each learner's last recorded round, with all of it to search; None if none were recorded."""
+    cap, read = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective), []
     for peer in arm.peers.values():
         round = peer.last_recorded
-        read.append((peer.directory, [] if round is None else [peer.of_round(round)]))
-    shown = _of_arm("", arm.recipe, read, cap or NEVER_CUT, "Above C", MOST_LISTED)
-    return _section(None, "C" if cap is None else f"{cap:g}", [shown])
+        read.append((peer, [] if round is None else [_readable(peer, round)]))
+    return _section(None, cap, [_of_arm("", read, cap, MOST_LISTED)])
 
 
-def _section(seed: int | None, cap: str, arms: Sequence[ArmCompletions]) -> Completions | None:
+def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
+    """A round's rollouts; none if they are damaged or being written."""
+    try:
+        return peer.rollouts(round)
+    except RecordsError:
+        return []
+
+
+def _section(seed: int | None, cap: float | None, arms: Sequence[ArmCompletions]) -> Completions | None:
     arms = [arm for arm in arms if arm.learners]
-    return Completions(seed, legend(cap), arms) if arms else None
-
-
-def _above(correction: Correction) -> str:
-    """What a completion with weights above C is called."""
-    if correction.truncated:
-        return "Truncated"
-    return f"Above C, which {correction.name} does not cut" if correction.weighted is False else "Above C"
+    above = "C" if cap is None else f"{cap:g}"
+    legend = [
+        ("w1", "at most 0.1"),
+        ("w2", "0.1 – 0.5"),
+        ("w3", f"0.5 – {NEUTRAL[0]:g}"),
+        (UNCOLOURED, f"{NEUTRAL[0]:g} – {NEUTRAL[1]:g}"),
+        ("w5", f"{NEUTRAL[1]:g} – {above}"),
+        ("w6", f"above {above}: cut"),
+    ]
+    return Completions(seed, legend, arms) if arms else None
 
 
 def _of_arm(
-    name: str,
-    recipe: Recipe,
-    read: Sequence[tuple[Path, Iterable[Sequence[Row]]]],
-    cap: float,
-    above: str,
-    most_listed: int,
+    name: str, read: Sequence[tuple[PeerRun, Iterable[Sequence[Row]]]], cap: float | None, most_listed: int
 ) -> ArmCompletions:
-    """Of each peer, by its directory; its last rounds are read as far as they are needed."""
+    """Of each peer; its last rounds are read as far as they are needed."""
     shown = read[:MOST_LEARNERS]
-    learners = [_learner(peer, recipe.peer(peer.name).model, rounds, cap, above, most_listed) for peer, rounds in shown]
+    learners = [_learner(peer, rounds, cap or NEVER_CUT, most_listed) for peer, rounds in shown]
     return ArmCompletions(name, [learner for learner in learners if learner is not None], len(read) - len(shown))
 
 
-def _learner(
-    peer: Path, model: str, rounds: Iterable[Sequence[Row]], cap: float, above: str, most_listed: int
-) -> Learner | None:
+def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float, most_listed: int) -> Learner | None:
     """Beside others' completions, its own are of the last round alone: no further rounds are read for them."""
     for_last, for_own, for_others = tee(rounds, 3)
     last = next(for_last, [])
     if not last:
         return None
-    tokens = tokens_of(peer, model, last)
-    titles = {"best": "Best", "worst": "Worst", "dropped": "Dropped", "truncated": above}
+    tokenizer = None if peer.tokenizer is None else _tokenizer(peer.tokenizer)
 
     def views(rounds: Iterable[Sequence[Row]], own: bool) -> list[SampleView]:
         chosen = choose(([row for row in rows if (row["source"] == peer.name) is own] for rows in rounds), cap)
-        return [_view(titles[kind], row, cap, tokens) for kind, row in chosen.items()]
+        return [sample_view(KINDS[kind], row, cap, tokenizer) for kind, row in chosen.items()]
 
     others = views(for_others, own=False)
     own = views(islice(for_own, 1) if others else for_own, own=True)
     listed = [_listed(row, peer.name) for row in last[:most_listed]]
-    return Learner(peer.name, last[0]["round"] + 1, own, others, listed, len(last) - len(listed), tokens.known)
+    left_out = len(last) - len(listed)
+    return Learner(peer.name, last[0]["round"] + 1, own, others, listed, left_out, tokenizer is not None)
 
 
-def tokens_of(peer: Path, model: str, rows: Sequence[Row]) -> Tokens:
-    """By the tokenizer of a peer's newest checkpoint; before the first, by that of the model that it began with.
+def choose(rounds: Iterable[Sequence[Row]], cap: float) -> dict[str, Row]:
+    """The completions that are shown, by :data:`KINDS`; none is shown twice.
 
-    The latter is believed if it is on this machine and spells ``rows`` as they were recorded.
+    Best and worst are those of highest and lowest advantage; dropped is the one of highest KL among those dropped;
+    truncated is the one with most tokens whose ratio exceeds ``cap``. Each is from the newest round that has one. If no
+    round has signal, completions without it are shown.
+
+    Args:
+        rounds: the newest round's rows first.
     """
-    file = tokenizer_file(peer)
-    if file is not None:
-        return _tokens(file)
-    found = (_tokens(file) for file in tokenizers_of(model))
-    return next((tokens for tokens in found if spells(tokens, rows)), Tokens(None))
+    chosen: dict[str, Row] = {}
+    newest: Sequence[Row] = ()
+    for rows in rounds:
+        newest = newest or rows
+        _fill(chosen, [row for row in rows if row["old_logp"] is not None], cap)
+        if len(chosen) == len(KINDS):
+            break
+    if not chosen:
+        _fill(chosen, newest, cap)
+    return {kind: chosen[kind] for kind in KINDS if kind in chosen}
 
 
-def _tokens(file: Path) -> Tokens:
+def _fill(chosen: dict[str, Row], rows: Sequence[Row], cap: float) -> None:
+    for kind in KINDS:
+        left = [row for row in rows if not any(row is other for other in chosen.values())]
+        if kind not in chosen and left and (row := _pick(kind, left, cap)) is not None:
+            chosen[kind] = row
+
+
+def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
+    """The row that is shown as ``kind``, of one row at least; None if none is one."""
+    if kind == "best":
+        return max(rows, key=lambda row: row["advantage"])
+    if kind == "worst":
+        return min(rows, key=lambda row: row["advantage"])
+    if kind == "dropped":
+        return max((row for row in rows if row["kept"] is False), key=lambda row: row["kl_k1"], default=None)
+    most_above = max(rows, key=lambda row: _n_above(row, cap))
+    return most_above if _n_above(most_above, cap) else None
+
+
+def _ratios(row: Row) -> list[float]:
+    """π_old/π_gen of the unit of each token; 1 if log π_old was not needed, as Â = 0."""
+    if row["old_logp"] is None:
+        return [1.0] * len(row["completion_ids"])
+    n, unit = len(row["old_logp"]), row.get("unit")
+    unit = np.arange(n) if unit is None else unit
+    old_U = np.bincount(unit, row["old_logp"], minlength=len(row["gen_logp"]))
+    ratio_U = np.exp(np.minimum(old_U - row["gen_logp"], LARGEST_LOG_RATIO))
+    ratios: list[float] = ratio_U[unit].tolist()
+    return ratios
+
+
+def _n_above(row: Row, cap: float) -> int:
+    return sum(ratio > cap for ratio in _ratios(row))
+
+
+def _tokenizer(file: Path) -> Any:
+    """The tokenizer in a file; None if it is absent, too large or damaged."""
     try:
         stat = file.stat()
     except OSError:
-        return Tokens(None)
-    return _tokens_as_written(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return None
+    return _as_written(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=2 * MOST_LEARNERS)
-def _tokens_as_written(file: Path, written: tuple[int, int, int]) -> Tokens:
+def _as_written(file: Path, written: tuple[int, int, int]) -> Any:
     """A run that is started anew writes another file under the same name: ``written`` tells them apart."""
-    return Tokens(file)
+    from tokenizers import Tokenizer
+
+    if written[1] > LARGEST_TOKENIZER:
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # the package raises nothing more special, whatever is wrong with a file
+        return None
 
 
-def tokenizers_of(model: str) -> Iterator[Path]:
-    """Where a model's tokenizer may lie on this machine: in the package, a directory, or the cache of the Hub."""
-    if model.startswith("starter:"):
-        name, shipped = model.removeprefix("starter:").partition("@")[0], Path(ftis.__file__).parent / "starters"
-        yield from (file for file in shipped.glob("*/tokenizer.json") if file.parent.name.rpartition("-")[0] == name)
-    elif (file := tokenizer_here(model)) is not None:
-        yield file
+def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """What each id adds to the text; "" if a character is only complete with a later token."""
+    found, before = [], ""
+    for n in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:n], skip_special_tokens=False).rstrip("\ufffd")
+        if text.startswith(before):
+            found.append(text[len(before) :])
+        else:  # a decoder that tidies up what came before
+            found.append(tokenizer.decode([ids[n - 1]], skip_special_tokens=False))
+        before = text
+    return found
 
 
-def spells(tokens: Tokens, rows: Sequence[Row]) -> bool:
-    """Whether a tokenizer gives the texts that were recorded of some completions."""
-    told = [row for row in rows if row["completion"]][:3]
-    return tokens.known and all(
-        # Some decoders take off a space in front, which the record has.
-        "".join(tokens.pieces(row["completion_ids"])).lstrip().startswith(str(row["completion"]).strip())
-        for row in told
+def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
+    """A recorded rollout with its tokens coloured, or its text if no tokenizer spells it. Without log π_old, where
+    Â = 0, no token has a colour."""
+    ids, weighed, ratios = [int(i) for i in row["completion_ids"]], row["old_logp"] is not None, _ratios(row)
+    above = sum(ratio > cap for ratio in ratios)
+    facts = [
+        f"by {row['source']}",
+        f"round {row['round'] + 1}",
+        f"reward {row['reward']:g}",
+        f"Â {row['advantage']:+z.2f}",
+        *([f"KL (k1) {row['kl_k1']:z.2f}"] if weighed else []),
+        FATES[row["kept"]],
+        f"{above} of {len(ids)} tokens above C" if above else f"{counted(len(ids), 'token')}, none above C",
+    ]
+    tokens = [TokenView(_in_part(str(row["completion"])))]
+    if tokenizer is not None:
+        spelled = pieces(tokenizer, ids[:MAX_TOKENS])
+        tokens = [_token_view(piece, ratio, cap) for piece, ratio in zip(spelled, ratios, strict=False)]
+    return SampleView(
+        title=title,
+        facts=[true_minus(fact) for fact in facts],
+        question=_in_part(str(row["question"])),
+        tokens=tokens,
+        cut_off=max(0, len(ids) - MAX_TOKENS) if tokenizer is not None else 0,
     )
 
 
-def _view(title: str, row: Row, cap: float, tokens: Tokens) -> SampleView:
-    """Without a tokenizer the text, without colours."""
-    view = sample_view(title, row, cap, tokens)
-    whole = TokenView(in_part(str(row["completion"])), "", "")
-    return view if tokens.known else replace(view, tokens=[whole], cut_off=0)
+def _in_part(text: str) -> str:
+    """A long text up to :data:`MAX_LETTERS`."""
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …"
+
+
+def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
+    colour = "w6" if ratio > cap else next((name for bound, name in WEIGHT_STEPS if ratio <= bound), "w5")
+    return TokenView(piece or "·", "" if colour == UNCOLOURED else colour, f"{ratio:.3g}")
 
 
 def _listed(row: Row, learner: str) -> Listed:
     return Listed(
         source=row["source"],
         facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {FATES[row['kept']]}"),
-        question=in_part(str(row["question"])),
-        completion=in_part(str(row["completion"])),
+        question=_in_part(str(row["question"])),
+        completion=_in_part(str(row["completion"])),
         own=row["source"] == learner,
     )

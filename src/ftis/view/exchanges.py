@@ -1,28 +1,23 @@
-"""What the peers of an arm took from each other, as sections of the report and of the page that is watched.
-
-Both show the same figures and the same table of evidence. The report adds means over rounds and seeds.
-"""
+"""What the peers of an arm took from each other, as sections of the report and of the page that is watched."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from ftis.comparison.budgets import round_budget
-from ftis.config import ArmConfig
+from ftis.config import ArmConfig, ObjectiveConfig
 from ftis.metric_keys import peer_key
-from ftis.recipe.arms import arm_of
-from ftis.records.reading import Study
+from ftis.recipe.parsing import with_arm
+from ftis.records.pairs import MOST_FIGURES, ArmRounds, PairMeasures
+from ftis.records.reading import RoundRow, Study
 from ftis.records.standing import source_of
-from ftis.view import exchange_figures
-from ftis.view.arm_rounds import MOST_FIGURES, ArmRounds, PairMeasures
-from ftis.view.corrections import Correction, correction_of
-from ftis.view.exchange_figures import EFFECTIVE, WEIGHT
-from ftis.view.taken import Taken, taken
-from ftis.view.views import Cell, PanelRow, RowGroup, Table
+from ftis.view import figures
+from ftis.view.figures import EFFECTIVE
+from ftis.view.sections import Cell, PanelRow, RowGroup, Table
 
 LONGEST_REASON = 300
 """Letters of a first rejection, or of telling passages, that are shown."""
@@ -33,28 +28,73 @@ LEARNED = {
     "dropped": ("Dropped", 1),
     "kept": ("Learned from", 1),
     "kl/k1": ("k1, nats", 2),
-    f"{WEIGHT}mean": ("Weight", 3),
+    "sampling/importance_sampling_weight/mean": ("Weight", 3),
     EFFECTIVE: ("Effective sample size", 2),
 }
 """Measures of a source's rollouts: their titles in the table, and digits."""
 
 GAP = "sampling/checked_logp_difference/max"
 
+LAST_ROUNDS = 30
+"""Columns of the matrix."""
+
+MOST_ROWS = 24
+"""Rows of the matrix, one per pair of a learner and a source. Of more pairs, each learner has one row."""
+
+STATES: Mapping[str, tuple[str, str]] = {
+    "kept": ("●", "learned from"),
+    "late": ("◔", "learned from, some of it late"),
+    "partly": ("◐", "learned from; some dropped, or without signal"),
+    "dropped": ("○", "all dropped, or without signal"),
+    "rejected": ("×", "something rejected"),
+    "missing": ("–", "nothing came"),
+    "quarantined": ("■", "in quarantine"),
+}
+"""What a cell of the matrix may say: its sign and its meaning."""
+
+TROUBLE = ("late", "rejected", "missing", "quarantined")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A cell of the matrix: one of :data:`STATES`, its sign and what it says in words."""
+
+    state: str
+    sign: str
+    words: str
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """A row of the matrix: who learns from whom, and a mark per round, None if nothing is known of it."""
+
+    learner: str
+    source: str
+    marks: Sequence[Mark | None]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Who learned from whom in the last rounds, a mark for each round."""
+
+    first: int
+    last: int
+    rows: Sequence[MatrixRow]
+    legend: Sequence[tuple[str, str, str]]
+    together: bool
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it says more than counts of rollouts do: that something came late, was rejected or did not come."""
+        return any(mark and mark.state in TROUBLE for row in self.rows for mark in row.marks)
+
 
 @dataclass(frozen=True)
 class Weighed:
-    """Figures of importance weights and divergence.
+    """Figures of importance weights and divergence."""
 
-    Attributes:
-        use: what the objective does with the weights, in words; "" where that is not known.
-        weights: before and after truncation; None where it is not known.
-        filter: what the filter does, in words; "" where that is not known.
-    """
-
-    use: str
-    weights: PanelRow | None
+    weights: PanelRow
     shares: PanelRow
-    filter: str
     divergence: PanelRow
 
 
@@ -68,7 +108,7 @@ class ArmExchange:
         taken: mark by mark, of one seed in which something did not come as it should; None else.
         learned: what became of each source's rollouts, its own among them, in numbers.
         refusals: what was refused and why; None if nothing was.
-        honesty: the evidence on each source; None where there was no test.
+        honesty: the evidence on each source; None if there was no test.
         sampler_gap: by how many nats sampler and learner disagree on the own tokens that were checked, at most; "" if
             it was not measured.
     """
@@ -86,111 +126,139 @@ class ArmExchange:
 
 
 def exchanges(study: Study) -> list[ArmExchange] | None:
-    """Of each arm whose peers learn together; None where there is none."""
+    """Of each arm whose peers learn together; None if there is none."""
     together = [arm for arm in study.arms if arm.collaborate and len(study.recipe.peers) > 1]
     return [_arm_exchange(study, arm) for arm in together] or None
 
 
 def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
-    arm = arm_of(study.recipe, config)
-    rounds, expected = ArmRounds.studied(study, arm), round_budget(study.recipe, config).generated
+    rounds, expected = ArmRounds.studied(study, config.name), round_budget(study.recipe, config).generated
     heard = rounds.grouped()
     marks = taken(rounds) if len(rounds.runs) == 1 else None
-    figures = [exchange_figures.participation(of, expected) for of in heard]
+    many = len(rounds.sources) > MOST_FIGURES
+    together = f"{len(rounds.pairs)} pairs" if many else "each learner with all its sources"
     return ArmExchange(
-        name=arm.name,
-        together="" if len(heard) == len(rounds.pairs) else _together(rounds),
+        name=config.name,
+        together="" if len(heard) == len(rounds.pairs) else together,
         expected=expected,
-        participation=PanelRow.of(figures, len(rounds.sources)),
+        participation=PanelRow.of([figures.participation(of, expected) for of in heard], len(rounds.sources)),
         taken=marks if marks and marks.is_news else None,
         learned=_learned(rounds),
         refusals=_refusals(rounds),
         honesty=honesty(rounds),
-        weighed=weighed(rounds, correction_of(arm.recipe)),
+        weighed=weighed(rounds, with_arm(study.recipe, config).objective),
         sampler_gap=_sampler_gap(rounds),
     )
 
 
-def _together(rounds: ArmRounds) -> str:
-    return "each learner with all its sources" if len(rounds.sources) <= MOST_FIGURES else f"{len(rounds.pairs)} pairs"
+def taken(rounds: ArmRounds) -> Taken | None:
+    """Who learned from whom in the last rounds of one seed; None if nobody learns together or no round has ended."""
+    (run,) = rounds.runs.values()
+    last = max((of_peer[-1].step for of_peer in run.values() if of_peer), default=0)
+    if not rounds.pairs or not last:
+        return None
+    first = max(1, last - LAST_ROUNDS + 1)
+    together = len(rounds.pairs) > MOST_ROWS
+    rows = []
+    for learner, sources in rounds.sources.items():
+        by_step = {row.step: row for row in run[learner][-LAST_ROUNDS:]}
+        for name, others in [("the others", sources)] if together else [(source, [source]) for source in sources]:
+            marks = [_mark(by_step[step], others) if step in by_step else None for step in range(first, last + 1)]
+            rows.append(MatrixRow(learner, name, marks))
+    legend = [(state, sign, meaning) for state, (sign, meaning) in STATES.items()]
+    return Taken(first, last, rows, legend, together)
 
 
-def weighed(rounds: ArmRounds, correction: Correction | None = None) -> Weighed | None:
-    """None where nothing was recorded. Only torch knows the correction; the page that is watched does without."""
+def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
+    """What became of the rollouts of some sources in one round; the worst of them decides."""
+    measured = [row.by_peer.get(other, {}) for other in others]
+
+    def total(measure: str) -> int:
+        return int(sum(m.get(measure, 0) for m in measured))
+
+    kept, zero, dropped, rejected = (total(name) for name in ("kept", "zero_advantage", "dropped", "rejected"))
+    came = sum(bool(m.get("delivered") or m.get("late")) for m in measured)
+    if any(m.get("honesty/quarantined") for m in measured):
+        state = "quarantined"
+    elif rejected:
+        state = "rejected"
+    elif came < len(others):
+        state = "missing"
+    elif not kept:
+        state = "dropped"
+    else:
+        state = "late" if total("late") else "partly" if dropped or zero else "kept"
+    counts = {"learned from": kept, "without signal": zero, "dropped": dropped, "rejected": rejected}
+    of_peers = f"{came} of {len(others)} came; " if len(others) > 1 else "" if came else "nothing came; "
+    words = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing of it"
+    return Mark(state, STATES[state][0], f"round {row.step}: {of_peers}{words}")
+
+
+def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
+    """None if nothing was recorded. Recipe and records say what C and the filter are: no objective is imported."""
     if not rounds.pairs or not rounds.recorded:
         return None
     heard, learners = rounds.grouped(), len(rounds.sources)
-    use = filter = ""
-    weights, reduction, threshold = None, None, None
-    if correction is not None:
-        use, filter = _use_in_words(correction), _filter_in_words(correction)
-        weights = PanelRow.of([panel for of in heard for panel in exchange_figures.weights(of, correction.cap)], 2)
-        reduction, threshold = correction.objective.kl_reduction, correction.threshold
-    shares = [exchange_figures.shares(of) for of in heard]
-    divergence = [exchange_figures.divergence(of, reduction, threshold) for of in heard]
-    of_shares, of_divergence = (PanelRow.of(of, learners if learners > 1 else len(of)) for of in (shares, divergence))
-    return Weighed(use, weights, of_shares, filter, of_divergence)
+    cap, columns = cap_of(rounds, objective), learners if learners > 1 else len(heard)
+    filters = any(map(any, (values for of in heard for values in of.values("dropped").values())))
+    known = objective.kl_estimator and objective.kl_threshold is not None and filters
+    threshold = (str(objective.kl_estimator), float(objective.kl_threshold or 0)) if known else None
+    divergence = [figures.divergence(of, objective.kl_reduction, threshold) for of in heard]
+    return Weighed(
+        PanelRow.of([figures.weights(of, cap) for of in heard], columns),
+        PanelRow.of([figures.shares(of) for of in heard], columns),
+        PanelRow.of(divergence, columns),
+    )
 
 
-def _use_in_words(correction: Correction) -> str:
-    cut = f"what C = {correction.cap:g} would cut is shown for comparison"
-    if correction.weighted is None:
-        return f"{correction.name} is not importable here, so the page cannot say whether it uses the weights: {cut}"
-    if correction.truncated:
-        return f"It multiplies the gradient, cut at C = {correction.cap:g}"
-    if correction.weighted:
-        return f"{correction.name} has a weight of its own that follows from it: {cut}"
-    return f"{correction.name} does not use it: {cut}"
-
-
-def _filter_in_words(correction: Correction) -> str:
-    if correction.filtered is None:
-        return f"{correction.name} is not importable here, so the page cannot say whether it filters"
-    if correction.filtered:
-        return (
-            f"The filter drops a rollout with Â ≤ 0 whose {correction.objective.kl_estimator} reaches "
-            f"g = {correction.objective.kl_threshold:g}"
-        )
-    return f"{correction.name} has no filter"
+def cap_of(rounds: ArmRounds, objective: ObjectiveConfig) -> float | None:
+    """C of the recipe, or a weight that its ratio was above; None if none ever was."""
+    if objective.importance_sampling_clip_max is not None:
+        return objective.importance_sampling_clip_max
+    for learner, source in rounds.pairs:
+        ratio, weight = (peer_key(source, f"sampling/importance_sampling_{kind}/max") for kind in ("ratio", "weight"))
+        for row in (row.measures for run in rounds.runs.values() for row in run[learner]):
+            if (row.get(ratio) or 0) > (row.get(weight) or float("inf")):
+                return float(row[weight])
+    return None
 
 
 def _learned(rounds: ArmRounds) -> Table:
     """What became of each learner's own rollouts and of every other's, on the mean over rounds and seeds."""
     rows = []
     for learner, sources in rounds.sources.items():
-        told = [rounds.measures(learner, [learner], f"{learner} itself")]
+        measured = [rounds.measures(learner, [learner], f"{learner} itself")]
         few = len(rounds.pairs) <= MOST_FIGURES
-        told += (
+        measured += (
             [rounds.measures(learner, [s]) for s in sources] if few else [rounds.measures(learner, sources, "another")]
         )
-        rows += [[Cell(learner), Cell(of.source), *_mean_cells(of)] for of in told]
+        rows += [[learner, of.source, *_means(of)] for of in measured]
     head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
-    caption = f"{rounds.arm}: rollouts a round, and their weights; means over rounds and seeds"
-    return Table(caption, head, [RowGroup(None, rows)])
+    return Table.of(f"{rounds.arm}: rollouts a round, and their weights; means over rounds and seeds", head, rows)
 
 
-def _mean_cells(heard: PairMeasures) -> Iterable[Cell]:
+def _means(heard: PairMeasures) -> list[str]:
+    texts = []
     for measure, (_, digits) in LEARNED.items():
         values = [float(value) for of_round in heard.values(measure).values() for value in of_round]
-        yield Cell(f"{fmean(values):.{digits}f}" if values else "–")
+        texts.append(f"{fmean(values):.{digits}f}" if values else "–")
+    return texts
 
 
 def _refusals(rounds: ArmRounds) -> Table | None:
     """What each learner refused of each source and why, and what came late or not at all, over all rounds and seeds."""
     rows = []
     for learner, source in sorted(rounds.pairs):
-        told = [source_of(source, run[learner]) for run in rounds.runs.values() if run[learner]]
+        found = [source_of(source, run[learner]) for run in rounds.runs.values() if run[learner]]
         times: Counter[str] = Counter()
-        for of_seed in told:
+        for of_seed in found:
             times.update({**of_seed.rejected, "nothing came": of_seed.missing, "late": of_seed.late})
         why = ", ".join(f"{reason}: {n}" for reason, n in sorted(times.items()) if n)
         if why:
-            first = next((of_seed.first_rejection for of_seed in told if of_seed.first_rejection), "")
-            rows.append([Cell(learner), Cell(source), Cell(why), Cell(first[:LONGEST_REASON])])
-    if not rows:
-        return None
+            first = next((of_seed.first_rejection for of_seed in found if of_seed.first_rejection), "")
+            rows.append([learner, source, why, first[:LONGEST_REASON]])
     head = ["Learner", "Source", "Reasons, times", "The last, in words"]
-    return Table(f"{rounds.arm}: refused, late or missing", head, [RowGroup(None, rows)])
+    return Table.of(f"{rounds.arm}: refused, late or missing", head, rows) if rows else None
 
 
 def honesty(rounds: ArmRounds) -> Table | None:
@@ -208,18 +276,18 @@ def honesty(rounds: ArmRounds) -> Table | None:
             tested.setdefault(source, []).append((nats, learner, last))
             if "honesty/found_in_round" in last:
                 when = f"round {last['honesty/found_in_round']}{of_seed}"
-                after = f"after {last['honesty/found_after_tokens']:,} tokens"
+                after = f"after {last.get('honesty/found_after_tokens', 0):,} tokens"
                 found.setdefault(source, []).append(f"{learner} in {when}, {after}")
     rows = []
     for source, tests in tested.items():
         nats, learner, last = max(tests, key=lambda test: test[0])
         cells = [
             Cell(f"{nats:.1f}", strong=source in found),
-            Cell(f"{last['honesty/threshold']:.1f}"),
+            Cell(f"{last.get('honesty/threshold', 0):.1f}"),
             Cell(learner),
-            Cell(f"{max(of_last['honesty/tokens'] for _, _, of_last in tests):,}"),
+            Cell(f"{max(of_last.get('honesty/tokens', 0) for _, _, of_last in tests):,}"),
             Cell("; ".join(found.get(source, ["nobody"]))),
-            Cell(", ".join(map(repr, last.get("honesty/passages", ())))[:LONGEST_REASON]),
+            Cell(", ".join(map(repr, last.get("honesty/passages") or ()))[:LONGEST_REASON]),
         ]
         rows.append((nats, [Cell(source), *cells]))
     if not rows:

@@ -1,7 +1,7 @@
-"""Charts of accuracy: learning curves over rounds, own tokens and own seconds, and differences from a baseline.
+"""The charts of the pages: accuracy, differences from a baseline, and what one peer took from another.
 
-A chart shows one peer, so that a page can set charts beside each other where there is room and below each other on a
-phone.
+A chart shows one peer, or one pair of them, so that a page can set charts beside each other if there is room and below
+each other on a phone.
 """
 
 from __future__ import annotations
@@ -9,18 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ftis.check.formatting import true_minus
-from ftis.comparison.summary import accuracy_is
-from ftis.records.reading import VALIDATION, PeerRun, read_run
-from ftis.view.drawing import Style, arm_styles, short
-from ftis.view.figure_files import write_sheet
-from ftis.view.plots import BOTTOM, ROUND, TOP, Chart, Panel, Plot, Tick, empty
+from ftis.records.files import write_whole
+from ftis.records.pairs import PairMeasures
+from ftis.view.charts import (
+    BOTTOM,
+    ROUND,
+    TOP,
+    Chart,
+    Panel,
+    Plot,
+    Scale,
+    Style,
+    Tick,
+    arm_styles,
+    both_sides_logarithmic,
+    empty,
+    linear,
+    logarithmic,
+    powers_of_ten,
+    short,
+)
+from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8
-"""Panels in a line of ``learning_curves.png``."""
+"""Panels in a line of ``learning_curves.svg``."""
 
 MOST_OF_USUAL = 3.0
 """How many times as far as the median row of a chart of differences reaches its axis goes at most."""
@@ -34,7 +50,7 @@ MIN_SEEDS_OF_BAND = 3
 
 @dataclass(frozen=True)
 class XAxis:
-    """What a learning curve runs over: ``key`` is where a point of it has the values, "" for rounds."""
+    """What a learning curve runs over: ``key`` names the values in each of its points, "" for rounds."""
 
     key: str
     label: str
@@ -67,7 +83,7 @@ def learning(
     which that is unknown are left out.
     """
     known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
-    # The untrained model alone is no curve, but where nothing else was measured it is all there is.
+    # The untrained model alone is no curve, but all there is if nothing else was measured.
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
@@ -182,58 +198,186 @@ def _reach(comparisons: Sequence[Mapping[str, Any]]) -> float:
     return 1.12 * max(0.02, most)
 
 
-def plot_learning_curves(directory: Path) -> Path:
-    """Draw a run's accuracy over rounds as ``learning_curves.png``: a column per peer, validation above, OOD below.
-
-    Of more than :data:`MOST_SIDE_BY_SIDE` peers the others stand on further lines.
-    """
-    run = read_run(directory)
-    started = {key: peer for key, peer in run.peers.items() if peer.evaluations}
-    arms, peers = (list(dict.fromkeys(key[i] for key in started)) for i in (0, 1))
-    found = dict.fromkeys(split for peer in started.values() for split in peer.splits)
-    styles, measure = arm_styles(arms, []), accuracy_is(run.recipe)
-    rows: list[Sequence[Chart]] = []
-    for split in [VALIDATION, *(split for split in found if split != VALIDATION)]:
-        rows += _in_lines(
-            [
-                _of_run(split, name, {a: started[a, name] for a in arms if (a, name) in started}, styles, measure)
-                for name in peers
-            ]
-        )
-    path = directory / "learning_curves.png"
-    write_sheet(path, rows)
-    return path
+def write_figures(directory: Path, panels: Sequence[Panel]) -> None:
+    """Write each panel that shows something as ``<name>.svg``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for panel in panels:
+        if not panel.chart.empty:
+            write_whole(directory / f"{panel.name}.svg", render_figure([[panel.chart]]), sync=False)
 
 
-def plot_experiment(directory: Path, results: Mapping[str, Any]) -> Path:
-    """Draw an experiment's accuracy over rounds as ``learning_curves.png``, with bands.
+def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
+    """Draw accuracy over rounds as ``learning_curves.svg``: a column per peer, a row per split.
 
-    The mean over several peers comes first, on a line and a scale of its own.
+    The mean over several peers comes first, on a line and a scale of its own. Of more than :data:`MOST_SIDE_BY_SIDE`
+    peers the others stand on further lines.
     """
     styles = arm_styles(results["arms"], results["baselines"])
     rows: list[Sequence[Chart]] = []
     for split in results["splits"]:
         mean = of_mean(results, split, styles) if len(results["peers"]) > 1 else []
-        rows += _in_lines([panel.chart for panel in mean])
-        rows += _in_lines([panel.chart for panel in of_split(results, split, styles)])
-    path = directory / "learning_curves.png"
-    write_sheet(path, rows)
+        for panels in (mean, of_split(results, split, styles)):
+            charts = [panel.chart for panel in panels]
+            rows += [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
+    path = directory / "learning_curves.svg"
+    write_whole(path, render_figure(rows), sync=False)
     return path
 
 
-def _in_lines(charts: Sequence[Chart]) -> list[Sequence[Chart]]:
-    return [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
+PARTICIPATION = {
+    "kept": ("kept", "kept"),
+    "zero": ("zero advantage", "zero"),
+    "dropped": ("dropped by the filter", "dropped"),
+    "refused": ("refused or missing", "bad"),
+}
+"""What became of rollouts: its name and ink."""
+
+SMALLEST_RATIO = 1e-4
+"""Ratios below are drawn there: a token that the learner would never have written weighs nothing anyway."""
+
+NOTHING = "no rollout of it was weighed"
+
+MOST_BARS = 60
+
+EFFECTIVE = "sampling/effective_sample_size"
+RATIO = "sampling/importance_sampling_ratio/"
 
 
-def _of_run(split: str, peer: str, runs: Mapping[str, PeerRun], styles: Mapping[str, Style], measure: str) -> Chart:
-    curves = {arm: [(float(p.step), p.accuracy) for p in run.on(split)] for arm, run in runs.items()}
-    steps = [step for points in curves.values() for step, _ in points]
-    if not steps:
-        return empty(short(peer), "", "nothing was measured", f"{split}, {measure}")
-    values = [accuracy for points in curves.values() for _, accuracy in points]
-    shares = min(values) >= 0 and max(values) <= 1
-    limits = (0.0, 1.0) if shares else with_room(min(values), max(values))
-    plot = Plot((min(steps), max(steps)), limits, ROUND)
-    for arm, points in curves.items():
-        plot.line(points, styles[arm].ink, arm, dashes=styles[arm].dashes, marker=styles[arm].marker)
-    return plot.chart(short(peer), "", f"{split}, {measure}")
+def participation(heard: PairMeasures, expected: int) -> Panel:
+    """What became of the source's rollouts, round by round; ``expected`` is how many it offers in a round."""
+    counted = {"kept": "kept", "zero": "zero_advantage", "dropped": "dropped"}
+    counts = {name: [fmean(of) for of in heard.values(measure, 0).values()] for name, measure in counted.items()}
+    came = heard.values("admitted", 0)
+    counts["refused"] = [fmean(max(0, expected - admitted) for admitted in of) for of in came.values()]
+    total = sum(sum(of) for of in counts.values()) or 1
+    parts = ", ".join(f"{PARTICIPATION[name][0]} {sum(of) / total:.0%}" for name, of in counts.items())
+    alt = f"{heard.arm}, {heard.learner}: rollouts of {heard.source} per round; over all rounds {parts}"
+    name, subtitle, rounds = _name("participation", heard), "rollouts per round", list(came)
+    if not rounds:
+        return Panel(name, empty(_title(heard), alt, "no round was recorded", subtitle))
+    most = max([expected, *(sum(of) for of in zip(*counts.values(), strict=True))])
+    plot = Plot((rounds[0] - 0.5, rounds[-1] + 0.5), (0.0, most * 1.02), ROUND, right=14)
+    floor = [0.0] * len(rounds)
+    for kind, (label, ink) in PARTICIPATION.items():
+        top = [low + count for low, count in zip(floor, counts[kind], strict=True)]
+        _bars(plot, rounds, floor, top, ink)
+        plot.legend(ink, label)
+        floor = top
+    return Panel(name, plot.chart(_title(heard), alt, subtitle))
+
+
+def _bars(plot: Plot, rounds: Sequence[int], floor: Sequence[float], top: Sequence[float], ink: str) -> None:
+    """A bar per round; of many rounds, one area."""
+    if len(rounds) <= MOST_BARS:
+        for round, low, high in zip(rounds, floor, top, strict=True):
+            plot.box((round - 0.43, round + 0.43), (low, high), ink)
+    else:
+        plot.band(list(zip(rounds, floor, top, strict=True)), ink, opacity=1.0)
+
+
+def _title(heard: PairMeasures) -> str:
+    return f"{short(heard.learner)} ← {short(heard.source)}"
+
+
+def _name(kind: str, heard: PairMeasures) -> str:
+    return f"{kind}-{heard.arm}-{heard.learner}-from-{heard.source}"
+
+
+def weights(heard: PairMeasures, cap: float | None) -> Panel:
+    """π_old/π_gen per token: all tokens, 10 % to 90 % of them, and the median; the objective truncates above C.
+
+    Args:
+        cap: C; None if it is not known.
+    """
+    rounds = list(heard.values(f"{RATIO}p50"))
+
+    def series(quantile: str, over_seeds: Any = median) -> list[float]:
+        return [max(over_seeds(values), SMALLEST_RATIO) for values in heard.values(f"{RATIO}{quantile}").values()]
+
+    alt = f"{heard.arm}, {heard.learner}: π_old/π_gen of {heard.source}'s tokens over rounds"
+    name, subtitle = _name("weights", heard), "weight per token, before truncation"
+    if not rounds:
+        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
+    least, most = series("min", min), series("max", max)
+    low, high = min(least) / 1.5, 1.5 * max(2 * (cap or 1.0), *most)
+    plot = Plot((rounds[0], rounds[-1]), (low, high), ROUND, y_scale=logarithmic, y_ticks=powers_of_ten(low, high))
+    plot.band(list(zip(rounds, least, most, strict=True)), "weights", 0.16)
+    plot.band(list(zip(rounds, series("p10"), series("p90"), strict=True)), "weights", 0.5)
+    plot.line(list(zip(rounds, series("p50"), strict=True)), "ink", width=1.3)
+    if cap is not None:
+        plot.level(cap, f"C = {cap:g}")
+    for ink, text, opacity in (("weights", "all tokens", 0.16), ("weights", "10–90%", 0.5), ("ink", "median", 1.0)):
+        plot.legend(ink, text, opacity)
+    return Panel(name, plot.chart(_title(heard), f"{alt}; largest {max(most):.3g}", subtitle))
+
+
+def shares(heard: PairMeasures) -> Panel:
+    """The truncated share of tokens and the effective sample size over rounds."""
+    drawn = {
+        "truncated": ("weights", heard.values("sampling/truncated_fraction")),
+        "effective": ("kept", heard.values(EFFECTIVE)),
+    }
+    alt = f"{heard.arm}, {heard.learner}: share of {heard.source}'s tokens whose weight is truncated, "
+    alt += "and effective sample size, over rounds"
+    name, subtitle = _name("shares", heard), "share of tokens"
+    rounds = _rounds(drawn)
+    if not rounds:
+        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
+    ticks = [Tick(part / 4, f"{part / 4:.0%}") for part in range(5)]
+    plot = Plot((rounds[0], rounds[-1]), (-0.02, 1.02), ROUND, y_ticks=ticks)
+    ends = _lines_over_seeds(plot, drawn, "{label} {last:.0%}")
+    return Panel(name, plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle))
+
+
+def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Panel:
+    """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
+
+    Args:
+        reduction: over a completion's tokens; None if it is not known.
+        threshold: the estimator that the filter applies it to, and g; None without a filter, or if it is not known.
+    """
+    drawn = {"k1": ("dropped", heard.values("kl/k1")), "k3": ("kept", heard.values("kl/k3"))}
+    unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
+    alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
+    alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""
+    name, subtitle = _name("kl", heard), f"KL, {unit}"
+    rounds = _rounds(drawn)
+    if not rounds:
+        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
+    heights = [value for _, at_round in drawn.values() for values in at_round.values() for value in values]
+    middle = max(sorted(map(abs, heights))[len(heights) // 2], 1e-9)
+    low, high = min(heights), max([*heights, *([threshold[1]] if threshold else [])])
+    scale: Scale = linear
+    ticks: list[Tick] | None = None
+    if max(-low, high) > 30 * middle:
+        inner = max(middle, 1e-3)
+        scale = both_sides_logarithmic(inner)
+        above = [tick for tick in powers_of_ten(inner, max(high, 10 * inner)) if tick.at <= high]
+        below = [Tick(-tick.at, f"−{tick.text}") for tick in powers_of_ten(inner, max(-low, 10 * inner))]
+        ticks = [Tick(0.0, "0"), *above, *(tick for tick in below if tick.at >= low)]
+    room = 0.08 * (high - low)
+    plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND, y_scale=scale, y_ticks=ticks)
+    ends = _lines_over_seeds(plot, drawn, "{label} {last:.2f}")
+    if threshold:
+        plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
+    return Panel(name, plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle))
+
+
+Drawn = Mapping[str, tuple[str, Mapping[int, Sequence[float]]]]
+"""Lines by name: their ink, and values by finished rounds."""
+
+
+def _rounds(drawn: Drawn) -> list[int]:
+    return sorted({step for _, at_round in drawn.values() for step in at_round})
+
+
+def _lines_over_seeds(plot: Plot, drawn: Drawn, label: str) -> str:
+    """Draw each line's mean over seeds and the range of seeds around it; returns what they are at the end."""
+    ends = []
+    for name, (ink, at_round) in drawn.items():
+        if at_round:
+            plot.band([(step, min(values), max(values)) for step, values in at_round.items()], ink, 0.15)
+            means = [(float(step), fmean(values)) for step, values in at_round.items()]
+            ends.append(label.format(label=name, last=means[-1][1]))
+            plot.line(means, ink, ends[-1], width=1.8)
+    return ", ".join(ends)

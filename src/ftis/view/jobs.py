@@ -1,4 +1,4 @@
-"""An experiment's arms × seeds as they finish, and how long they still take, as a section of a page."""
+"""An experiment's arms and seeds as they finish, and how long they still take, as a section of a page."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ def jobs(directory: Directory, now: float) -> Jobs:
     """
     swarms = [
         (seed, arm, [directory.progress(seed, arm, peer.name) for peer in swarm.peers])
-        for arm in directory.arms
-        for seed in directory.seeds
+        for arm in directory.plan.arms
+        for seed in directory.plan.seeds
         for swarm in arm.swarms
     ]
     by_job: dict[tuple[int, str], list[Progress]] = {}
     for seed, arm, peers in swarms:
         by_job.setdefault((seed, arm.name), []).extend(peers)
     rows = [
-        ArmJobs(arm.name, [_job(seed, arm.name, by_job[seed, arm.name], now) for seed in directory.seeds])
-        for arm in directory.arms
+        ArmJobs(arm.name, [_job(seed, arm.name, by_job[seed, arm.name], now) for seed in directory.plan.seeds])
+        for arm in directory.plan.arms
     ]
-    # A job of the sentence is one swarm, as where the experiment runs; a square of the grid has all swarms of its arm.
+    # A job of the sentence is one swarm, as in the terminal; a square of the grid has all swarms of its arm.
     states = [_job(seed, arm.name, peers, now).state for seed, arm, peers in swarms]
     done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
     left = None if done == total else seconds_left(swarms, now)
     if done < total:
         sentence += f", {at_work} at work" + (f", about {in_time(left)} left" if left is not None else "")
-    return Jobs(sentence, directory.seeds, rows)
+    return Jobs(sentence, directory.plan.seeds, rows)
 
 
 def _job(seed: int, arm: str, peers: Sequence[Progress], now: float) -> GridCell:

@@ -1,4 +1,5 @@
-"""Pages that are kept up to date: which of their sections are worth drawing again now.
+"""The pages that are kept up to date, of an arm of a run, an experiment or a swarm, and which of their sections to draw
+again now.
 
 A section is drawn again when what it is about has changed, and at most in a small part of the time: what takes long is
 drawn rarely, so that watching costs a run next to nothing however much there is to show.
@@ -8,12 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ftis.check.formatting import counted
 from ftis.config import FtisError
-from ftis.view.layout import Page, Section, Watching, render_around, render_header, render_section
+from ftis.records.following import Directory
+from ftis.records.reading import ArmOfRun, read_study
+from ftis.swarm.onlooker import Onlooker
+from ftis.view import swarms
+from ftis.view.arm import Glance, glance, sections_of
+from ftis.view.jobs import Jobs, jobs
+from ftis.view.sections import Page, PageLink, Section, Watching, render_around, render_header, render_section
 
 PART_OF_TIME = 0.001
 """The fraction of one core's time that each section beyond the first ones may take."""
@@ -28,7 +36,27 @@ OF_THE_TIME = ("glance", "jobs")
 """Sections that say how long something took or still takes."""
 
 CLOCK = 5.0
-"""Seconds after which time left and silence are told again though nothing was recorded."""
+"""Seconds after which time left and silence are shown anew although nothing was recorded."""
+
+MOST_PLACES = 12
+"""Arms of a run that are offered as pages; an experiment of more is walked from its grid."""
+
+RECORDS = "The page follows the records as they are written, and changes nothing. ftis report writes it down."
+SWARM = "The page only listens: no peer counts it, waits for it or sends it what was sampled."
+
+Link = Callable[..., str]
+"""Makes addresses of the page's parts: ``link("", seed=0, arm="F-TIS")`` and the like."""
+
+Makers = Mapping[str, tuple[str, Callable[[], object]]]
+"""Sections by anchor: titles, and what makes the views; a view may be None for no section."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which page: an arm of a run under a seed; without an arm the experiment, or the arm that is at work."""
+
+    seed: int | None = None
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,26 +76,24 @@ class Made:
     Attributes:
         about: what the page is about; of something else all is drawn again.
         changed: whether anything is new.
-        renewed: sections that are drawn at once this time.
         page: the page around its sections.
-        sections: by anchor the title, and what makes the section's view; a view may be None for no section.
+        places: the pages beside it.
     """
 
     about: object
     changed: bool
-    page: Callable[[], Page]
-    sections: Mapping[str, tuple[str, Callable[[], object]]]
-    renewed: Collection[str] = ()
+    page: Page
+    sections: Makers
+    places: Sequence[PageLink] = ()
 
 
 class Content(Protocol):
     """What a page is about."""
 
-    def look(self, tell_time: bool) -> Made:
-        """What there is now; ``tell_time`` if what depends on the time alone is to be told again."""
+    following: str
 
-    def watching(self) -> Watching:
-        """The addresses of the page's parts."""
+    def look(self, tell_time: bool) -> Made:
+        """What there is now; ``tell_time`` asks for what depends on the time alone, too."""
 
 
 @dataclass
@@ -83,8 +109,10 @@ class _Drawn:
 class View:
     """One page, for all who watch it."""
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: Content, address: Address, link: Link) -> None:
         self._content = content
+        events = link("events", seed=address.seed, arm=address.arm)
+        self._watching = Watching(link("page.css"), link("watch.js"), events, content.following)
         self._lock = threading.Lock()
         self._about: object = None
         self._drawn: dict[str, _Drawn] = {}
@@ -100,8 +128,9 @@ class View:
                 self._looked = now
                 try:
                     self._draw(now)
-                except FtisError as error:
-                    self._say(str(error))
+                except FtisError as error:  # what was last drawn stays
+                    page = replace(self._page, title="Cannot be read", headlines=[str(error)], watching=self._watching)
+                    self._show(page, self._shown.sections)
             return self._shown
 
     def document(self) -> str:
@@ -117,8 +146,6 @@ class View:
         made = self._content.look(tell_time)
         if made.about != self._about:
             self._about, self._drawn = made.about, {}
-        for anchor in made.renewed:
-            self._drawn.pop(anchor, None)
         if made.changed:
             for drawn in self._drawn.values():
                 drawn.stale = True
@@ -133,9 +160,10 @@ class View:
                 drawn.at, drawn.took, drawn.stale = now, time.perf_counter() - began, False
             if drawn.html:
                 sections[anchor] = drawn.html
-        titled = [Section(anchor, made.sections[anchor][0], None) for anchor in sections]
         if made.changed or tell_time or sections != self._shown.sections:
-            self._show(replace(made.page(), sections=titled), sections)
+            titled = [Section(anchor, made.sections[anchor][0], None) for anchor in sections]
+            watching = replace(self._watching, places=made.places)
+            self._show(replace(made.page, sections=titled, watching=watching), sections)
 
     def _show(self, page: Page, sections: Mapping[str, str]) -> None:
         self._page = page
@@ -143,7 +171,124 @@ class View:
         if (header, sections) != (self._shown.header, self._shown.sections):
             self._shown = Shown(self._shown.number + 1, page.title, header, sections)
 
-    def _say(self, why: str) -> None:
-        """An error in place of the page's headline; what was last drawn stays."""
-        self._page = replace(self._page, title="Cannot be read", headlines=[why], watching=self._content.watching())
-        self._show(self._page, self._shown.sections)
+
+def of_directory(directory: Directory, address: Address, link: Link) -> Content:
+    """The content of a directory's page."""
+    if directory.plan.is_experiment and address.arm is None:
+        return OfExperiment(directory, link)
+    return OfArm(directory, address, link)
+
+
+class OfArm:
+    """One arm of a run, section by section."""
+
+    following = RECORDS
+
+    def __init__(self, directory: Directory, address: Address, link: Link) -> None:
+        self._directory, self._address, self._link = directory, address, link
+        self._arm: ArmOfRun | None = None
+        self._seen: Glance | None = None
+
+    def look(self, tell_time: bool) -> Made:
+        self._directory.look()
+        seed, arm = self._followed()
+        changed = arm.refresh()
+        if changed or tell_time or self._seen is None:
+            self._seen = glance(arm, time.time())
+        plan, name = self._directory.plan, arm.arm.name
+        facts = [plan.recipe.name, f"seed {seed}", f"arm {name}", counted(len(arm.peers), "peer")]
+        page = Page(self._seen.headline, facts, "", [], [])
+        return Made(arm, changed, page, sections_of(arm, self._seen), self._places(name))
+
+    def _followed(self) -> tuple[int, ArmOfRun]:
+        """The arm that the address names, or that recorded something last; followed on while it stays the same."""
+        directory, address = self._directory, self._address
+        plan = directory.plan
+        seed, arm = address.seed, next((arm for arm in plan.arms if arm.name == address.arm), plan.arms[0])
+        if address.arm is None:
+            seed, arm = directory.busiest()
+        seed = plan.seeds[0] if seed is None else seed
+        run, here = plan.run_of(seed), directory.peers_of(seed, arm)
+        known = self._arm
+        if known is None or (known.run, known.arm, tuple(known.peers)) != (run, arm, tuple(here)):
+            known, self._seen = ArmOfRun.followed(run, arm, here), None
+            self._arm = known
+        return seed, known
+
+    def _places(self, current: str) -> list[PageLink]:
+        plan, seed = self._directory.plan, self._address.seed
+        names = [arm.name for arm in plan.arms]
+        places = [PageLink(name, self._link("", seed=seed, arm=name), name == current) for name in names]
+        beside = places if 1 < len(places) <= MOST_PLACES else []
+        return [PageLink(f"All of {plan.recipe.name}", self._link("")), *beside] if plan.is_experiment else beside
+
+
+class OfExperiment:
+    """Arms and seeds as they finish, and verdicts so far."""
+
+    following = RECORDS
+
+    def __init__(self, directory: Directory, link: Link) -> None:
+        self._directory, self._link = directory, link
+        self._grid: Jobs | None = None
+        self._complete: frozenset[int] = frozenset()
+        self._verdicts: Sequence[Section] = ()
+
+    def look(self, tell_time: bool) -> Made:
+        self._directory.look()
+        plan = self._directory.plan
+        grid = jobs(self._directory, time.time())
+        changed, self._grid = grid != self._grid, grid
+        self._compare(grid)
+        sections: dict[str, tuple[str, Callable[[], object]]] = {"jobs": ("Arms and seeds", lambda: self._linked(grid))}
+        for section in self._verdicts:
+            sections[section.anchor] = (section.title, lambda view=section.view: view)  # type: ignore[misc]
+        facts = [plan.recipe.name, counted(len(plan.seeds), "seed"), counted(len(plan.recipe.peers), "peer")]
+        about = plan.recipe.experiment
+        page = Page(about.title or plan.recipe.name, facts, about.question, [grid.sentence + "."], [])
+        return Made((plan.directory, self._complete), changed, page, sections)
+
+    def _linked(self, grid: Jobs) -> Jobs:
+        def linked(arm: str, seed: int) -> str:
+            return self._link("", seed=seed, arm=arm)
+
+        arms = [replace(row, jobs=[replace(j, address=linked(j.arm, j.seed)) for j in row.jobs]) for row in grid.arms]
+        return replace(grid, arms=arms)
+
+    def _compare(self, grid: Jobs) -> None:
+        """Compare the seeds that are complete, again when another one is."""
+        done = frozenset((job.seed, job.arm) for row in grid.arms for job in row.jobs if job.state == "done")
+        plan = self._directory.plan
+        complete = frozenset(seed for seed in plan.seeds if all((seed, arm.name) in done for arm in plan.arms))
+        if complete and complete != self._complete:
+            from ftis.comparison.results import compared  # loads scipy
+            from ftis.view import comparison
+
+            study = read_study(plan.directory)
+            self._complete, self._verdicts = complete, comparison.sections(study, compared(study))
+
+
+class OfSwarm:
+    """A swarm as an onlooker hears it."""
+
+    following = SWARM
+
+    def __init__(self, onlooker: Onlooker) -> None:
+        self._onlooker = onlooker
+        self._heard: object = None
+        self._seen: Glance | None = None
+
+    def look(self, tell_time: bool) -> Made:
+        runs, happened = self._onlooker.runs(), self._onlooker.events
+        changed, self._heard = (runs, happened) != self._heard, (runs, happened)
+        if changed or tell_time or self._seen is None:
+            self._seen = swarms.swarm_glance(runs, self._onlooker, time.time())
+        seen = self._seen
+        sections: Makers = {
+            "glance": ("Is it working?", lambda: seen),
+            "members": ("Peers", lambda: swarms.members(runs, self._onlooker)),
+            "learned": ("Who learned from whom", lambda: swarms.learned(runs)),
+            "events": ("Seen since the page is kept", lambda: swarms.events(happened)),
+        }
+        facts = swarms.page_facts(runs, self._onlooker)
+        return Made("swarm", changed, Page(seen.headline, facts, "", [], []), sections)

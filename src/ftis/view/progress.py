@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from ftis.check.formatting import counted, in_bytes
 from ftis.comparison.summary import unused
@@ -37,7 +35,6 @@ from ftis.records.events import (
 )
 from ftis.records.standing import MEAN_OF, has_fallen
 from ftis.run.outlook import in_time
-from ftis.swarm.onlooker import is_count
 
 LEAST_IN_JOBS = 4
 """Rounds in a row after which a job of an experiment says what does not work."""
@@ -50,7 +47,7 @@ WORTH_WAITING = 5.0
 WIDTH_OF_BARS = 110
 """Columns of a terminal from which on there is room for a bar beside what a round is like."""
 NOTES = ("reward", "val", "signal", "tokens/s")
-"""What stands first beside a bar, so that it is not cut off where a terminal is narrow."""
+"""What stands first beside a bar, so that a narrow terminal does not cut it off."""
 
 
 class Display:
@@ -78,11 +75,11 @@ class Display:
         self._best: dict[str, float] = {}
         self._jobs, self._left = (0, 0), ""
         self._advised: tuple[str, ...] = ()
-        self._said = -math.inf
+        self._last_line = -math.inf
 
     @contextmanager
     def live(self, resumes: bool = True) -> Iterator[None]:
-        """Show bars while something runs, on a terminal; say what is left where Ctrl-C ends it at once.
+        """Show bars while something runs, on a terminal; say what is left if Ctrl-C ends it at once.
 
         Args:
             resumes: whether the same command goes on with it.
@@ -92,7 +89,7 @@ class Display:
                 yield
         except KeyboardInterrupt:
             goes_on = "; the same command goes on, ftis train and join with --resume" if resumes else ""
-            self.console.print(f"stopped at once{goes_on}", highlight=False)
+            self._print(f"stopped at once{goes_on}")
             raise
 
     def __call__(self, event: Event) -> None:
@@ -103,20 +100,20 @@ class Display:
                     self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
             case Planned():
                 for line in event.lines:
-                    self.console.print(line, highlight=False, markup=False)
+                    self._print(line)
             case Sounded():
                 self._advance(event.place.peer, event.groups, event.most, "")
                 self._line(self._sounded_line(event))
             case FirstGroup():
-                self.console.print(_first_group_line(event), highlight=False, markup=False)
+                self._print(_first_group_line(event))
                 if event.advice and event.advice == self._advised:
-                    self.console.print(f"{event.place.peer}: if other groups are like it, the same", highlight=False)
+                    self._print(f"{event.place.peer}: if other groups are like it, the same")
                 else:
                     self._advised = event.advice or self._advised
                     for advice in event.advice:
                         # Lines of a recipe are for everybody.
                         whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
-                        self.console.print(f"{whose}{advice}", highlight=False, markup=False)
+                        self._print(f"{whose}{advice}")
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{counted(event.jobs, 'job')}, {event.done} of them finished before")
@@ -137,12 +134,12 @@ class Display:
             case ArmBegun():
                 for peer in event.peers:
                     self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
-                text = ", exchanging text in place of token ids" if event.text else ""
+                text = ", exchanging text instead of token ids" if event.text else ""
                 self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {counted(event.rounds, 'round')}{text}")
             case PeerStarted() | RoundEnded() | Evaluated():
                 self._of_peer(event)
             case NetworkEvent():
-                self.console.print(event.text, highlight=False, markup=False)
+                self._print(event.text)
 
     def _sounded_line(self, event: Sounded) -> str:
         """How far pre-flight is with a peer."""
@@ -151,8 +148,8 @@ class Display:
             self._first[peer] = (0, now)
             return f"{peer}: loaded"
         left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
-        told = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
-        return f"{peer}: {event.groups / event.most:.0%} of the look at it{told}"
+        ending = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
+        return f"{peer}: {event.groups / event.most:.0%} of the look at it{ending}"
 
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
@@ -163,28 +160,25 @@ class Display:
         self._advance("jobs", done, jobs, f"{self._left}  {label}")
 
     def _of_job(self, event: Event) -> None:
-        """A bar for each job of an experiment that runs: it tells of the peer that has just finished a round.
+        """Show a job of an experiment: its bar has the peer that has just finished a round.
 
-        Off a terminal a line tells of it, one every :data:`SECONDS_BETWEEN_LINES`: an experiment has thousands. What
-        does not work is told once it has lasted for :data:`LEAST_IN_JOBS` rounds.
+        Off a terminal one line is printed every :data:`SECONDS_BETWEEN_LINES`, since an experiment has thousands of
+        rounds. What does not work is printed once it has lasted for :data:`LEAST_IN_JOBS` rounds.
         """
-        job, peer = event.place.job, event.place.peer
+        job = event.place.job
         match event:
             case ArmBegun():
                 self._rounds[job] = event.rounds
             case RoundEnded(metrics=metrics) if job in self._rounds:
+                peer = event.place.peer
                 name = f"{job}/{peer}"
-                noted = self._noted(name, metrics)
-                self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(noted)}")
-                line = self._round_line(name, self._rounds[job], metrics, noted.get("tokens/s"))
-                if self._clock() - self._said >= SECONDS_BETWEEN_LINES:
-                    self._said = self._clock()
+                notes = self._noted(name, metrics)
+                self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(notes)}")
+                line = self._round_line(name, self._rounds[job], metrics, notes.get("tokens/s"))
+                if self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
+                    self._last_line = self._clock()
                     self._line(line)
-                self._count_unlearned(name, metrics, LEAST_IN_JOBS)
-                if rounds := self._in_a_row(name, "no foreign", bool(metrics.get("without_foreign")), LEAST_IN_JOBS):
-                    self.console.print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
-                self._compare_rewards(name, metrics["reward"])
-                self._of_honesty(name, metrics)
+                self._warn(name, peer, metrics, LEAST_IN_JOBS)
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
@@ -196,21 +190,26 @@ class Display:
                 notes |= self._noted(name, metrics)
                 line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))
                 if event.step == 1:  # on a terminal too: what a round is like, beside what preflight expected
-                    self.console.print(line, highlight=False, markup=False)
+                    self._print(line)
                 else:
                     self._line(line)
-                self._count_unlearned(name, metrics)
-                self._compare_rewards(name, metrics["reward"])
                 self._of_sampler(name, metrics, notes)
-                self._of_honesty(name, metrics)
-                if metrics.get("without_foreign"):
-                    why = _why(event.place.peer, metrics)
-                    self.console.print(f"{name}: no foreign rollout was used in round {event.step}{why}")
+                self._warn(name, event.place.peer, metrics)
             case Evaluated(accuracies=splits):
                 notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
-                accuracies = "  ".join(f"{k} {v:.3f}" for k, v in splits.items())
-                self._line(f"{name}: round {event.step}  {accuracies}")
+                self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
+
+    def _warn(self, name: str, peer: str, metrics: Mapping[str, Any], least: int = 1) -> None:
+        """Print what does not work; what lasts for less than ``least`` rounds is let pass."""
+        self._count_unlearned(name, metrics, least)
+        self._compare_rewards(name, metrics["reward"])
+        self._of_honesty(name, metrics)
+        alone = bool(metrics.get("without_foreign"))
+        if least == 1 and alone:
+            self._print(f"{name}: no foreign rollout was used in round {metrics['step']}{_why(peer, metrics)}")
+        elif least > 1 and (rounds := self._in_a_row(name, "no foreign", alone, least)):
+            self._print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
 
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
         """Say once that log-probabilities are not the learner's, and what is done about it."""
@@ -236,16 +235,14 @@ class Display:
             follows = "nothing of it is learned from now on"
             if not of_peer["honesty/quarantined"]:
                 follows = 'honesty.action = "warn", so it is still learned from'
-            self.console.print(
+            self._print(
                 f"{name}: {peer} does not draw its tokens from the log-probabilities that it reports. "
                 f"{of_peer['honesty/evidence']:.0f} nats of evidence, {of_peer['honesty/threshold']:.0f} suffice, "
-                f"after {of_peer['honesty/found_after_tokens']:,} tokens. Most telling: {passages}. {follows}",
-                highlight=False,
-                markup=False,
+                f"after {of_peer['honesty/found_after_tokens']:,} tokens. Most telling: {passages}. {follows}"
             )
 
     def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """A round's reward, and its groups with signal and tokens a second where they are known, by what they are."""
+        """A round's reward, and its groups with signal and tokens a second if they are known, by name."""
         notes = {"reward": f"{metrics['reward']:.2f}"}
         if "frac_reward_zero_std" in metrics:
             notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
@@ -297,28 +294,26 @@ class Display:
         if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0, least):
             found = f"no completion earned any reward in {rounds}, so nothing is learned: ftis preflight says why"
         if found:
-            self.console.print(f"{name}: {found}", highlight=False)
+            self._print(f"{name}: {found}")
 
     def _in_a_row(self, name: str, what: str, happened: bool, least: int = 1) -> str:
-        """How many rounds in a row something has happened, in words where that is 1, 2, 4, 8 …, from ``least`` on, else
+        """For how many rounds in a row something has happened, in words: after 1, 2, 4, 8 …, from ``least`` on, else
         empty."""
         rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
         return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
 
     def _compare_rewards(self, name: str, reward: float) -> None:
-        """Say that a peer's mean reward has fallen far below its best so far."""
+        """Print that a peer's mean reward has fallen far below its best so far."""
         rewards = self._rewards.setdefault(name, deque(maxlen=MEAN_OF))
         rewards.append(reward)
-        if len(rewards) < MEAN_OF:
-            return
         now, best = fmean(rewards), self._best.get(name, 0.0)
         if has_fallen(now, best):
-            self.console.print(
-                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {MEAN_OF} rounds: lower "
-                f"learning_rate or, where objective.name has no filter, take F-TIS",
-                highlight=False,
+            self._print(
+                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of at most {MEAN_OF} rounds: lower "
+                f"learning_rate or, if objective.name has no filter, take F-TIS"
             )
             best = 0.0  # say it once for each fall
+            rewards.clear()
         self._best[name] = max(best, now)
 
     def _advance(self, name: str, step: int, total: int, note: str) -> None:
@@ -330,7 +325,10 @@ class Display:
 
     def _line(self, text: str) -> None:
         if not self.console.is_terminal:
-            self.console.print(text, highlight=False)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
 
 
 def _first_group_line(event: FirstGroup) -> str:
@@ -352,56 +350,3 @@ def _why(own: str, metrics: Mapping[str, Any]) -> str:
     """Why a round used nothing of the others, for the line that says so."""
     parts = [f"{name}: {f'{count:g} ' if count else ''}{reason}" for name, reason, count in unused(own, metrics)]
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def status_table(peers: Sequence[Mapping[str, Any]]) -> Table:
-    """The peers that answered, of whatever swarm: where each is, whom it sees, and what it took from the others."""
-    table = Table(title=None if peers else "no peer answered", box=SIMPLE_HEAD)
-    for heading in (
-        "run",
-        "peer",
-        "round",
-        "behind",
-        "doing",
-        "reward",
-        "sees",
-        "admitted",
-        "rejected",
-        "late",
-        "MB in",
-        "quarantined",
-    ):
-        left = ("run", "peer", "doing", "sees", "quarantined")
-        table.add_column(heading, justify="left" if heading in left else "right")
-    newest: dict[str, int] = {}
-    for peer in peers:
-        newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
-    for peer in peers:
-        sources = peer.get("from")
-        of_others = sources.items() if isinstance(sources, dict) else ()
-        totals = {n: s for n, s in of_others if n != peer.get("peer") and isinstance(s, dict)}
-        sums = [sum(_count(s.get(k)) for s in totals.values()) for k in ("admitted", "rejected", "late")]
-        received = sum(_count(s.get("bytes")) for s in totals.values())
-        live, reward = peer.get("live"), peer.get("reward")
-        table.add_row(
-            Text(f"{_word(peer.get('name'), 32)} {_word(peer.get('run'), 6)}"),
-            Text(_word(peer.get("peer"), 64)),
-            f"{_count(peer.get('round')) + 1}/{rounds}" if (rounds := _count(peer.get("rounds"))) else "–",
-            str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
-            Text(_word(peer.get("state"), 16)),
-            f"{reward:.2f}" if isinstance(reward, float) else "",
-            Text(", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else ""),
-            *map(str, sums),
-            f"{received / 1e6:.2f}",
-            Text(", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined"))),
-        )
-    return table
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and is_count(value) else 0  # what comes over the network may be anything
-
-
-def _word(said: object, longest: int) -> str:
-    """A word from the network without control characters. In a ``Text`` it is not read as markup either."""
-    return "".join(c for c in str(said) if c.isprintable())[:longest]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ftis.check.formatting import counted, true_minus
-from ftis.records.standing import Source, Standing, has_fallen
+from ftis.records.standing import CLEARLY, Source, Standing, has_fallen
 from ftis.run.outlook import in_time
 
 Level = Literal["fine", "look", "trouble"]
 
 LATE_BY = 2
-"""Rounds behind from which a peer is called late: peers of different speed are one apart all the time."""
+"""Rounds behind from which a peer is called late: peers of unequal speed are one apart all the time."""
 
 UNREWARDED = 3
 """Rounds without reward before it is worth a sentence: the first rounds of a weak model often earn nothing."""
@@ -68,7 +68,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class About:
-    """One peer: the sentence that says where it is, and what needs a look."""
+    """One peer: a sentence on how far it is, and what needs a look."""
 
     name: str
     level: Level
@@ -122,9 +122,8 @@ def remarks_on(peer: Standing) -> list[Remark]:
     found = [remark for source in peer.sources for remark in _of_source(peer, source)]
     if peer.unrewarded >= UNREWARDED:
         found.append(Remark("trouble", _unrewarded(peer)))
-    elif peer.reward is not None and peer.best is not None and has_fallen(peer.reward, peer.best):
-        text = f"The reward fell to {share(peer.reward)}; its best was {share(peer.best)}"
-        found.append(Remark("look", f"{text}. A lower learning_rate, or F-TIS where the objective has no filter"))
+    elif peer.reward is not None:
+        found += _of_reward(peer.reward, peer.best or 0.0, peer.others)
     if peer.together and peer.without_foreign:
         text = f"Learned from nobody else in {_last(peer.without_foreign)}"
         found.append(Remark("trouble" if peer.without_foreign >= UNREWARDED else "look", text))
@@ -137,8 +136,20 @@ def remarks_on(peer: Standing) -> list[Remark]:
     return sorted(found, key=lambda remark: remark.level != "trouble")
 
 
+def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]:
+    """A reward far below the peer's own best, or below that of the others, is no success."""
+    if has_fallen(reward, best):
+        text = f"The reward fell to {share(reward)}; its best was {share(best)}"
+        return [Remark("look", f"{text}. A lower learning_rate, or F-TIS if the objective has no filter")]
+    if best - reward >= CLEARLY:
+        return [Remark("look", f"The reward is {share(reward)}, {share(best - reward)} below its best")]
+    if others is not None and others - reward >= CLEARLY:
+        return [Remark("look", f"The reward is {share(reward)}, clearly below that of the others ({share(others)})")]
+    return []
+
+
 def _of_source(peer: Standing, source: Source) -> list[Remark]:
-    """What of one other peer needs a look. Who is in quarantine is expected to bring nothing."""
+    """What needs a look about one other peer. A peer in quarantine is expected to bring nothing."""
     name, lately = source.name, counted(peer.lately, "round")
     if source.quarantined_since is not None:
         text = f"{name} is in quarantine since round {source.quarantined_since}: it does not draw its tokens from the "

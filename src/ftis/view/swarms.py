@@ -1,6 +1,6 @@
 """A swarm that somebody looks on at, as sections of a page.
 
-What a peer signed is told as it is. Whatever anybody with a link could have said stands in quotation marks: presence,
+A peer's signed statements stand as they are. Whatever anybody with a link could have said is quoted: presence,
 what a peer is doing, its reward, and what it took from whom.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 from ftis.check.formatting import counted
 from ftis.run.outlook import in_time
 from ftis.swarm.onlooker import Happened, NetworkRun, Onlooker, PeerView, is_count
-from ftis.view.glance import LAST_EVENTS, EventLine, Events, Glance
+from ftis.view.arm import LAST_EVENTS, EventLine, Events, Glance
+from ftis.view.sections import Cell, RowGroup, Table
 from ftis.view.sentences import (
     LATE_BY,
     SILENT,
@@ -29,7 +30,6 @@ from ftis.view.sentences import (
     level_of,
     share,
 )
-from ftis.view.views import Cell, RowGroup, Table
 
 ANSWERS_WITHIN = 15.0
 """Seconds in which a peer that is there has answered."""
@@ -51,15 +51,15 @@ def swarm_glance(runs: Sequence[NetworkRun], onlooker: Onlooker, now: float) -> 
     found = []
     rarer = _rarer_versions(runs)
     for run in runs:
-        for peer in _told_of(run, runs):
+        for peer in _shown_of(run, runs):
             remarks = remarks_on(peer, run, rarer, onlooker, now)
             remarks.sort(key=lambda remark: remark.level != "trouble")
             found.append(About(peer.peer, level_of(remarks), where(peer), remarks))
     return Glance(_headline(found, runs), found)
 
 
-def _told_of(run: NetworkRun, runs: Sequence[NetworkRun]) -> list[PeerView]:
-    """The peers of a run that the page tells of: one that nobody spoke for, only where it is missed."""
+def _shown_of(run: NetworkRun, runs: Sequence[NetworkRun]) -> list[PeerView]:
+    """The peers of a run that are shown: a peer that nobody spoke for only if it is missed."""
     met = {p.peer for other in runs if other.name == run.name and other.id != run.id for p in other.peers if p.met}
     return [peer for peer in run.peers if peer.met or (not run.differs and peer.peer not in met)]
 
@@ -168,7 +168,7 @@ def members(runs: Sequence[NetworkRun], onlooker: Onlooker) -> Members | None:
     groups, known = [], onlooker.roster is not None
     for run in runs:
         title = f"{run.name or 'a run'}, digest {run.id[:DIGITS]}"
-        groups.append(RowGroup(title, [_row(peer, run.newest, known) for peer in _told_of(run, runs)]))
+        groups.append(RowGroup(title, [_row(peer, run.newest, known) for peer in _shown_of(run, runs)]))
     if not groups:
         return None
     head = ["Peer", "Present", "Doing", "Offer of round", "Behind", "MB offered", "Reward", "Seed", "Tokenizer"]

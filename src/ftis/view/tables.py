@@ -1,4 +1,4 @@
-"""What the terminal shows: a run's closing table, a comparison of arms, and what a preflight found."""
+"""What the terminal shows at an end: a run's arms, a comparison, what a preflight found, who is in a swarm."""
 
 from __future__ import annotations
 
@@ -7,57 +7,53 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+import rich.table
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from ftis.check.advice import BELOW, advice, easy_formats, verdict
 from ftis.check.estimate import checkpoints_kept
-from ftis.check.formatting import counted, in_bytes, interval_text, number, p_text, seconds_text, visible
+from ftis.check.formatting import counted, in_bytes, number, seconds_text, visible
 from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
-from ftis.comparison.results import by_budget
 from ftis.config import Recipe
 from ftis.engines.machine import cores
 from ftis.prompts import AnswerKind
-from ftis.records.reading import LAST_EVALUATIONS, VALIDATION
+from ftis.records.reading import LAST_EVALUATIONS
 from ftis.run.outlook import in_time
 from ftis.run.processes import runs_in_parallel
+from ftis.swarm.onlooker import is_count
+from ftis.view.charts import arm_styles
+from ftis.view.comparison import accuracy, by_budget, headlines
+from ftis.view.sections import Cell, RowGroup, Table, on_terminal
 
-TABLE_WIDTH = 100
+WIDTH = 100
+
+OF_ACCURACY = ("Arm", "Start", "Final", "Against", "Difference", "p, Holm")
+"""Columns of the report's table of accuracy for which a terminal has room."""
 
 
-def closing_table(summary: Mapping[str, Any]) -> Table:
-    """The comparison of arms: a row for each arm and peer, and one for an arm's mean over several peers."""
-    title = f"{summary['name']}, seed {summary['seed']}: {summary['accuracy_is']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("arm", "peer"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("start", "final", "OOD\nstart", "OOD\nfinal", "rounds", "secs", "tokens", "sent", "foreign\nused"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
+    """The arms of a run: a row for each arm and peer, and one for an arm's mean over several peers."""
+    head = ["Peer", "Start", "Final", "OOD start", "OOD final", "Rounds", "Seconds", "Tokens", "Sent", "Foreign used"]
+    groups = []
     for arm, peers in summary["arms"].items():
+        rows = []
         for name, peer in peers.items():
-            table.add_row(
-                arm,
-                name,
-                *_accuracies([peer]),
-                str(peer["rounds"]),
-                seconds_text(peer["seconds"]),
-                f"{peer['tokens_sampled']:,}",
-                in_bytes(peer["bytes_sent"]) if peer["collaborated"] else "–",
-                f"{peer['foreign_used']:,}" if peer["collaborated"] else "–",
-            )
+            sent, used = in_bytes(peer["bytes_sent"]), f"{peer['foreign_used']:,}"
+            of_swarm = [sent, used] if peer["collaborated"] else ["–", "–"]
+            spent = [str(peer["rounds"]), seconds_text(peer["seconds"]), f"{peer['tokens_sampled']:,}"]
+            rows.append([name, *_accuracies([peer]), *spent, *of_swarm])
         if len(peers) > 1:
-            table.add_row(arm, "mean", *_accuracies(list(peers.values())))
-        table.add_section()
-    table.caption = (
-        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; secs: the peer's own work, without "
+            rows.append(["mean", *_accuracies(list(peers.values())), *[""] * 5])
+        groups.append(RowGroup(arm, [[Cell(text) for text in row] for row in rows]))
+    note = (
+        f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; seconds: the peer's own work, without "
         f"evaluation and without waiting for the others"
     )
-    table.caption_justify = "left"
-    return table
+    caption = f"{summary['name']}, seed {summary['seed']}: {summary['accuracy_is']}"
+    return on_terminal(Table(caption, head, groups, note))
 
 
 def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
@@ -66,7 +62,7 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
     name, peer = next(iter(peers.items()))
     model = directory / arm / name / f"checkpoint-{peer['step']}"
     return (
-        f"records, summary.json, results.json and learning_curves.png in {directory}; trained models as in {model}; "
+        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}; "
         f"ftis report {directory} makes a page"
     )
 
@@ -78,56 +74,12 @@ def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
     return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
 
 
-def headlines(results: Mapping[str, Any]) -> list[str]:
-    """A sentence for each baseline on the comparisons with it on validation, or one on why nothing is compared."""
-    baselines = results["baselines"]
-    if not results["seeds"]:
-        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
-        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
-    if results["elsewhere"]:
-        return [
-            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
-            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
-        ]
-    if not baselines:
-        return ['Nothing is compared: no baseline was run (experiment.baselines names them, by default ["alone"]).']
-    if not results["comparisons"]:
-        be = "is the only arm" if len(baselines) == 1 else "are the only arms"
-        return [f"Nothing is compared: {' and '.join(baselines)} {be}."]
-    return [_headline(results, baseline) for baseline in baselines]
-
-
-def _headline(results: Mapping[str, Any], baseline: str) -> str:
-    peers, means = (
-        [c for c in results[key] if c["split"] == VALIDATION and c["baseline"] == baseline]
-        for key in ("comparisons", "together")
-    )
-    budgets, n = {c["equal"] for c in peers}, len(results["seeds"])
-    equally = f" ({budgets.pop()})" if len(budgets) == 1 else ""
-    who = f", mean over {len(results['peers'])} peers" if means else ""
-    if n == 1:
-        differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in means or peers)
-        return (
-            f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
-            f"--seeds trains several."
-        )
-    against = f"{baseline} on validation{equally}, over {counted(n, 'seed')}: "
-    if not means:
-        return f"Of {counted(len(peers), 'comparison')} with {against}{_by_label(peers)}."
-    return f"The mean over peers against {against}{_by_label(means)}. Peer by peer: {_by_label(peers)}."
-
-
-def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
-    labels = [c["label"] for c in compared]
-    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
-    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
-
-
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     """The comparison for a terminal: a table per split, a verdict per peer and arm, budgets, notes."""
-    width = min(TABLE_WIDTH, console.width)
-    for split in results["splits"] if results["seeds"] else ():
-        console.print(_comparison_table(results, split), width=width, soft_wrap=False)
+    width = min(WIDTH, console.width)
+    found = accuracy(results, arm_styles(results["arms"], results["baselines"]))
+    for split in found.splits if found else ():
+        console.print(on_terminal(split.table, OF_ACCURACY), width=width, soft_wrap=False)
 
     def line(text: str, indent: int = 0) -> None:
         console.print(Padding(Text(text), (0, 0, 0, indent)), width=width, soft_wrap=False)
@@ -150,39 +102,6 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
         line(f"note: {note}")
 
 
-def _comparison_table(results: Mapping[str, Any], split: str) -> Table:
-    n = len(results["seeds"])
-    title = f"{results['name']}, {split}: {results['accuracy_is']}, {n} seed{'s' if n > 1 else ''}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
-    table.add_column("peer", overflow="fold", max_width=16)
-    table.add_column("arm", overflow="fold", max_width=16)
-    for heading in ("start", "final", "95% interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    compared = [c for c in results["comparisons"] if c["split"] == split]
-    if compared:
-        table.add_column("against", overflow="fold", max_width=16)
-        for heading in ("by", "95% interval", "p, Holm"):
-            table.add_column(heading, justify="right", no_wrap=True)
-    for peer in results["peers"]:
-        for arm in results["arms"]:
-            accuracy = results["accuracy"][split][arm][peer]
-            cells = [peer, arm, number(accuracy["start"]["mean"]), number(accuracy["final"]["mean"])]
-            cells.append(interval_text(accuracy["final"]))
-            for c in [c for c in compared if (c["peer"], c["arm"]) == (peer, arm)]:
-                table.add_row(
-                    *cells, c["baseline"], number(c["mean"], "+"), interval_text(c, "+"), p_text(c["p_adjusted"])
-                )
-                cells = [""] * 5
-            if any(cells):
-                table.add_row(*cells)
-        table.add_section()
-    table.caption = f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; interval: Student's t over seeds"
-    if compared:
-        table.caption += "; by: final minus that of the arm beside it"
-    table.caption_justify = "left"
-    return table
-
-
 COMPARED: dict[AnswerKind, str] = {
     "number": "as numbers",
     "math": "as mathematics",
@@ -202,50 +121,17 @@ SHORTER = (
 
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
     """A row for each peer, some of its completions, and what to change."""
-    table = Table(title=f"{recipe.name}: before the first round", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("peer", no_wrap=True)
-    for heading in (
-        "completions",
-        "reward",
-        "format\nright",
-        "answer\nright",
-        "groups with\nsignal",
-        "tokens/s",
-        "s a\nround",
-        "peak\nmemory",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in soundings:
-        table.add_row(
-            one.peer,
-            str(one.completions),
-            f"{one.reward:.2f}",
-            "–" if one.formats is None else f"{one.formats / one.completions:.0%}",
-            "–" if one.answers is None else f"{one.answers / one.completions:.0%}",
-            f"{one.signal:.0%}",
-            f"{one.tokens_per_second:,.0f}",
-            seconds_text(one.seconds_per_round),
-            in_bytes(one.peak_bytes) if one.peak_bytes else "–",
-        )
-    table.caption = (
-        "peak memory is that of some of these groups; a round samples and learns from more: what that takes stands "
-        "below, and by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
-        "groups"
-    )
-    if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:
-        say = "says" if groups == 1 else "say"
-        table.caption += f". {counted(groups, 'group').capitalize()} {say} little"
-        more = min(2 * FEW, recipe.training.prompts_per_round)
-        table.caption += f": --groups {more} narrows it" if more > groups else ", and a round has no more prompts"
-    table.caption_justify = "left"
-    console.print(table)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    console.print(_soundings_table(soundings, recipe))
     kept, rounds = counted(checkpoints_kept(recipe.training), "checkpoint"), recipe.training.rounds
     for one in soundings:
-        console.print(
+        say(
             f"{one.peer}: {kept} of {in_bytes(one.checkpoint_bytes)}; offers {in_bytes(one.message_bytes)} "
             f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting; "
-            f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one",
-            highlight=False,
+            f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one"
         )
     each = [rounds * one.seconds_per_round for one in soundings]
     seconds, how = sum(each), "in turns, all peers' seconds"
@@ -256,17 +142,17 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         if seconds == slowest:
             how = "at the same time, the slowest peer's seconds"
     if len(soundings) > 1:
-        console.print(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}", highlight=False)
+        say(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}")
     if seconds > LONG:
-        console.print(SHORTER, highlight=False)
+        say(SHORTER)
     if soundings and (compared := soundings[0].compared):  # the peers have one task
-        console.print(f"answers are compared {COMPARED[compared]}", highlight=False)
+        say(f"answers are compared {COMPARED[compared]}")
     for one in soundings:
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
     advised: list[Sounding] = []
-    said: dict[str, list[str]] = {}
+    peers_of: dict[str, list[str]] = {}
     for one in soundings:
         changes = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt)
         advised += [one] if any(line.endswith(BELOW) for line in changes) else []
@@ -276,14 +162,84 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
                 f'filter drops nothing; with short ones objective.kl_estimator = "k3" and kl_threshold = 0.5 do filter'
             )
         for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
-            said.setdefault(line, []).append(one.peer)
-    for line, peers in said.items():
-        console.print(f"{', '.join(peers)}: {line}", highlight=False, markup=False)
+            peers_of.setdefault(line, []).append(one.peer)
+    for line, peers in peers_of.items():
+        say(f"{', '.join(peers)}: {line}")
     for part in easy_formats(advised, recipe.prompt, recipe.reward):
         console.print(part, end="", highlight=False, markup=False)
+
+
+def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
+    head = ["Peer", "Completions", "Reward", "Format right", "Answer right", "Groups with signal"]
+    head += ["Tokens/s", "s a round", "Peak memory"]
+    rows = [
+        [
+            one.peer,
+            str(one.completions),
+            f"{one.reward:.2f}",
+            "–" if one.formats is None else f"{one.formats / one.completions:.0%}",
+            "–" if one.answers is None else f"{one.answers / one.completions:.0%}",
+            f"{one.signal:.0%}",
+            f"{one.tokens_per_second:,.0f}",
+            seconds_text(one.seconds_per_round),
+            in_bytes(one.peak_bytes) if one.peak_bytes else "–",
+        ]
+        for one in soundings
+    ]
+    note = (
+        "peak memory is that of some of these groups; a round samples and learns from more: what that takes stands "
+        "below, and by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
+        "groups"
+    )
+    if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:
+        say = "says" if groups == 1 else "say"
+        note += f". {counted(groups, 'group').capitalize()} {say} little"
+        more = min(2 * FEW, recipe.training.prompts_per_round)
+        note += f": --groups {more} narrows it" if more > groups else ", and a round has no more prompts"
+    return on_terminal(Table.of(f"{recipe.name}: before the first round", head, rows, note))
 
 
 def shortened(text: str) -> str:
     """A text on one line, its invisible characters spelled out, cut in its middle."""
     line = visible(text.replace("\n", "⏎"))
     return line if len(line) <= 160 else f"{line[:80]} … {line[-80:]}"
+
+
+def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
+    """The peers that answered, of whatever swarm: where each is, whom it sees, and what it took from the others."""
+    head = ["Run", "Peer", "Round", "Behind", "Doing", "Reward", "Sees", "Admitted", "Rejected", "Late", "MB in"]
+    head.append("Quarantined")
+    newest: dict[str, int] = {}
+    for peer in peers:
+        newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
+    rows = []
+    for peer in peers:
+        sources = peer.get("from")
+        of_others = sources.items() if isinstance(sources, dict) else ()
+        totals = {n: s for n, s in of_others if n != peer.get("peer") and isinstance(s, dict)}
+        sums = [sum(_count(s.get(k)) for s in totals.values()) for k in ("admitted", "rejected", "late", "bytes")]
+        live, reward, rounds = peer.get("live"), peer.get("reward"), _count(peer.get("rounds"))
+        rows.append(
+            [
+                f"{_word(peer.get('name'), 32)} {_word(peer.get('run'), 6)}",
+                _word(peer.get("peer"), 64),
+                f"{_count(peer.get('round')) + 1}/{rounds}" if rounds else "–",
+                str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
+                _word(peer.get("state"), 16),
+                number(reward) if isinstance(reward, float) else "",
+                ", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else "",
+                *map(str, sums[:3]),
+                f"{sums[3] / 1e6:.2f}",
+                ", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined")),
+            ]
+        )
+    return on_terminal(Table.of("" if peers else "no peer answered", head, rows))
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and is_count(value) else 0  # what comes over the network may be anything
+
+
+def _word(text: object, longest: int) -> str:
+    """A word from the network without control characters."""
+    return "".join(c for c in str(text) if c.isprintable())[:longest]

@@ -6,43 +6,60 @@ bound to this machine, and the Host header must be a local name: a foreign page 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from ftis.config import FtisError
 from ftis.records.following import Directory
 from ftis.swarm.onlooker import Onlooker
-from ftis.view.contents import Address, Link, OfSwarm, of_directory
-from ftis.view.layout import asset
-from ftis.view.live import Content, Shown, View
+from ftis.view.live import Address, OfSwarm, Shown, View, of_directory
+from ftis.view.sections import asset
 
-if TYPE_CHECKING:
+
+class WatchError(FtisError):
+    """The page cannot be served."""
+
+
+try:
+    import uvicorn
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    raise WatchError(
+        f"ftis watch needs {error.name}, which is not installed: pip install '.[watch]' in ftis's clone"
+    ) from None
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Where a server is reached from this machine alone, so that its pages need no token."""
+"""Names by which a server is reached from this machine alone, so that its pages need no token."""
 
 EVERY = 0.8
 """Seconds between two looks at the records."""
 
 YIELDING = 10
-"""By how much the server is nicer than what it watches: where cores are scarce, the run goes first."""
+"""By how much the server is nicer than what it watches: if cores are scarce, the run goes first."""
 
 SIGN_OF_LIFE = 15.0
 """Seconds after which a browser hears something in any case, so that it notices a connection that is gone."""
 
 MOST_VIEWS = 64
 """Pages that are kept; an address can be made up."""
+
+MOST_CONNECTIONS, HEADER_SECONDS = 200, 10.0
+"""Connections that are open at a time, and seconds in which each has to send its first request."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -52,115 +69,96 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer. Styles may stand in attributes: what an arm's colour is, is no secret and runs nothing."""
-
-
-class WatchError(FtisError):
-    """The page cannot be served."""
+"""Of every answer. Styles may stand in attributes: an arm's colour is no secret and runs nothing."""
 
 
 def application(watched: Path | Onlooker, token: str = "") -> Starlette:
     """The ASGI application.
 
     Args:
-        watched: a run's or an experiment's directory, or who looks on at a swarm.
+        watched: a run's or an experiment's directory, or an onlooker at a swarm.
         token: what ``?token=`` must be; "" for none, and then only requests to this machine's own names are answered.
 
     Raises:
-        ReportError: the directory holds neither a run nor an experiment.
-        WatchError: Starlette is not installed.
+        RecordsError: the directory holds neither a run nor an experiment.
     """
-    applications, concurrency, middleware, responses, routing = _starlette()
-    content_of = _contents(watched)
+    directory = None if isinstance(watched, Onlooker) else Directory(watched)
     views: dict[Address, View] = {}
 
     def link(path: str, **query: Any) -> str:
-        said = {name: value for name, value in query.items() if value is not None} | ({"token": token} if token else {})
-        return f"/{path}" + (f"?{urlencode(said)}" if said else "")
+        given = {name: value for name, value in query.items() if value is not None}
+        given |= {"token": token} if token else {}
+        return f"/{path}" + (f"?{urlencode(given)}" if given else "")
 
-    def view_of(request: Request) -> View:
-        address, make = content_of(request.query_params.get("seed"), request.query_params.get("arm"))
-        if address not in views and len(views) >= MOST_VIEWS:
-            views.clear()
-        return views.get(address) or views.setdefault(address, View(make(link)))
+    def view_at(address: Address) -> View:
+        if address not in views:
+            if len(views) >= MOST_VIEWS:
+                views.clear()
+            content = (
+                OfSwarm(watched) if isinstance(watched, Onlooker) else of_directory(Directory(watched), address, link)
+            )
+            views[address] = View(content, address, link)
+        return views[address]
 
-    def answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """An endpoint that wants the token."""
+    def answered(answer: Callable[[Address], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that wants the token, and an address that there is."""
 
         async def endpoint(request: Request) -> Response:
-            if token and not hmac.compare_digest(request.query_params.get("token", "").encode(), token.encode()):
-                text = "The address lacks the right token: take the one that ftis watch printed.\n"
-                return _plain(responses, text, 403)
-            return _made(await answer(request))
+            query = request.query_params
+            if token and not hmac.compare_digest(query.get("token", "").encode(), token.encode()):
+                return _plain("The address lacks the right token: take the one that ftis watch printed.\n", 403)
+            address = Address() if directory is None else address_in(directory, query.get("seed"), query.get("arm"))
+            return _plain("There is no such seed or arm.\n", 400) if address is None else await answer(address)
 
         return endpoint
 
-    async def page(request: Request) -> Response:
-        view = view_of(request)
-        html = await concurrency.run_in_threadpool(view.document)
-        return _made(responses.HTMLResponse(html, headers=HEADERS))
+    async def page(address: Address) -> Response:
+        return HTMLResponse(await run_in_threadpool(view_at(address).document), headers=HEADERS)
 
-    async def events(request: Request) -> Response:
-        view = view_of(request)
-        stream = changes(lambda: concurrency.run_in_threadpool(view.look))
-        return _made(responses.StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS))
+    async def events(address: Address) -> Response:
+        view = view_at(address)
+        stream = changes(lambda: run_in_threadpool(view.look))
+        return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
-    def file(name: str, media_type: str) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            return _made(responses.Response(asset(name), media_type=media_type, headers=HEADERS))
+    async def css(address: Address) -> Response:
+        return Response(asset("page.css"), media_type="text/css", headers=HEADERS)
 
-        return answered(answer)
+    async def script(address: Address) -> Response:
+        return Response(asset("watch.js"), media_type="text/javascript", headers=HEADERS)
 
-    app: Starlette = applications.Starlette(
-        routes=[
-            routing.Route("/", answered(page)),
-            routing.Route("/events", answered(events)),
-            routing.Route("/page.css", file("page.css", "text/css")),
-            routing.Route("/watch.js", file("watch.js", "text/javascript")),
-        ],
+    paths = {"/": page, "/events": events, "/page.css": css, "/watch.js": script}
+    app = Starlette(
+        routes=[Route(path, answered(answer)) for path, answer in paths.items()],
         exception_handlers={
-            404: lambda request, error: _plain(responses, "There is nothing here.\n", 404),
-            405: lambda request, error: _plain(responses, "This page can only be read.\n", 405),
+            404: lambda request, error: _plain("There is nothing here.\n", 404),
+            405: lambda request, error: _plain("This page can only be read.\n", 405),
         },
     )
     if not token:  # a page elsewhere whose name was made to lead here would be answered else
-        app.add_middleware(middleware.TrustedHostMiddleware, allowed_hosts=[*LOCAL, "[::1]"], www_redirect=False)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL, "[::1]"], www_redirect=False)
     return app
 
 
-def _contents(
-    watched: Path | Onlooker,
-) -> Callable[[str | None, str | None], tuple[Address, Callable[[Link], Content]]]:
-    """Which page the seed and the arm in an address ask for, and what makes its content."""
-    if isinstance(watched, Onlooker):
-        return lambda seed, arm: (Address(), lambda link: OfSwarm(watched, link))
-    directory = Directory(watched)
-
-    def asked(seed: str | None, arm: str | None) -> tuple[Address, Callable[[Link], Content]]:
-        known_seed = int(seed) if seed and seed.isdecimal() and int(seed) in directory.seeds else None
-        address = Address(known_seed, arm if arm in {a.name for a in directory.arms} else None)
-        return address, lambda link: of_directory(directory, address, link)
-
-    return asked
+def address_in(directory: Directory, seed: str | None, arm: str | None) -> Address | None:
+    """The page that the seed and the arm in an address ask for; None if there is none."""
+    seeds = {str(known): known for known in directory.plan.seeds}
+    if (seed is not None and seed not in seeds) or (
+        arm is not None and arm not in {a.name for a in directory.plan.arms}
+    ):
+        return None
+    return Address(None if seed is None else seeds[seed], arm)
 
 
-def _plain(responses: Any, text: str, status: int) -> Response:
-    return _made(responses.PlainTextResponse(text, status_code=status, headers=HEADERS))
+def _plain(text: str, status: int) -> Response:
+    return PlainTextResponse(text, status_code=status, headers=HEADERS)
 
 
-def _made(response: Response) -> Response:
-    """An answer whose class was imported where it is used."""
-    return response
-
-
-async def changes(look: Callable[[], Any]) -> AsyncIterator[str]:
+async def changes(look: Callable[[], Awaitable[Shown]]) -> AsyncIterator[str]:
     """What a browser is sent: the page as it stands, then of each change what is new. Ends when nobody listens."""
-    import asyncio
-
     sent, quiet = Shown(0, "", "", {}), 0.0
     yield "retry: 1000\n\n"
     while True:
-        shown: Shown = await look()
+        shown = await look()
         if shown.number != sent.number:
             yield f"data: {json.dumps(_difference(sent, shown))}\n\n"
             sent, quiet = shown, 0.0
@@ -177,17 +175,29 @@ def _difference(before: Shown, now: Shown) -> dict[str, Any]:
     return {"title": now.title, "header": now.header, "order": list(now.sections), "sections": differing}
 
 
+class Connection(H11Protocol):
+    """A connection that is closed unless it soon asks for something; one without a request makes room for another."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+            next((other for other in others if getattr(other, "cycle", None) is None), self).transport.close()
+        self.loop.call_later(HEADER_SECONDS, self.close_idle)
+
+    def close_idle(self) -> None:
+        """Close the connection if no request has come."""
+        if getattr(self, "cycle", None) is None:
+            self.transport.close()
+
+
 def serve(watched: Path | Onlooker, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C. ``say`` gets its address once it can be opened.
 
     Raises:
-        ReportError: the directory holds neither a run nor an experiment.
-        WatchError: the port is in use, or a package is not installed.
+        RecordsError: the directory holds neither a run nor an experiment.
+        WatchError: the port is in use.
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise _not_installed("uvicorn") from None
     token = "" if host in LOCAL else secrets.token_urlsafe(16)
     app = application(watched, token)
     try:
@@ -200,19 +210,8 @@ def serve(watched: Path | Onlooker, host: str, port: int, say: Callable[[str], N
             os.nice(YIELDING)
         say(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
         # Browsers keep their event streams open: they are not waited for at the end.
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, server_header=False)
+        config = uvicorn.Config(
+            app, log_level="critical", timeout_graceful_shutdown=1, server_header=False, http=Connection
+        )
         with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])
-
-
-def _starlette() -> tuple[Any, ...]:
-    try:
-        from starlette import applications, concurrency, responses, routing
-        from starlette.middleware import trustedhost
-    except ImportError:
-        raise _not_installed("starlette") from None
-    return applications, concurrency, trustedhost, responses, routing
-
-
-def _not_installed(package: str) -> WatchError:
-    return WatchError(f"ftis watch needs {package}, which is not installed: pip install '.[watch]' in ftis's clone")

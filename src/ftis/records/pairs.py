@@ -1,8 +1,4 @@
-"""What the peers of one arm recorded of each other round by round, for the report and for the page that is watched.
-
-The report reads whole files of one seed or several, the watched page what it keeps of one run's. Both show the values
-that follow from here.
-"""
+"""What the peers of one arm measured of each other round by round, from one seed or several, whole or followed."""
 
 from __future__ import annotations
 
@@ -12,9 +8,7 @@ from itertools import zip_longest
 
 from ftis.metric_keys import peer_key
 from ftis.recipe.arms import Arm
-from ftis.records.following import ArmOfRun
-from ftis.records.reading import RoundRow, Study
-from ftis.view.drawing import short
+from ftis.records.reading import ArmOfRun, RoundRow, Study
 
 MOST_FIGURES = 12
 """Figures of a kind, as of the pairs in a swarm of four. Beyond, figures show several pairs together."""
@@ -32,14 +26,6 @@ class PairMeasures:
     learner: str
     source: str
     rounds: Sequence[tuple[str, Sequence[RoundRow]]]
-
-    @property
-    def title(self) -> str:
-        return f"{short(self.learner)} ← {short(self.source)}"
-
-    def name(self, kind: str) -> str:
-        """Of a figure of that kind."""
-        return f"{kind}-{self.arm}-{self.learner}-from-{self.source}"
 
     def values(self, measure: str, absent: float | None = None) -> dict[int, list[float]]:
         """A measure by finished rounds, a value per pair and seed; those without it count ``absent``, or not at all."""
@@ -68,17 +54,17 @@ class ArmRounds:
     runs: Mapping[int, Mapping[str, Sequence[RoundRow]]]
 
     @staticmethod
-    def studied(study: Study, arm: Arm) -> ArmRounds:
-        """Every round, of the seeds that the report shows."""
-        peers = study.peer_names
-        runs = {seed: {name: study.peer(seed, arm.name, name).rounds for name in peers} for seed in study.seeds_shown}
-        return ArmRounds(arm.name, _sources(arm, peers), runs)
+    def studied(study: Study, name: str) -> ArmRounds:
+        """Every round of an arm, of the seeds that the report shows."""
+        arms = {seed: study.arm_of(seed, name) for seed in study.seeds_shown}
+        runs = {seed: {peer: of.rounds for peer, of in arm.peers.items()} for seed, arm in arms.items()}
+        return ArmRounds(name, _sources(next(iter(arms.values())).arm, study.peer_names), runs)
 
     @staticmethod
-    def followed(arm: ArmOfRun, *, lately: bool = False) -> ArmRounds:
-        """The rounds that are kept of a run that may still be written; ``lately`` the last of them."""
-        runs = {name: peer.recent if lately else peer.rounds for name, peer in arm.peers.items()}
-        return ArmRounds(arm.arm.name, _sources(arm.arm, arm.peers), {arm.recipe.seed: runs})
+    def followed(arm: ArmOfRun) -> ArmRounds:
+        """The rounds that are known of one run, which may still be written."""
+        runs = {name: peer.rounds for name, peer in arm.peers.items()}
+        return ArmRounds(arm.arm.name, _sources(arm.arm, arm.peers), {arm.arm.recipe.seed: runs})
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -91,7 +77,7 @@ class ArmRounds:
         return any(rounds for run in self.runs.values() for rounds in run.values())
 
     def measures(self, learner: str, sources: Sequence[str], name: str = "") -> PairMeasures:
-        """What a learner measured of some sources, which are called ``name`` where there are several."""
+        """What a learner measured of some sources, which are called ``name`` if there are several."""
         rounds = [(source, run[learner]) for source in sources for run in self.runs.values()]
         return PairMeasures(self.arm, learner, name or sources[0], rounds)
 

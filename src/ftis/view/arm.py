@@ -1,0 +1,195 @@
+"""One arm of a run, as sections of a page: is it working, curves, cost, events.
+
+The page that is watched and the static report lay out the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ftis.check.formatting import amount, counted, seconds_text
+from ftis.records.pairs import ArmRounds
+from ftis.records.reading import VALIDATION, ArmOfRun, OwnSeconds, PeerRun, RoundRow
+from ftis.records.standing import reward_means, standings
+from ftis.view.charts import ROUND, Chart, Series, chart
+from ftis.view.completions import latest
+from ftis.view.exchanges import honesty, taken, weighed
+from ftis.view.sections import Table
+from ftis.view.sentences import About, about, headline
+
+LATELY = 32
+"""Rounds over which a round's seconds are averaged."""
+
+LAST_EVENTS = 40
+"""Events that are shown."""
+
+LONGEST_EVENT = 400
+"""Letters of an event's text that are shown."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """Whether it is working: of all together, and a sentence per peer."""
+
+    headline: str
+    peers: Sequence[About]
+
+
+@dataclass(frozen=True)
+class CurveAxis:
+    """Curves over one thing; ``key`` names it in the page."""
+
+    key: str
+    label: str
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """The same curves over rounds, own tokens and own seconds; a page shows one of them."""
+
+    overs: Sequence[CurveAxis]
+    thinned: bool
+    arm: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    table: Table
+    about: bool
+
+
+@dataclass(frozen=True)
+class EventLine:
+    when: str
+    peer: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Events:
+    lines: Sequence[EventLine]
+
+
+def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
+    """How the peers stand; ``now`` in seconds since the epoch, or None for records that nobody writes any more."""
+    found = standings(arm, now)
+    peers = [about(of) for of in found]
+    return Glance(headline(peers, found), peers)
+
+
+def rounds(arm: ArmOfRun) -> CurveSet | None:
+    """Accuracy and reward of every peer; None before anything was measured."""
+    if not any(peer.rounds or peer.evaluations for peer in arm.peers.values()):
+        return None
+    axes: list[tuple[str, str, Callable[[PeerRun, int], float | None]]] = [
+        ("rounds", ROUND, lambda peer, step: step),
+        ("tokens", "own tokens", PeerRun.tokens_after),
+        ("seconds", "own seconds", PeerRun.seconds_after),
+    ]
+    overs = []
+    for key, label, of in axes:
+
+        def series(values: Callable[[PeerRun], Sequence[tuple[int, float]]], of: Any = of) -> list[Series]:
+            return [
+                Series(name, arm.colour_of(name), [(x, y) for step, y in values(p) if (x := of(p, step)) is not None])
+                for name, p in arm.peers.items()
+            ]
+
+        charts = [
+            chart("Accuracy on validation", label, series(lambda p: [(e.step, e.accuracy) for e in p.on(VALIDATION)])),
+            chart("Reward of own completions", label, series(lambda p: reward_means(p.rounds))),
+        ]
+        overs.append(CurveAxis(key, label, charts))
+    return CurveSet(overs, any(peer.thinned for peer in arm.peers.values()), arm.arm.name)
+
+
+def spent_table(arm: ArmOfRun) -> Cost | None:
+    """What each peer has spent so far; None before the first round. If rows are left out, totals are about right."""
+    rows = []
+    for name, peer in arm.peers.items():
+        if not peer.rounds:
+            continue
+        lately = peer.rounds[-LATELY:]
+        own, n = OwnSeconds.over(lately), len(lately)
+        waited = fmean(row.measures.get("time/wait", 0.0) for row in lately)
+        each = ["–"] * 4
+        if own is not None:
+            each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training)] + [seconds_text(waited)]
+        tokens = amount(lately[-1].measures.get("tokens_sampled"))
+        moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
+        rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately)])
+    if not rows:
+        return None
+    head = ["Peer", "Rounds", "Own tokens", "MB sent", "MB received"]
+    head += ["s sampling", "s exchange", "s training", "s waiting", "Tokens/s"]
+    caption = "What each peer has spent; seconds of a round are means of the last ones"
+    return Cost(Table.of(caption, head, rows), any(peer.thinned for peer in arm.peers.values()))
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:,.0f}"
+
+
+def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
+    seconds = sum(row.measures.get("time/sample", 0.0) for row in rows[1:])
+    first, last = (row.measures.get("tokens_sampled") for row in (rows[0], rows[-1]))
+    return amount((last - first) / seconds) if seconds and first is not None and last is not None else "–"
+
+
+def events(arm: ArmOfRun) -> Events | None:
+    """What happened, the newest first: what peers noticed, and evaluations."""
+    found: list[tuple[str, int, EventLine]] = []
+    for name, peer in arm.peers.items():
+        for row in peer.events:
+            text = _in_words(row, arm.rounds)
+            if text:
+                when, after = str(row.get("time", "")), int(row.get("step", row.get("round", 0)) or 0)
+                found.append((when, after, EventLine(when, name, text[:LONGEST_EVENT])))
+        if not peer.events:
+            by_step: dict[int, dict[str, float]] = {}
+            for of in peer.evaluations:
+                by_step.setdefault(of.step, {})[of.split] = of.accuracy
+            for step, splits in by_step.items():
+                found.append(("", step, EventLine(f"round {step}", name, _evaluated(splits))))
+    found.sort(key=lambda event: event[:2], reverse=True)
+    return Events([line for _, _, line in found[:LAST_EVENTS]]) if found else None
+
+
+def _in_words(row: Mapping[str, Any], rounds: int) -> str:
+    step = row.get("step", 0)
+    match row.get("kind"):
+        case "network":
+            return str(row.get("text", ""))
+        case "start":
+            return f"ready, {step} of {counted(rounds, 'round')} finished"
+        case "evaluation":
+            splits = {k: v for k, v in row.items() if k not in ("time", "kind", "step") and isinstance(v, float)}
+            return f"{_evaluated(splits)} after {counted(int(step), 'round')}"
+        case "stopped":
+            return f"stopped after {counted(int(step), 'round')}, as it was asked to"
+        case "finished":
+            return f"finished its last round, {step}"
+    return ""
+
+
+def _evaluated(splits: Mapping[str, float]) -> str:
+    return "evaluated: " + ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
+
+
+def sections_of(arm: ArmOfRun, seen: Glance) -> dict[str, tuple[str, Callable[[], object]]]:
+    """What a page shows of an arm, by anchor: titles, and what makes the views."""
+    pairs = ArmRounds.followed(arm)
+    return {
+        "glance": ("Is it working?", lambda: seen),
+        "rounds": ("Curves", lambda: rounds(arm)),
+        "taken": ("Who learned from whom", lambda: taken(pairs)),
+        "weighed": ("Weights and divergence", lambda: weighed(pairs, arm.arm.recipe.objective)),
+        "honesty": ("Honesty", lambda: honesty(pairs)),
+        "spent": ("Cost", lambda: spent_table(arm)),
+        "completions": ("Last completions", lambda: latest(arm)),
+        "events": ("Events", lambda: events(arm)),
+    }

@@ -1,0 +1,471 @@
+"""What an experiment or a run of several arms came to: verdicts with what to know before believing them, curves over
+arms, accuracy with its tests, budgets and cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ftis.check.formatting import amount, counted, number, p_text, seconds_text, true_minus
+from ftis.comparison.budgets import mean_spent
+from ftis.config import PeerConfig
+from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
+from ftis.view import figures
+from ftis.view.charts import Panel, Style, arm_styles
+from ftis.view.sections import (
+    MOST_UNFOLDED,
+    ArmLabel,
+    Cell,
+    PanelRow,
+    Row,
+    RowGroup,
+    Section,
+    Table,
+    split_heading,
+    with_interval,
+)
+
+SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
+
+
+def headlines(results: Mapping[str, Any]) -> list[str]:
+    """A sentence for each baseline on the comparisons with it on validation, or one on why nothing is compared."""
+    baselines = results["baselines"]
+    if not results["seeds"]:
+        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
+        return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
+    if results["elsewhere"]:
+        return [
+            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
+            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
+        ]
+    if not baselines:
+        return ['Nothing is compared: no baseline was run (experiment.baselines names them, by default ["alone"]).']
+    if not results["comparisons"]:
+        be = "is the only arm" if len(baselines) == 1 else "are the only arms"
+        return [f"Nothing is compared: {' and '.join(baselines)} {be}."]
+    return [_headline(results, baseline) for baseline in baselines]
+
+
+def _headline(results: Mapping[str, Any], baseline: str) -> str:
+    peers, means = (
+        [c for c in results[key] if c["split"] == VALIDATION and c["baseline"] == baseline]
+        for key in ("comparisons", "together")
+    )
+    budgets, n = {c["equal"] for c in peers}, len(results["seeds"])
+    equally = f" ({budgets.pop()})" if len(budgets) == 1 else ""
+    who = f", mean over {len(results['peers'])} peers" if means else ""
+    if n == 1:
+        differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in means or peers)
+        return (
+            f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
+            f"--seeds trains several."
+        )
+    against = f"{baseline} on validation{equally}, over {counted(n, 'seed')}: "
+    if not means:
+        return f"Of {counted(len(peers), 'comparison')} with {against}{_by_label(peers)}."
+    return f"The mean over peers against {against}{_by_label(means)}. Peer by peer: {_by_label(peers)}."
+
+
+def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
+    labels = [c["label"] for c in compared]
+    counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
+    return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
+
+
+@dataclass(frozen=True)
+class VerdictRow:
+    """An arm's verdict on one split; ``split`` is "" for validation, ``kind`` is "better", "worse" or "no"."""
+
+    arm: ArmLabel
+    split: str
+    kind: str
+    symbol: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class VerdictGroup:
+    """The verdicts against one baseline; ``equal`` says in words which budget is the same."""
+
+    baseline: ArmLabel
+    equal: str
+    verdicts: Sequence[VerdictRow]
+    figure: Panel
+
+
+@dataclass(frozen=True)
+class Card:
+    """The verdicts on one peer, or on the mean over all; ``model`` says which model it trains."""
+
+    peer: str
+    model: str
+    groups: Sequence[VerdictGroup]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The section.
+
+    Attributes:
+        comparisons: the number of those that p is corrected for, in words; "" if none.
+        mean: the mean over peers; None of one peer, or if nothing is compared.
+        folded: whether the cards are shown on request only, as there are many.
+    """
+
+    baselines: str
+    comparisons: str
+    last_evaluations: int
+    mean: Card | None
+    cards: Sequence[Card]
+    folded: bool
+    cautions: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SplitCurves:
+    """The curves of one split.
+
+    Attributes:
+        mean: of the mean over peers, if it is compared or there are many peers; else None.
+        folded: whether those of the peers lie under a line that opens, as there are many.
+    """
+
+    heading: str
+    mean: PanelRow | None
+    panels: PanelRow
+    peers: int
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Curves:
+    intro: str
+    splits: Sequence[SplitCurves]
+
+
+def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
+    family = len(results["comparisons"]) + len(results["together"])
+    return Verdicts(
+        baselines=", ".join(results["baselines"]),
+        comparisons=counted(family, "comparison") if family else "",
+        last_evaluations=LAST_EVALUATIONS,
+        mean=_mean_card(study, results, styles) if results["together"] else None,
+        cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
+        folded=len(study.peer_names) > MOST_UNFOLDED and bool(results["together"]),
+        cautions=_cautions(study, results),
+    )
+
+
+def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
+    compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
+    return Card(peer.name, model_in_words(peer), _groups(peer.name, compared, styles))
+
+
+def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
+    n = len(study.peer_names)
+    return Card("The mean over peers", f"{n} peers", _groups(figures.MEAN, results["together"], styles))
+
+
+def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Comparisons in groups: by baseline, and by what is equal to it in words."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for c in comparisons:
+        groups.setdefault((c["baseline"], c["equal"]), []).append(c)
+    return groups
+
+
+def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
+    """Comparisons by baseline and budget; ``name`` is the peer's, or that of the mean."""
+    return [
+        VerdictGroup(
+            baseline=ArmLabel(baseline, styles[baseline].ink),
+            equal=equal,
+            verdicts=[_verdict(c, styles) for c in group],
+            figure=figures.differences(name, group, styles),
+        )
+        for (baseline, equal), group in by_budget(compared).items()
+    ]
+
+
+def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> VerdictRow:
+    arm, label = comparison["arm"], comparison["label"]
+    return VerdictRow(
+        arm=ArmLabel(arm, styles[arm].ink),
+        split="" if comparison["split"] == VALIDATION else comparison["split"],
+        kind=label.split()[0],
+        symbol=SYMBOLS[label],
+        label=label,
+        text=true_minus(comparison["text"].removeprefix(label)),
+    )
+
+
+def model_in_words(peer: PeerConfig) -> str:
+    """Which model a peer trains, and what of it."""
+    how = {"full": "trained in full", "lora": f"LoRA, r = {peer.lora_r}", "subset": "a subset trained"}[peer.train]
+    return f"{peer.model}, {how}"
+
+
+def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
+    n = len(results["seeds"])
+    cautions = [f"Seed {seed} is left out: {why}." for seed, why in results["left_out"].items()]
+    cautions += [f"Arm {arm} was not run." for arm in results["not_run"]]
+    if results["comparisons"] and n == 1:
+        cautions.append("One seed cannot tell a difference from luck.")
+    elif results["comparisons"] and n < 6:
+        cautions.append(
+            f"With {n} seeds the test without assumptions, sign flips, cannot give p below {2 / 2**n:.3g}; the t-test "
+            f"can, but trusts that differences are spread normally."
+        )
+    if results["elsewhere"]:
+        cautions.append(
+            f"This peer learned together with {', '.join(results['elsewhere'])}, whose records are on other machines: "
+            f"the page shows what this peer measured."
+        )
+    else:
+        wanted = study.recipe.experiment.baselines
+        missing = [baseline for baseline in wanted if baseline not in results["baselines"]]
+        consequence = "is not compared with" if results["baselines"] else "is not among the arms: nothing is compared"
+        cautions += [f"The baseline {baseline} {consequence}." for baseline in missing]
+    cautions += [matched["text"] for matched in results["matched"]]
+    cautions += [note[0].upper() + note[1:] + "." for note in results["notes"]]
+    return cautions
+
+
+def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Curves:
+    n = len(study.seeds_shown)
+    measure = results["accuracy_is"]
+    intro = f"{measure[0].upper()}{measure[1:]}, on held-out problems; on validation over rounds, over the tokens that "
+    intro += "the peer sampled itself, and over the seconds that it worked itself, waiting for the others left out. "
+    if n == 1:
+        intro += "One seed, so no band."
+    elif n < figures.MIN_SEEDS_OF_BAND:
+        intro += f"Bold: mean over {n} seeds; thin: each seed. A 95% band of two seeds would fill the panels: none is "
+        intro += "drawn."
+    else:
+        intro += f"Bold: mean over {n} seeds; band: its 95% interval (Student’s t); thin: each seed."
+    if not study.seeds:
+        intro += " Unfinished seeds, as far as they are."
+    return Curves(intro, [_split_curves(results, split, styles) for split in results["splits"]])
+
+
+def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
+    """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds.
+
+    Where means over peers are compared, or of many peers, the mean comes first.
+    """
+    overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
+    peers = len(results["peers"])
+    mean, folded = None, peers > MOST_UNFOLDED
+    if folded or results["together"]:
+        mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs))
+    panels = PanelRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
+    return SplitCurves(split_heading(split), mean, panels, peers, folded)
+
+
+SHOWN = ("better", "worse")
+"""The verdicts that a difference is shown."""
+
+MOST_PEER_COLUMNS = 8
+"""More peers would make the table of means wider than a page."""
+
+
+OF_ROLLOUTS = ("Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated")
+OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received")
+"""Headings of what a peer spent."""
+
+
+@dataclass(frozen=True)
+class SplitAccuracy:
+    """The accuracy on one split.
+
+    Attributes:
+        means: of the mean over peers; None of one peer, or if nothing is compared.
+        folded: whether the peers' own table is shown on request only, as they are many.
+    """
+
+    heading: str
+    means: Table | None
+    table: Table
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A table per split; ``compared`` says whether they have tests."""
+
+    compared: bool
+    splits: Sequence[SplitAccuracy]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What each peer spent; ``matched`` are sentences on what arms have as much of.
+
+    Attributes:
+        collaborative: whether an arm's peers learn together, so that joining can have saved something.
+        means: of rollouts, and of seconds and bytes, over many peers, whose own tables are shown on request only; empty
+            if they are few.
+    """
+
+    matched: Sequence[str]
+    collaborative: bool
+    means: Sequence[Table]
+    rollouts: Table
+    seconds: Table
+
+
+def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accuracy | None:
+    """None while no seed is finished."""
+    if not results["seeds"]:
+        return None
+    splits = []
+    for s in results["splits"]:
+        means = _means_table(results, s, styles)
+        folded = means is not None and len(results["peers"]) > MOST_UNFOLDED
+        splits.append(SplitAccuracy(split_heading(s), means, _accuracy_table(results, s, styles), folded))
+    return Accuracy(bool(results["comparisons"]), splits)
+
+
+def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table | None:
+    """A row per arm: each peer's final accuracy if they are few, their mean, and its distance from each baseline."""
+    compared = {(c["arm"], c["baseline"]): c for c in results["together"] if c["split"] == split}
+    if not compared:
+        return None
+    peers, baselines = results["peers"], results["baselines"]
+    shown = peers if len(peers) <= MOST_PEER_COLUMNS else []
+    rows: list[Row] = []
+    for arm, measured in results["accuracy"][split].items():
+        start = fmean(measured[peer]["start"]["mean"] for peer in peers)
+        rows.append(
+            [
+                _arm(arm, styles),
+                Cell(number(start)),
+                *(Cell(number(measured[peer]["final"]["mean"])) for peer in shown),
+                with_interval(results["accuracy_of_mean"][split][arm]["final"]),
+                *(_difference(compared.get((arm, baseline))) for baseline in baselines),
+            ]
+        )
+    head = ["Arm", "Start", *shown, "Mean", *(f"Against {baseline}" for baseline in baselines)]
+    return Table(f"Mean over {len(peers)} peers on {split}", head, [RowGroup(None, rows)])
+
+
+def _difference(comparison: Mapping[str, Any] | None) -> Cell:
+    if comparison is None:
+        return Cell()
+    return with_interval(comparison, "+", strong=comparison["label"] in SHOWN)
+
+
+def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table:
+    """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
+    head = ["Arm", "Start", "Final"]
+    if results["comparisons"]:
+        head += ["Against", "Difference", "p", "p, Holm", "p, flips", "Detectable", "Problems"]
+    groups = []
+    for peer in results["peers"]:
+        rows: list[Row] = []
+        for arm in results["arms"]:
+            measured = results["accuracy"][split][arm][peer]
+            own = [Cell(number(measured["start"]["mean"])), with_interval(measured["final"])]
+            compared = [c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)]
+            for c in compared:
+                rows.append([_arm(arm, styles), *own, _arm(c["baseline"], styles), *_test_cells(c)])
+                own = [Cell(), Cell()]
+            if not compared:
+                rows.append([_arm(arm, styles), *own, *[Cell()] * (len(head) - 3)])
+        groups.append(RowGroup(peer, rows))
+    problems = max(of["problems"] for by_peer in results["accuracy"][split].values() for of in by_peer.values())
+    seeds = counted(len(results["seeds"]), "seed")
+    return Table(f"{split}: {results['accuracy_is']}, {seeds}, {problems} problems", head, groups)
+
+
+def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
+    shown = comparison["label"] in SHOWN
+    return [
+        _difference(comparison),
+        Cell(p_text(comparison["p_value"])),
+        Cell(p_text(comparison["p_adjusted"]), strong=shown),
+        Cell(p_text(comparison["flips_p"])),
+        Cell(number(comparison["smallest_detectable"])),
+        Cell(_mcnemar(comparison["mcnemar"])),
+    ]
+
+
+def _mcnemar(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "–"
+    up = sum(r["p_adjusted"] < 0.05 and r["only_arm"] > r["only_baseline"] for r in rows)
+    down = sum(r["p_adjusted"] < 0.05 and r["only_arm"] < r["only_baseline"] for r in rows)
+    return f"{up} ↑ {down} ↓ of {len(rows)}"
+
+
+def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:
+    """None while no seed is finished."""
+    if not results["seeds"]:
+        return None
+    budget, arms, peers = results["budget"], results["arms"], results["peers"]
+    of_peers = {peer: {arm: budget[arm][peer] for arm in arms} for peer in peers}
+    rollouts, seconds = _spent_tables("means over seeds", of_peers, styles)
+    means: Sequence[Table] = []
+    if len(peers) > MOST_UNFOLDED:
+        of_mean: dict[str | None, Any] = {None: {arm: mean_spent(list(budget[arm].values())) for arm in arms}}
+        means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
+    together = any(arm.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
+    return Cost([matched["text"] for matched in results["matched"]], together, means, rollouts, seconds)
+
+
+def _spent_tables(
+    means: str, spent: Mapping[str | None, Mapping[str, Mapping[str, Any]]], styles: Mapping[str, Style]
+) -> list[Table]:
+    """What was spent of rollouts, and of seconds and bytes: under each title a row per arm."""
+    captions = {"Rollouts per round, tokens over all rounds": OF_ROLLOUTS, "Seconds and bytes over all rounds": OF_TIME}
+    tables = []
+    for caption, columns in captions.items():
+        groups = []
+        for title, by_arm in spent.items():
+            rows = []
+            for arm, of_arm in by_arm.items():
+                texts = _spent_texts(of_arm)
+                rows.append([_arm(arm, styles), *(Cell(texts[name]) for name in columns)])
+            groups.append(RowGroup(title, rows))
+        tables.append(Table(f"{caption}; {means}", ["Arm", *columns], groups))
+    return tables
+
+
+def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
+    """What a peer spent, by the heading of its column."""
+    return {
+        "Rounds": amount(spent["rounds"]),
+        "Trained on": amount(spent["rollouts_trained"], spent["rounds"]),
+        "With gradient": amount(spent["rollouts_with_gradient"], spent["rounds"]),
+        "Generated": amount(spent["rollouts_generated"], spent["rounds"]),
+        "Tokens trained on": amount(spent["tokens_trained"]),
+        "Tokens generated": amount(spent["tokens_generated"]),
+        "Sampling": seconds_text(spent["seconds_sampling"]),
+        "Exchange": seconds_text(spent["seconds_exchange"]),
+        "Training": seconds_text(spent["seconds_training"]),
+        "Own seconds": seconds_text(spent["seconds"]),
+        "Waited": seconds_text(spent["seconds_waited"]),
+        "MB sent": f"{spent['bytes_sent'] / 1e6:.2f}",
+        "MB received": f"{spent['bytes_received'] / 1e6:.2f}",
+    }
+
+
+def _arm(name: str, styles: Mapping[str, Style]) -> Cell:
+    return Cell(arm=ArmLabel(name, styles[name].ink))
+
+
+def sections(study: Study, results: Mapping[str, Any]) -> list[Section]:
+    """Verdicts, curves over arms, accuracy, budgets and cost; a section without content is left out."""
+    styles = arm_styles(results["arms"], results["baselines"])
+    found = [
+        Section("verdict", "Verdict", verdicts(study, results, styles)),
+        Section("curves", "Learning curves", curves(study, results, styles)),
+        Section("accuracy", "Accuracy", accuracy(results, styles)),
+        Section("cost", "Budgets and cost", cost(study, results, styles)),
+    ]
+    return [section for section in found if section.view is not None]

@@ -1,0 +1,282 @@
+"""What pages, a terminal and documents show, as values, and the ways to show it: HTML, a table of rich, Markdown.
+
+A section's view is a value of its own type, made of the pieces here. All text in them is unescaped. Text that models,
+peers or data sets wrote is shown, never interpreted: templates escape every value, Markdown gets what it would take for
+markup escaped, a terminal gets plain text, and every character is made visible. A page has no script except the watched
+one's own file, and reads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from importlib.resources import files
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import rich.table
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from rich.box import SIMPLE_HEAD
+from rich.text import Text
+
+from ftis.check.formatting import interval_text, number, true_minus, visible
+from ftis.records.reading import VALIDATION
+from ftis.view.charts import INKS, Chart, Panel
+
+MOST_COLUMNS = 3
+"""Charts that stand side by side."""
+
+MOST_UNFOLDED = 4
+"""Peers that a page shows one by one; of more, each lies under a line that opens, below their mean."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page; ``templates/<anchor>.html`` lays ``view`` out."""
+
+    anchor: str
+    title: str
+    view: object
+
+
+@dataclass(frozen=True)
+class ArmLabel:
+    """An arm's name behind a patch of its ink."""
+
+    name: str
+    ink: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: an arm, or text and an interval after it. ``claimed``: anybody could have said so."""
+
+    text: str = ""
+    interval: str = ""
+    strong: bool = False
+    arm: ArmLabel | None = None
+    claimed: bool = False
+
+    @property
+    def shown(self) -> str:
+        """All of it as plain text."""
+        text = f"“{self.text}”" if self.claimed else self.text
+        return " ".join(part for part in (self.arm.name if self.arm else "", text, self.interval) if part)
+
+
+Row = Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows under a title that spans the table; None is no title."""
+
+    title: str | None
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; ``note`` explains its columns below it."""
+
+    caption: str
+    head: Sequence[str]
+    groups: Sequence[RowGroup]
+    note: str = ""
+
+    @staticmethod
+    def of(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
+        """A table of plain texts."""
+        return Table(caption, head, [RowGroup(None, [[Cell(text) for text in row] for row in rows])], note)
+
+
+@dataclass(frozen=True)
+class PanelRow:
+    """Charts side by side, at most three to a line."""
+
+    panels: Sequence[Panel]
+    columns: int
+
+    @staticmethod
+    def of(panels: Sequence[Panel], columns: int) -> PanelRow:
+        return PanelRow(panels, min(columns, MOST_COLUMNS))
+
+
+def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
+    """A cell with a mean and its interval, if there is one."""
+    ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
+    return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
+
+
+def parts_of(view: object, kind: type[T]) -> Iterator[T]:
+    """Everything of a kind, as panels or tables, anywhere in a view."""
+    if isinstance(view, kind):
+        yield view
+    elif is_dataclass(view):
+        for part in fields(view):
+            yield from parts_of(getattr(view, part.name), kind)
+    elif isinstance(view, (list, tuple)):
+        for item in view:
+            yield from parts_of(item, kind)
+
+
+def split_heading(split: str) -> str:
+    return "Validation" if split == VALIDATION else f"Out of distribution: {split}"
+
+
+ABOVE = 38
+"""Room for a chart's title and subtitle in a file, in units of the drawing."""
+
+
+@dataclass(frozen=True)
+class PageLink:
+    """A page beside this one, as another arm's; ``current`` is this one."""
+
+    title: str
+    address: str
+    current: bool = False
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What a watched page needs: the addresses of its stylesheet, its script and its events.
+
+    Attributes:
+        about: what it follows, as a sentence.
+    """
+
+    stylesheet: str
+    script: str
+    events: str
+    about: str
+    places: Sequence[PageLink] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page. ``facts`` stand above its title, ``headlines`` below; ``watching`` is None of the static report."""
+
+    title: str
+    facts: Sequence[str]
+    question: str
+    headlines: Sequence[str]
+    sections: Sequence[Section]
+    watching: Watching | None = None
+
+
+def render(page: Page) -> str:
+    """The page as one HTML document. A static page has its stylesheet in itself, and no script."""
+    return render_around(page, [render_section(section) for section in page.sections])
+
+
+def render_around(page: Page, sections: Sequence[str]) -> str:
+    """The same around sections that were rendered before."""
+    body = Markup("\n").join(map(Markup, sections))
+    return _environment().get_template("page.html").render(page=page, body=body, css=asset("page.css")) + "\n"
+
+
+def render_header(page: Page) -> str:
+    """What a watched page has above its sections."""
+    return _environment().get_template("header.html").render(page=page)
+
+
+def render_section(section: Section) -> str:
+    """One section by itself, as it stands in a page."""
+    return _environment().get_template("section.html").render(section=section)
+
+
+def render_figure(rows: Sequence[Sequence[Chart]]) -> str:
+    """Charts in rows and columns as one SVG document."""
+    heights = [max(chart.height for chart in row) + ABOVE for row in rows]
+    placed = [
+        (x, y + ABOVE, chart)
+        for row, y in zip(rows, accumulate(heights, initial=0), strict=False)
+        for chart, x in zip(row, accumulate((chart.width for chart in row), initial=0), strict=False)
+    ]
+    wide = max(sum(chart.width for chart in row) for row in rows)
+    figure = _environment().get_template("figure.svg")
+    return figure.render(charts=placed, width=wide, height=sum(heights), inks=INKS) + "\n"
+
+
+def asset(name: str) -> str:
+    """A file beside the templates."""
+    return files("ftis.view").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("ftis.view"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _finalize(value: object) -> str:
+    """What a template's expression becomes before it is escaped; what is HTML already stays as it is."""
+    return value if isinstance(value, Markup) else visible(value)
+
+
+def markdown(title: str, sections: Iterable[Section]) -> str:
+    """Every table in the sections' views, each under its caption, as one Markdown document."""
+    blocks = [f"# {escaped(title)}"]
+    for section in sections:
+        tables = list(parts_of(section.view, Table))
+        if tables:
+            blocks += [f"## {escaped(section.title)}", *(table_in_markdown(table) for table in tables)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def table_in_markdown(table: Table) -> str:
+    """The caption, and the table below it; if rows have a group's title, it is their first column."""
+    titled = any(group.title for group in table.groups)
+    head = [""] * titled + [escaped(name) for name in table.head]
+    rows = [
+        [escaped(group.title or "")] * titled + [_cell_in_markdown(cell) for cell in row]
+        for group in table.groups
+        for row in group.rows
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join([escaped(table.caption), "", *lines])
+
+
+def _cell_in_markdown(cell: Cell) -> str:
+    shown = " ".join(
+        part for part in (escaped(Cell(cell.text, arm=cell.arm, claimed=cell.claimed).shown), cell.interval) if part
+    )
+    return f"**{shown}**" if cell.strong and shown else shown
+
+
+def escaped(text: str) -> str:
+    """Text on one line that Markdown shows as it is. A bare address may still become a link."""
+    return re.sub(r"([\\`*_~$&\[\]|#]|<(?=[A-Za-z/!?]))", r"\\\1", " ".join(visible(text).split()))
+
+
+def on_terminal(table: Table, columns: Sequence[str] = ()) -> rich.table.Table:
+    """A table for a terminal, of all columns or of those named. Columns of numbers stand at the right."""
+    shown = [i for i, name in enumerate(table.head) if not columns or name in columns]
+    titled = any(group.title for group in table.groups)
+    drawn = rich.table.Table(title=Text(table.caption), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    if titled:
+        drawn.add_column("", overflow="fold", max_width=16)
+    rows = [row for group in table.groups for row in group.rows]
+    for i in shown:
+        of_numbers = all(re.match(r"[\W\d]", row[i].shown or "–") for row in rows)
+        drawn.add_column(table.head[i], justify="right" if of_numbers else "left", overflow="fold", no_wrap=of_numbers)
+    for group in table.groups:
+        title = [group.title or ""] * titled
+        for row in group.rows:
+            cells = [Text(visible(row[i].shown), style="bold" if row[i].strong else "") for i in shown]
+            drawn.add_row(*title, *cells)
+            title = [""] * titled
+        drawn.add_section()
+    drawn.caption, drawn.caption_justify = (Text(table.note) if table.note else None), "left"
+    return drawn

@@ -1,0 +1,242 @@
+"""The one reader of records: whole or while they grow, the same rows; and one clear line about what is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scene import Scene
+
+from ftis.records.files import append_jsonl, read_jsonl, write_jsonl
+from ftis.records.lines import BLOCK, Lines, RecordsError, any_row, last_row
+from ftis.records.reading import PeerRun, read_study
+from ftis.records.writing import read_rollouts, rollouts_path
+from ftis.view.report import write_page
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+ROWS = st.dictionaries(st.text(max_size=6), VALUES, max_size=4)
+GARBAGE = st.binary(max_size=20) | st.sampled_from([b"null", b"[3]", b"{", b"", b"[" * 9999, b'{"a":' + b"9" * 9999])
+
+
+def lines(file: Path, **options: Any) -> Lines[dict[str, Any]]:
+    return Lines(file, any_row, **options)
+
+
+def encoded(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(ROWS, max_size=6), cuts=st.lists(st.integers(0, 400), max_size=6), torn=st.binary(max_size=9))
+def test_read_step_by_step_a_file_has_the_rows_that_it_has_when_read_whole(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cuts: list[int], torn: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("any") / "rows.jsonl"
+    data = encoded(rows) + torn.replace(b"\n", b"")
+    followed = lines(file, opening=1 << 20)
+    for end in [*sorted(cuts), len(data)]:
+        file.write_bytes(data[:end])
+        grown = followed.refresh()
+        assert followed.rows == lines(file).whole() == read_jsonl(file) == rows[: data[:end].count(b"\n")]
+        assert last_row(file) == (followed.rows[-1] if followed.rows else None)
+        assert not followed.refresh()
+        assert not grown or followed.changed
+    assert (followed.damage, followed.thinned) == ("", False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=st.lists(ROWS, max_size=3), garbage=GARBAGE, after=st.lists(ROWS, max_size=3))
+def test_a_damaged_line_is_named_when_read_whole_and_left_out_when_followed(
+    tmp_path_factory: pytest.TempPathFactory, before: list[dict[str, Any]], garbage: bytes, after: list[dict[str, Any]]
+) -> None:
+    file = tmp_path_factory.mktemp("any") / "rows.jsonl"
+    garbage = b"\xff" + garbage.replace(b"\n", b"") if garbage[:1] not in b"[{n" else garbage.replace(b"\n", b"")
+    file.write_bytes(encoded(before) + garbage + b"\n" + encoded(after))
+    followed = lines(file, opening=1 << 20)
+    followed.refresh()
+    assert followed.rows == before + after
+    assert followed.damage.startswith(f"line {len(before) + 1}: ")
+    with pytest.raises(RecordsError, match=f"rows.jsonl is damaged .line {len(before) + 1}"):
+        read_jsonl(file)
+
+
+def steps(of: Lines[dict[str, Any]]) -> list[int]:
+    return [row["step"] for row in of.rows]
+
+
+def long_file(file: Path, rows: int, width: int = 900) -> None:
+    file.write_text("".join(json.dumps({"step": i + 1, "filled": "x" * width}) + "\n" for i in range(rows)))
+
+
+def test_a_file_that_was_cut_back_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, [{"step": i} for i in (1, 2, 3)])
+    followed = lines(file, opening=1 << 20)
+    followed.refresh()
+    for kept in ([1], [1, 2, 3]):  # a resumed run; then cut back, and as long as before by now
+        write_jsonl(file, [{"step": step} for step in kept])
+        assert followed.refresh()
+        assert steps(followed) == kept
+    file.unlink()
+    assert followed.refresh()
+    assert (steps(followed), followed.changed, followed.refresh()) == ([], 0, False)
+
+
+def test_of_a_long_file_the_end_and_places_before_it_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    long_file(file, 4000)
+    followed = lines(file, opening=400_000)
+    assert followed.refresh()
+    found = steps(followed)
+    assert found == sorted(set(found))
+    assert (found[0], found[-150:]) == (1, list(range(3851, 4001)))
+    gaps = [after - before for before, after in itertools.pairwise(found[:-220])]
+    assert max(gaps) < 3 * min(gaps) + 3
+    assert followed.thinned
+    assert len(found) < 700
+    append_jsonl(file, {"step": 4001})
+    followed.refresh()
+    assert steps(followed)[-2:] == [4000, 4001]
+
+
+def test_rows_are_let_go_while_a_run_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    followed = lines(file, opening=1 << 20, most_rows=16)
+    for first in range(0, 400, 10):
+        with file.open("a") as more:
+            more.write("".join(f'{{"step": {first + i + 1}}}\n' for i in range(10)))
+        followed.refresh()
+        assert len(followed.rows) <= 32
+        assert (steps(followed)[0], steps(followed)[-8:]) == (1, list(range(first + 3, first + 11)))
+    assert followed.thinned
+
+
+def test_the_last_row_of_any_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    assert last_row(file) is None
+    for rows, width in itertools.product((0, 1, 2, 50), (10, BLOCK // 2, 2 * BLOCK)):
+        long_file(file, rows, width)
+        for torn in (b"", b'{"step": 999, "x": "' + b"y" * width):
+            with file.open("ab") as end:
+                end.write(torn)
+            row = last_row(file)
+            assert (row and row["step"]) == (rows or None), (rows, width, bool(torn))
+
+
+# --- a peer's records and a study's -----------------------------------------------------------------------------------
+
+
+def one_run(place: Path) -> Path:
+    scene = Scene(place, ood=False)
+    return scene.write_run(place / "run", scene.recipe(), 0)
+
+
+def test_a_peer_followed_to_the_end_is_the_peer_that_is_read_whole(tmp_path: Path) -> None:
+    place = one_run(tmp_path) / "F-TIS" / "small"
+    data = (place / "metrics.jsonl").read_bytes()
+    followed = PeerRun(place, opening=1 << 20)
+    for end in range(0, len(data), 777):
+        (place / "metrics.jsonl").write_bytes(data[:end])
+        followed.refresh()
+        assert followed.step == data[:end].count(b"\n")
+    (place / "metrics.jsonl").write_bytes(data)
+    followed.refresh()
+    whole = PeerRun.read(place)
+    assert [row.measures for row in followed.rounds] == [row.measures for row in whole.rounds]
+    assert followed.evaluations == whole.evaluations
+    for step in range(6):
+        assert followed.tokens_after(step) == whole.tokens_after(step) == (100 * step if step < 5 else None)
+        assert followed.seconds_after(step) == whole.seconds_after(step)
+    assert (followed.bytes_sent, followed.bytes_received, followed.total("kept")) == (4000, 4000, 0)
+
+
+def test_rows_stand_for_those_that_are_left_out_before_them(tmp_path: Path) -> None:
+    line = {"step_time": 2.0, "time/sample": 2.0, "time/wait": 0.0, "peer/p/bytes": 5, "filled": "x" * 900}
+    (tmp_path / "p").mkdir()
+    with (tmp_path / "p" / "metrics.jsonl").open("w") as file:
+        file.writelines(json.dumps({"step": i, "tokens_sampled": 7 * i, **line}) + "\n" for i in range(1, 2001))
+    peer = PeerRun(tmp_path / "p", opening=2 * BLOCK)
+    peer.refresh()
+    assert peer.thinned
+    assert len(peer.rounds) < 1000
+    assert (peer.bytes_sent, peer.total("time/sample")) == (5 * 2000, 2.0 * 2000)
+    assert (peer.tokens_after(2000), peer.seconds_after(2000)) == (14_000, 4000.0)
+    assert 0 < 1000 - (peer.tokens_after(1000) or 0) / 7 < 50  # by the row before
+
+
+DAMAGES: dict[str, Any] = {
+    "F-TIS/small/metrics.jsonl": '{"step": "1"}\n',
+    "F-TIS/large/metrics.jsonl": '{"step": 1, "peer/small/bytes": "many"}\n',
+    "F-TIS/small/evaluations.jsonl": '{"step": 1, "split": "validation", "accuracy": "best", "problems": 3}\n',
+    "alone/small/evaluations.jsonl": "\x00\n",
+    "recipe.json": "[]",
+    "provenance.json": "{",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_named_in_one_line(name: str, tmp_path: Path) -> None:
+    run = one_run(tmp_path)
+    (run / name).write_text(DAMAGES[name])
+    with pytest.raises(RecordsError, match="is damaged") as told:
+        read_study(run)
+    assert name in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A peer's directory, and its last round's rollouts."""
+    peer = one_run(tmp_path_factory.mktemp("rollouts")) / "F-TIS" / "small"
+    return peer, rollouts_path(peer, 3).read_bytes()
+
+
+def test_rollouts_that_would_fill_the_memory_are_refused_by_their_counts(
+    rollouts: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis.records.writing.LARGEST_ROUND", 1_000_000)
+    peer, _ = rollouts
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * 5_000, pa.int32()), ["x" * 1_000])
+    for name, column in {"completion": once, "reward": pa.array([0.0] * 200_000, pa.float64())}.items():
+        pq.write_table(pa.table({name: column}), rollouts_path(peer, 3), compression="zstd")
+        assert rollouts_path(peer, 3).stat().st_size < 5_000
+        with pytest.raises(RecordsError, match=r"round-000003\.parquet would take .* bytes of memory"):
+            read_rollouts(peer, 3)
+    for strange in ({"item": ["no number"]}, {"surprise": [1]}, {"question": [{"source": "a"}]}):
+        pq.write_table(pa.table(strange), rollouts_path(peer, 3))
+        with pytest.raises(RecordsError, match="holds no rollouts"):
+            read_rollouts(peer, 3)
+    pq.write_table(pa.table({"item": pa.array([1], pa.int64())}), rollouts_path(peer, 3))  # as of an older version
+    assert read_rollouts(peer, 3) == [{"item": 1}]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_parquet_file_of_other_bytes_is_read_or_refused(rollouts: tuple[Path, bytes], data: st.DataObject) -> None:
+    peer, written = rollouts
+    damaged = bytearray(written[: data.draw(st.integers(0, len(written)) | st.just(len(written)))])
+    for place, byte in data.draw(st.dictionaries(st.integers(0, len(written)), st.integers(0, 255))).items():
+        damaged[place : place + 1] = bytes([byte])
+    rollouts_path(peer, 3).write_bytes(damaged)
+    with contextlib.suppress(RecordsError):
+        assert len(read_rollouts(peer, 3)) < 1000
+
+
+def test_a_report_survives_a_damaged_tokenizer(tmp_path: Path) -> None:
+    run = one_run(tmp_path)
+    for damage in ("{}", '{"model": {"type": "WordLevel"}}', "no JSON", '{"version": "1.0", "model": 3}'):
+        for tokenizer in run.rglob("tokenizer.json"):
+            tokenizer.write_text(damage)
+        assert "Without colours" in write_page(run).read_text(encoding="utf-8")
