@@ -6,12 +6,15 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from commands import ROOT
+import typer
+from commands import ROOT, make_targets, parsed, shell_commands
 from pydantic import BaseModel
 
 from ftis.admission import Reason
+from ftis.cli import app
 from ftis.config import ArmConfig, PeerConfig, Recipe, TaskConfig
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse
@@ -39,6 +42,51 @@ def blocks(text: str) -> Iterator[str]:
 def inline(text: str) -> list[str]:
     """What stands between backticks within a line."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def test_every_command_parses_and_its_recipe_is_there() -> None:
+    found = []
+    for place, text in TEXTS.items():
+        lines = "\n".join(blocks(text)).replace("\\\n", " ").splitlines()
+        for arguments in shell_commands("\n".join(line for line in lines if re.match(r"(?:.*&& )?ftis ", line))):
+            recipe = parsed(arguments).get("recipe")
+            found.append(arguments[0])
+            if recipe is not None and Path(recipe).parts[0] == "recipes":
+                assert (ROOT / recipe).is_file(), f"{place}: {recipe}"
+    assert {"demo", "train", "join", "preflight", "eval", "report", "watch", "status", "router", "doctor"} <= set(found)
+
+
+def test_every_command_named_in_a_sentence_exists() -> None:
+    program: Any = typer.main.get_command(app)
+    for place, text in TEXTS.items():
+        if place != "CHANGELOG.md":  # which names those of earlier versions
+            for command in re.findall(r"^ftis ([a-z]+)", "\n".join(inline(text)), re.MULTILINE):
+                assert command in program.commands, f"{place}: ftis {command}"
+
+
+def test_every_make_target_script_and_module_is_there() -> None:
+    for place, text in TEXTS.items():
+        for line in [*"\n".join(blocks(text)).splitlines(), *inline(text)]:
+            for target in re.findall(r"(?:^|&& )make ([\w-]+)", line):
+                assert target in make_targets(), f"{place}: {line}"
+            for script in re.findall(r"\bpython ((?:benchmarks|examples)/\w+\.py)", line):
+                assert (ROOT / script).is_file(), f"{place}: {line}"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings."""
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_every_local_link_resolves() -> None:
+    for place, text in TEXTS.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in target:
+                path, _, anchor = target.partition("#")
+                found = (ROOT / place).parent / path if path else ROOT / place
+                assert found.exists(), f"{place}: {target}"
+                assert not anchor or anchor in anchors(found.read_text(encoding="utf-8")), f"{place}: {target}"
 
 
 def unknown_keys(document: dict[str, Any]) -> list[str]:
@@ -126,3 +174,9 @@ def test_every_python_block_is_python() -> None:
     for text in TEXTS.values():
         for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
             ast.parse(block)
+
+
+def test_the_site_has_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    pages = re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE)
+    assert sorted(pages) == sorted(path.name for path in DOCS.glob("*.md"))

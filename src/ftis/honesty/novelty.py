@@ -29,8 +29,8 @@ class Novelty(Selection):
         burst_i = max_t (1/k) Σ_{t ≤ j < t + k} −log π_old(a_ij)
 
     The usual one is the 99th percentile over the learner's own last rollouts with Â ≠ 0, which it drew from π_old
-    itself. An importance weight mutes what is planted without this. It is meant for NoIS, F-NoIS and fine-tuning on
-    what others solved. docs/strangers.md has what it stops, and what it costs between honest peers.
+    itself. An importance weight mutes planted tokens without this selection. It is meant for NoIS, F-NoIS and
+    fine-tuning on what others solved. docs/threat-model.md says what it leaves open.
     """
 
     name = "novelty"
