@@ -1,4 +1,4 @@
-"""Accusations of rounds that were undone: who lied then stays accused when the peer goes on from before.
+"""Accusations from rounds that were undone. A liar stays accused after its victim goes back to an earlier step.
 
     <arm>/<peer>.accused.json    {"step": 20, "senders": {"bob": {"found": 24, "found_after": 512, "passages": [[7]]}}}
 
@@ -34,7 +34,7 @@ def path_of(peer: Path) -> Path:
 
 
 def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
-    """Whom one round's measures accuse, by sender; they have passages as text, not as token ids.
+    """The accusations in one round's measures, by sender. Their passages are text, not token ids.
 
     Args:
         by_source: of :func:`ftis.metric_keys.by_peer`.
@@ -51,7 +51,7 @@ def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation
 
 
 def keep_undone(peer: Path, step: int) -> None:
-    """Keep whom the records accuse in rounds behind ``step``, where a peer that was killed goes on."""
+    """Keep the accusations that the records hold from rounds after ``step``, from which a killed peer goes on."""
     metrics = peer / "metrics.jsonl"
     rows = read_jsonl(metrics) if metrics.exists() else []
     accused = in_round(by_peer(rows[-1])) if rows else {}
@@ -61,7 +61,7 @@ def keep_undone(peer: Path, step: int) -> None:
 
 
 def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None:
-    """Let the honesty test among ``selections`` know whom the file accuses, where the peer goes on from ``step``."""
+    """Restore the file's accusations in the honesty test of a peer that goes on from ``step``."""
     for selection in selections:
         if isinstance(selection, HonestyTest):
             for sender, accusation in read(peer, step).items():
@@ -71,7 +71,7 @@ def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
     """Keep the accusations of ``senders`` for a peer that goes on from ``step``.
 
-    Where those kept before hold from an earlier step on, so do these: whoever was found stays found.
+    If earlier accusations hold from an earlier step, these do too: a sender once found stays found.
     """
     path = path_of(peer)
     if path.exists():

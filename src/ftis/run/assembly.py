@@ -76,7 +76,7 @@ def assemble(
         directory: holds the checkpoint to go on from, and new records and checkpoints.
         model_path: the model's place; by default the recipe's ``model``, made on the spot if it is a starter.
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
-        records: in place of new ones under ``directory``; they say where new checkpoints go.
+        records: by default new ones under ``directory``; new checkpoints go to the same place.
         networked: the others run on their own machines, so messages may be late and admission has a time limit.
 
     Raises:

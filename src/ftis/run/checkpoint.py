@@ -93,7 +93,7 @@ def steps(directory: Path) -> list[int]:
 def open_policy(
     config: PeerConfig, model_path: str | None, checkpoint: Path | None, kind: type[Policy] = Policy
 ) -> Policy:
-    """The policy of a checkpoint with its optimiser, or the untrained one where there is none."""
+    """The policy of a checkpoint with its optimiser, or the untrained one without a checkpoint."""
     policy = kind.load(config, model_path, checkpoint=checkpoint)
     if checkpoint:
         place = checkpoint / "trainer_state" / "optimizer.pt"
@@ -173,7 +173,7 @@ def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, A
 
 @contextmanager
 def _errors_told(source: Path) -> Iterator[None]:
-    """What goes wrong while a checkpoint is read, as an error that names it and the remedy."""
+    """Turn an error while a checkpoint is read into one that names the checkpoint and the remedy."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -128,8 +128,8 @@ def join(
     """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
 
     Raises:
-        FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory. What was
-            recorded before is kept.
+        FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory.
+            Earlier records stay.
     """
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)

@@ -111,7 +111,7 @@ def member_of(
 def agreed(
     recipe: Recipe, name: str, task: Task, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], vocab_size: int
 ) -> tuple[Header, Terms]:
-    """What a peer says of itself in each message, and what the peers of a recipe agreed on.
+    """The header of a peer's messages, and the terms that the peers of a recipe agreed on.
 
     Args:
         end_ids: all ids by which the peer ends completions: its model's own and those of the recipe.

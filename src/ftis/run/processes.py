@@ -20,13 +20,13 @@ PEERS_A_CORE = 2
 """Of small models, how many on one core get a process each. In turns they would keep one core of several busy."""
 
 UNKNOWN_PARAMETERS = 100_000_000
-"""What a model is taken to have if it cannot be examined."""
+"""Parameters assumed of a model that cannot be examined."""
 
 
 def runs_in_parallel(recipe: Recipe) -> bool:
     """Whether every peer gets a process of its own. The numbers are the same either way, see :class:`Recipe`.
 
-    ``auto``: where each has a core or a GPU of its own, and of small models where two share a core.
+    ``auto``: yes if each has a core or a GPU of its own, or if small models share a core in pairs.
     """
     if any(peer.data_parallel_size > 1 for peer in recipe.peers):
         return True
@@ -43,7 +43,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
 def computing_at_a_time(recipe: Recipe) -> int:
     """How many peers, each in a process of its own, compute at a time: on the CPU no more than there are cores.
 
-    Not so where a peer has several processes, which wait for one another.
+    Peers of several processes all compute at once, since their processes wait for one another.
     """
     if _on_gpu(recipe) or any(peer.data_parallel_size > 1 for peer in recipe.peers):
         return recipe.swarm_size
@@ -51,9 +51,9 @@ def computing_at_a_time(recipe: Recipe) -> int:
 
 
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
-    """What LoRA peers of one process have in common if their frozen weights lie in memory once.
+    """The key under which LoRA peers of one process share frozen weights.
 
-    None: the peer has weights of its own.
+    None: the peer shares none.
     """
     return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
 
@@ -68,7 +68,7 @@ def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
 
 
 def parameters_of(model: str) -> int:
-    """How many parameters a model has, guessed where nobody can tell. Loads no weights."""
+    """The number of a model's parameters, or a guess. Loads no weights."""
     from transformers import AutoModelForCausalLM
 
     from ftis.engines.models import load_config

@@ -2,7 +2,7 @@
 
     <output_dir>/<name>-seed<seed>/
         recipe.json, provenance.json      what was run, with what, where
-        summary.json, learning_curves.svg what came of it (results.py)
+        summary.json, learning_curves.svg its results
         <arm>/<peer>/                     records and checkpoints of one peer in one arm
 
 ``resume=True`` continues a run that was stopped or killed: finished arms are skipped, the others go on from the newest
@@ -175,7 +175,7 @@ def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
 
 
 def late_directory(arm: Path, swarm: Recipe) -> Path:
-    """Where messages wait that come late to the peers of one swarm: swarms that run side by side end apart."""
+    """The directory of messages that come late to the peers of one swarm. Each swarm has its own."""
     return arm / f".late@{swarm.peers[0].name}"
 
 
@@ -208,7 +208,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
     """Train peers in this process, one at a time; swarms one after the other."""
     threads_before = torch.get_num_threads()
     torch.set_num_threads(jobs[0].threads)
-    # Else what a large model's sampling and updates took is kept while the next one's take as much.
+    # Else the process keeps the memory of a large model's sampling and updates while the next one takes as much.
     large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
     after_turn = return_freed_memory if large else lambda: None
     try:

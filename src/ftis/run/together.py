@@ -1,7 +1,7 @@
 """Peers of one machine learn together: who computes when, and what each gets of the others.
 
-Each peer is a generator, see :meth:`ftis.run.training.Trainer.train`: it yields what it offers in a round, and goes on
-with what the others sent. A loop in one process, or a parent with a pipe to each peer's process, asks :class:`Turns`
+Each peer is a generator (:meth:`ftis.run.training.Trainer.train`). It yields its message of a round, and goes on with
+the others' messages. A loop in one process, or a parent with a pipe to each peer's process, asks :class:`Turns`
 whom to let go on.
 """
 
@@ -55,9 +55,9 @@ class Late:
 
 
 def delivered(sent: Mapping[str, Outgoing], late: Late) -> dict[str, Collected]:
-    """What each peer of a swarm gets of a round in which all have offered.
+    """Each peer's messages of a round in which all of its swarm have offered.
 
-    Every peer of a machine delivers, so those in ``skip`` are delivered too, and the peer itself rejects them.
+    Every peer of a machine delivers. Messages of peers in ``skip`` come too, and the receiver rejects them.
     """
     late.keep(sent)
     arrived = late.due(next(iter(sent.values())).round)
@@ -81,7 +81,7 @@ class Turns:
     """Who of some peers computes, at most so many at a time, and with what each goes on.
 
     A peer :meth:`asks` when it is ready and after each message, and computes no more until :meth:`next` names it. A
-    swarm goes on once all its peers have offered. Where one has left, nobody can finish the round: the others stop.
+    swarm goes on once all its peers have offered. If one has left, nobody can finish the round, and the others stop.
 
     Args:
         swarms: the peers' names, swarm by swarm.

@@ -32,7 +32,7 @@ class EvalSplit:
 
     @classmethod
     def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[EvalSplit, ...]:
-        """``validation``, and ``ood-<task>`` of each other task, numbered where a task occurs twice.
+        """``validation``, and ``ood-<task>`` of each other task, with a number if a task occurs twice.
 
         Args:
             scores: of ``task`` and each of ``ood``.
@@ -47,7 +47,7 @@ class EvalSplit:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A peer with what its rounds leave behind: records, and checkpoints in the same directory."""
+    """A peer with its records, and with checkpoints in the same directory."""
 
     peer: Peer
     splits: tuple[EvalSplit, ...]
@@ -61,7 +61,7 @@ class Trainer:
     ) -> Rounds:
         """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
-        Yields what the peer offers in each round. Goes on with what the others sent, or stops with None.
+        Yields the peer's message of each round. Goes on with the others' messages, or stops with None.
 
         It saves the finished rounds if it is asked to stop, so that the run can be resumed. It also saves them if a
         round fails before its first optimiser step, or an evaluation or a tracker fails.
@@ -108,7 +108,7 @@ class Trainer:
         say(RoundEnded(record.metrics))
 
     def evaluate_where_due(self, last: int, say: Say) -> None:
-        """Evaluate before the first round, after the ``last``, and after each for which the recipe says so."""
+        """Evaluate before the first round, every ``eval_every`` rounds, and after the ``last``."""
         every, step = self.peer.recipe.training.eval_every, self.peer.member.cursor.step
         if step not in (0, last) and (not every or step % every):
             return
@@ -147,13 +147,13 @@ class Trainer:
         return Evaluated(peer.member.cursor.step, accuracies)
 
     def save_what_is_whole(self) -> None:
-        """After an error, save what earlier rounds have trained. That it cannot be saved is not told as well."""
+        """After an error, save the finished rounds. A second error, from saving, is not reported."""
         if not self.peer.learning:
             with suppress(CheckpointError):
                 self.save_once()
 
     def save_once(self) -> None:
-        """Write a checkpoint of the rounds finished so far, where there is none."""
+        """Write a checkpoint of the rounds finished so far, unless there is one."""
         step = self.peer.member.cursor.step
         if step and step not in checkpoint.steps(self.records.directory):
             self.save()

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, a few at a time: their events are passed on, and none outlives its parent.
+"""Jobs in processes of their own, a few at a time: their events come here, and none outlives its parent.
 
 A job is a function of a module with arguments that can be pickled, called as ``function(*arguments, say, stop)``. It
 looks at ``stop`` now and then and returns when that is set; it reports events of :mod:`ftis.records.events`. A job that

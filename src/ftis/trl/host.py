@@ -1,4 +1,4 @@
-"""What of TRL's GRPOTrainer the swarm's trainer relies on: its private names, what it returns, what it logs itself."""
+"""The parts of TRL's GRPOTrainer that the swarm's trainer relies on: private names, returned keys, logged metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RELIED_ON_ATTRIBUTES = (
 
 RELIED_ON_OUTPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 OPTIONAL_OUTPUTS = ("sampling_per_token_logps", "old_per_token_logps", "tool_mask")
-"""Keys of what ``_generate_and_score_completions`` always and sometimes returns, that are read."""
+"""Keys that are read from the result of ``_generate_and_score_completions``. The optional ones may be missing."""
 
 HOSTS_OWN = ("step", "loss", "grad_norm", "learning_rate", "step_time", "reward", "reward_std", "frac_reward_zero_std")
 """Metrics that TRL logs itself."""

@@ -1,4 +1,4 @@
-"""One peer of a swarm whose model belongs to somebody else's trainer: everything of a peer but sampling and learning.
+"""A member of a swarm whose model belongs to TRL's trainer: all of a peer except sampling and learning.
 
 <output_dir>/ftis/
     recipe.json                  the recipe as this peer runs it
@@ -45,7 +45,7 @@ class AloneError(FtisError):
 
 
 class Link(Protocol):
-    """What carries a peer's messages, as :class:`ftis.swarm.link.NetworkExchange` does."""
+    """Carries a peer's messages, as :class:`ftis.swarm.link.NetworkExchange` does."""
 
     def catch_up(self, round: int) -> int:
         """The round to train next: ``round``, or a later one if the others have gone on without this peer."""
@@ -100,7 +100,7 @@ class Swarm:
 
 @dataclass(frozen=True)
 class HostPolicy:
-    """What a peer asks of its policy besides sampling and learning, of a model in somebody else's hands."""
+    """The model of a member, in the hands of TRL's trainer."""
 
     model: Any
     tokenizer: Any
@@ -180,7 +180,7 @@ def newest_checkpoint(output_dir: str) -> str | None:
 
 
 def alone_in_all_rounds(place: Path) -> str | None:
-    """What to say where the records in ``place`` have no round with a foreign rollout."""
+    """A message if the records in ``place`` have no round with a foreign rollout, else None."""
     rows = read_jsonl(place / "metrics.jsonl")
     if not rows or not all(row.get("without_foreign") for row in rows):
         return None

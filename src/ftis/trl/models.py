@@ -1,4 +1,4 @@
-"""Models whose log-probabilities within TRL would not be of the distribution that they sample from."""
+"""Checks of a model: its log-probabilities within TRL must be those of the distribution that it samples from."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_model(model: Any) -> None:
 
 
 def check_server(client: Any) -> None:
-    """Refuse a vLLM server, asked by TRL's client, whose log-probabilities are not of the distribution that it samples.
+    """Refuse a vLLM server whose log-probabilities are not those of the distribution that it samples.
 
     TRL itself asks the server only with its own correction, which a swarm leaves out.
 

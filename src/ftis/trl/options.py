@@ -1,7 +1,7 @@
 """Options of a TRL script that contradict the method or the recipe, refused by name with the remedy. Imports no TRL.
 
 A swarm's recipe says what its peers agreed on: what a rollout means and when a round closes. GRPOConfig says how this
-peer samples and learns. Where both say the same thing, they must say it alike.
+peer samples and learns. Keys that both have must agree.
 """
 
 from __future__ import annotations

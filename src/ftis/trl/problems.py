@@ -17,7 +17,7 @@ from ftis.trl.options import OptionError
 def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
     """A task's training problems as rows: ``prompt``, ``question``, ``answer``, and the columns of the problems.
 
-    Prompts are text where TRL tokenizes it as the recipe does, or else conversations.
+    Prompts are text if TRL tokenizes it as the recipe does, or else conversations.
 
     Raises:
         OptionError: TRL tokenizes neither as the recipe does.
@@ -36,20 +36,22 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
 def require_prompts(
     given: Iterable[tuple[int, Sequence[int]]], wanted: Any, tokenizer: Any, where: str, remedy: str
 ) -> None:
-    """
+    """Require prompts that are the recipe's.
+
     Args:
-        given: the number of the problem and the prompt as token ids, of each.
-        wanted: those that the recipe renders.
+        given: (number of the problem, its prompt as token ids), of each.
+        wanted: token ids of the recipe's prompts, by problem.
+        where: names who gave the prompt, with ``{item}`` for the problem's number.
 
     Raises:
-        OptionError: one is another; ``where`` says what gave it, with ``{item}`` for the problem's number.
+        OptionError: a prompt is not the recipe's.
     """
     for item, ids in given:
         right = wanted[item].tolist()
         if list(ids) != right:
             raise OptionError(
                 f"{where.format(item=item)} has another prompt than the recipe's problem {item} "
-                f"({tokenizer.decode(ids)!r} in place of {tokenizer.decode(right)!r}): {remedy}"
+                f"({tokenizer.decode(ids)!r} instead of {tokenizer.decode(right)!r}): {remedy}"
             )
 
 

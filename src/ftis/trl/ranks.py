@@ -23,8 +23,8 @@ STILL_AT_WORK = "ftis: the main process is still at work"
 def end_processes(trainer: Any) -> None:
     """Leave the group of a trainer's processes: the last call of a script that runs in several.
 
-    torch's wrapper for several processes is freed first. It holds the group, too. Where it is freed with Python itself,
-    it waits for gloo's threads with Python's lock held, which they may be waiting for: the process would never end.
+    It frees torch's wrapper for several processes first, since the wrapper holds the group, too. A wrapper that is
+    freed at Python's end waits for gloo's threads while it holds Python's lock, which they may wait for: a deadlock.
     """
     trainer.model_wrapped = trainer.model
     trainer.accelerator.free_memory()
@@ -49,15 +49,15 @@ class Ranks:
         return self.rank == 0
 
     def from_main(self, work: Callable[[], Value], waits: bool = False) -> Value:
-        """What ``work`` returns in the main process, in every process. No other process calls it.
+        """Call ``work`` in the main process, and return its result in every process.
 
         Args:
-            waits: whether it may take long, as what waits for other peers. It is then done in a thread, and the other
-                processes are told now and then to wait on: by themselves they would give up after a while.
+            waits: whether it may take long, because it waits for other peers. It then runs in a thread, and the main
+                process keeps the others waiting: by themselves they would give up after a while.
 
         Raises:
-            Exception: what ``work`` raised, in every process, so that none waits for the main one. An error that is not
-                this package's is an FtisError in the others.
+            Exception: the error of ``work``, in every process, so that none waits for the main one. An error of another
+                package becomes an FtisError in the other processes.
         """
         if self.size == 1:
             return work()
@@ -81,7 +81,7 @@ class Ranks:
 
     @staticmethod
     def _at_length(work: Callable[[], Value]) -> Value:
-        """What ``work`` returns, or raises, in a thread; the other processes hear that it is still at work."""
+        """Run ``work`` in a thread, and keep the other processes waiting meanwhile."""
         done: Future[Value] = Future()
 
         def run() -> None:

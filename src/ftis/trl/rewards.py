@@ -1,4 +1,4 @@
-"""A TRL script's reward functions on strangers' completions: one that a function fails on ends nobody's training."""
+"""A TRL script's reward functions on strangers' completions. A function that fails on one ends nobody's training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ftis.admission import Admission, Reason, Rejection
 from ftis.rollouts import Group
 
 FAILED = math.inf
-"""The reward of a completion that a function fails on, until its group is rejected. TRL takes NaN for None."""
+"""The reward of a completion on which a function fails, until its group is rejected. TRL takes NaN for None."""
 
 
 def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
-    """A reward function that gives :data:`FAILED` for what it fails on, while ``foreign()`` holds.
+    """Wrap a reward function: it gives :data:`FAILED` for a completion that it fails on, while ``foreign()`` holds.
 
-    All completions are scored at once, and each by itself only where that fails. Reward models stay as they are.
+    It scores all completions at once, and each by itself only if that fails. Reward models stay as they are.
     """
     if isinstance(function, Module):
         return function
@@ -63,7 +63,7 @@ def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
 
 
 def place_of(group: Group) -> tuple[str, int, int]:
-    """Sender, round and prompt of a group, of which a round has one."""
+    """Sender, round and prompt: the key of a group."""
     return group.peer, group.round, group.item
 
 
@@ -85,7 +85,7 @@ def _without(admission: Admission, failed: Collection[tuple[str, int, int]]) -> 
 
 
 def _numbers(rewards: Any, arguments: Mapping[str, Any]) -> list[float | None]:
-    """A function's rewards, checked. None is left to TRL, to which it says that the function has no say."""
+    """Check a function's rewards. TRL reads None as no vote of this function."""
     values = [None if reward is None else float(reward) for reward in rewards]
     if len(values) != len(arguments["completions"]):
         raise ValueError(f"{len(values)} rewards of {len(arguments['completions'])} completions")

@@ -369,7 +369,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return totals
 
     def _scored(self, admitted: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        """Admitted groups with this trainer's rewards, of which each process computes a part.
+        """Admitted groups with this trainer's rewards. Each process computes a part.
 
         Groups in which a reward function fails on a completion, or gives no number, are rejected.
         """
