@@ -163,7 +163,6 @@ SIGNS = (
     _sub(r"12\text{ in.}", r"12\text{ in}", rf"({TEXT}[^{{}}]*[a-z])\.(?=\s*\}})", r"\1"),
     _sub(r"5\text{ cm^2}", r"5\text{ cm}^2", rf"({TEXT}[^{{}}^]*[a-z])\s*\^([23])\s*\}}", r"\1}^\2"),
     _sub("2pi", r"2\pi ", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-    Rule(" 5 ", "5", str.strip),
 )
 
 _TIDY = (
@@ -211,7 +210,6 @@ _TIDY = (
     Rule(r"\$5 per hour", r"\$5", _without_rate),
     Rule(r"15\text{ cm}^2", "15", without_unit),  # both answers' units are compared before
     _sub("90°", "90", DEGREES),
-    Rule(" 5 ", "5", str.strip),
     _sub(
         "2 220", "2220", r"^[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?=$|\.[0-9]+$)", lambda found: found[0].replace(" ", "")
     ),
@@ -271,12 +269,10 @@ _JOINED = (
 )
 
 NUMBER = (
-    Rule(" 5 ", "5", str.strip),
     _RAISED,
     _sub("−5", "-5", "[\N{MINUS SIGN}\N{EN DASH}]", "-"),
     _HALVES,
     *_JOINED,
-    _sub("70{,}000", "70,000", r"\{,\}", ","),
     _sub(r"\text{18}", "18", rf"{TEXT}([^{{}}A-Za-z]*)\}}", r"\1"),
     _sub("#### 18", " 18", "^#+"),
     Rule(r"\boxed{**18**}.", "18", bare),
@@ -294,10 +290,9 @@ AMOUNT = (
     _sub("18°C", "18", DEGREES),
     Rule("18 apples", r"18\text{ apples}", as_text),
     Rule(r"18\text{ apples}", "18 ", without_nouns),
-    Rule("18 ", "18", str.rstrip),
     _sub("18 €", "18", r"(?<=[0-9.])\s*[€£¥₹¢]$"),
     _sub(r"50\%", "50", r"\s*\\?%?$"),
-    _sub("(18)", "18", r"^\(\s*([0-9.,]+)\s*\)\Z", r"\1"),
+    _sub("(18)", "18", r"^\(\s*([0-9.,]+)\s*\)\s*\Z", r"\1"),
 )
 
 PROSE = (
