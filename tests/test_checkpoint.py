@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -403,3 +404,14 @@ def test_the_selections_states_come_back(tmp_path: Path, tiny_policy: TinyPolicy
     checkpoint.save(tmp_path, policy, Cursor(2), 2)
     found = [checkpoint.load(tmp_path, step, policy.config, policy.config.model)[2] for step in (1, 2)]
     assert found == [states, {}]
+
+
+def test_an_adapters_target_modules_are_written_sorted(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    """A set's order differs between processes, and so would the digests of a checkpoint."""
+    targets = ("v_proj", "up_proj", "q_proj", "k_proj", "o_proj", "down_proj", "gate_proj")
+    policy = tiny_policy(**TRAINS["lora"], lora_target_modules=targets)
+    policy.save_pretrained(tmp_path)
+    again = Policy.load(policy.config, checkpoint=tmp_path)
+    again.save_pretrained(tmp_path / "again")
+    for place in (tmp_path, tmp_path / "again"):
+        assert json.loads((place / "adapter_config.json").read_text())["target_modules"] == sorted(targets)

@@ -64,8 +64,6 @@ NOT_YET = {
     "run.assembly": {"lab.attacks"},
     "run.prepare": {"lab.attacks"},
     "cli": {"cli_groups"},
-    "run.join": {"check.plan"},
-    "run.runs": {"check.plan"},
 }
 """Imports that still go the wrong way."""
 

@@ -264,13 +264,18 @@ def experiment(
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
+    from ftis.check.plan import plan
+    from ftis.recipe.arms import arms_of
+    from ftis.run.prepare import check
     from ftis.run.runs import run
     from ftis.view.progress import Display
 
-    directory = run_directory(loaded)
+    directory, arms = run_directory(loaded), arms_of(loaded, only)
     display = Display(console)
     with display.live():
-        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display)
+        checked = check(arms)
+        display(Planned(tuple(plan(arms, *checked, arms_of(loaded)))))
+        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
         raise typer.Exit(130)

@@ -10,6 +10,7 @@ import typer
 
 from ftis.config import NetworkConfig
 from ftis.recipe.parsing import load, network_settings
+from ftis.records.events import Planned
 from ftis.terminal import NEWEST, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
 
 Endpoints = Annotated[
@@ -46,9 +47,11 @@ def join(
     import signal
     import threading
 
+    from ftis.check.plan import problems, rates
     from ftis.records.reading import read_run
-    from ftis.run.join import choose_arm, peer_directory
+    from ftis.run.join import choose_arm, own_part, peer_directory
     from ftis.run.join import join as join_swarm
+    from ftis.run.prepare import check
     from ftis.run.provenance import require_same_recipe
     from ftis.run.workers import interrupts
     from ftis.view.progress import Display
@@ -60,16 +63,26 @@ def join(
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
     directory = peer_directory(loaded, peer)
+    arm_name, swarm = choose_arm(loaded, peer, arm)
     if resume and resume != NEWEST:
-        arm_name, swarm = choose_arm(loaded, peer, arm)
         threads = read_run(directory).recipe.threads  # which joining settles
         require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,))
     stop = threading.Event()
     display = Display(console)
     with display.live(), interrupts(display, stop, (signal.SIGINT, signal.SIGTERM)):
+        own = own_part(arm_name, swarm, peer)
+        checked = check([own])
+        display(Planned((*problems(checked.tasks), *checked.remarks, *rates([own]))))
         finished = join_swarm(
-            loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display, stop=stop
+            loaded,
+            peer,
+            arm=arm,
+            resume=resume is not None,
+            overwrite=overwrite,
+            say=display,
+            stop=stop,
+            checked=checked,
         )
     if not finished:
         console.print(f"left the swarm; the same command with a bare --resume goes on from {directory}")

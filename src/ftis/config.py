@@ -290,7 +290,7 @@ class PeerConfig(_Section):
     attack: str | None = None
     """For testing defences: what the peer offers in place of its own groups; see :mod:`ftis.lab.attacks`."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
-    """For local runs: the others get its messages so many rounds late. A resume loses those on their way."""
+    """For local runs: the others get this peer's messages that many rounds late."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

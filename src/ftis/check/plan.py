@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.formatting import counted, in_bytes
@@ -13,11 +12,9 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.rewards.scoring import load_scorer
+from ftis.run.experiments import SwarmJob
 from ftis.run.outlook import in_time
 from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
-
-if TYPE_CHECKING:
-    from ftis.run.experiments import SwarmJob
 
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""

@@ -263,7 +263,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:
-            return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+            return _in_order(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
         lora = LoraConfig(
             r=config.lora_r,
             lora_alpha=config.lora_alpha,
@@ -271,7 +271,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             task_type="CAUSAL_LM",
         )
         try:
-            return get_peft_model(model, lora)
+            return _in_order(get_peft_model(model, lora))
         except ValueError as error:
             linear = {
                 name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")
@@ -290,6 +290,14 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def _in_order(adapted: Any) -> Any:
+    """A LoRA model whose target modules are written sorted. Those of peft are a set, in another order each time."""
+    for lora in adapted.peft_config.values():
+        if isinstance(lora.target_modules, set):
+            lora.target_modules = sorted(lora.target_modules)
+    return adapted
 
 
 def _quiet_peft() -> None:

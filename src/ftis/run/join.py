@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis.check.plan import problems, rates
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError, run_directory
 from ftis.engines.machine import cores
@@ -46,7 +45,7 @@ from ftis.records.files import append_jsonl, locked, write_whole
 from ftis.records.writing import Records, open_trackers
 from ftis.run import accusations, checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.prepare import check, prepare
+from ftis.run.prepare import Checked, check, prepare
 from ftis.run.provenance import claim, delete_run
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
@@ -81,6 +80,11 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
     swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
     return arms[0].name, swarm
+
+
+def own_part(arm: str, swarm: Recipe, peer: str) -> Arm:
+    """An arm of this peer alone in its swarm, since nobody needs the others' models."""
+    return Arm(arm, swarm.of_swarm({peer}), (swarm,))
 
 
 def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
@@ -124,8 +128,12 @@ def join(
     overwrite: bool = False,
     say: Say = unheard,
     stop: threading.Event | None = None,
+    checked: Checked | None = None,
 ) -> bool:
     """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
+
+    Args:
+        checked: of :func:`ftis.run.prepare.check` for :func:`own_part`, if the caller has called it.
 
     Raises:
         FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory.
@@ -145,16 +153,16 @@ def join(
     threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
     swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
-    own = Arm(arm_name, swarm.of_swarm({name}), (swarm,))  # nobody needs the others' models
-    tasks, of_prompts = check([own])
+    own = own_part(arm_name, swarm, name)
+    tasks = (checked or check([own])).tasks
     check_endpoints(swarm.network)
     key, roster = credentials(swarm, name, identity_directory(recipe, name))
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
     goes_on = claim(directory, resume, swarm, tasks=tasks)
-    told = [*problems(tasks), *of_prompts, *rates([own]), *([goes_on] if goes_on else [])]
-    say(Planned(tuple(told)))
+    if goes_on:
+        say(Planned((goes_on,)))
     with locked(directory / arm_name / ".lock", 0):
         try:
             _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)

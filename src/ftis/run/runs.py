@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Collected
-from ftis.check.plan import plan
 from ftis.config import PeerConfig, Recipe, run_directory
 from ftis.engines.machine import cores
 from ftis.engines.models import return_freed_memory
@@ -34,7 +33,7 @@ from ftis.records.files import locked, read_jsonl
 from ftis.records.writing import Records, evaluated_splits, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.prepare import check, prepare
+from ftis.run.prepare import Checked, check, prepare
 from ftis.run.processes import SMALL, computing_at_a_time, parameters_of, runs_in_parallel
 from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
 from ftis.run.together import Late, Turns, in_turns
@@ -75,10 +74,12 @@ def run(
     peer: str = "",
     say: Say = unheard,
     stop: Stop | None = None,
+    checked: Checked | None = None,
 ) -> bool:
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
 
     Args:
+        checked: of :func:`ftis.run.prepare.check`, if the caller has called it.
         peer: run only the swarm that this peer is in. Swarms of one arm can be run side by side.
         overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
         stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
@@ -94,7 +95,7 @@ def run(
     arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
     if peer:
         arms = [arm.part_of(peer) for arm in arms]
-    tasks, of_prompts = check(arms, prompts=not peer)
+    tasks = (checked or check(arms, prompts=not peer)).tasks
     try:
         if overwrite:
             delete_run(directory)
@@ -105,7 +106,7 @@ def run(
                         pass
         goes_on = claim(directory, resume, recipe, tasks=tasks)
         if not peer:  # else it is a job of an experiment, which has said so
-            say(Planned((*plan(arms, tasks, of_prompts, arms_of(recipe)), goes_on or f"a new run in {directory}")))
+            say(Planned((goes_on or f"a new run in {directory}",)))
         arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):
