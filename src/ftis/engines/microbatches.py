@@ -112,6 +112,9 @@ def cheapest(
         The rows of each micro-batch, longest first.
     """
     n = len(length_N)
+    together = n * int(length_N.max(initial=0))
+    if 0 < together <= budget and together - int(length_N.sum()) < overhead:  # no split saves what it costs
+        return [np.lexsort((np.arange(n), -length_N))]
     longest_P = np.zeros(n, dtype=np.int64)
     np.maximum.at(longest_P, prompt_N, length_N)
     order = np.lexsort((-length_N, prompt_N, -longest_P[prompt_N]))

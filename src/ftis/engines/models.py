@@ -242,6 +242,7 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
     require_precision(config)
+    keep_freed_memory()
     trainable = _chosen(model, config, adapter)
     if config.frozen_dtype == "bfloat16":
         _keep_frozen_in_bfloat16(trainable)
@@ -426,14 +427,32 @@ def share_frozen(model: Any) -> None:
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep freed blocks of up to 32 MB for its next round.
+
+    glibc reaches this limit by itself, but late: until then it gives larger blocks back to the system, and each round
+    of a small model pays thousands of page faults to have them again.
+    """
+    if (set_option := _of_glibc("mallopt")) is not None:
+        set_option(M_MMAP_THRESHOLD, KEPT_BYTES)
+        set_option(M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+KEPT_BYTES = 2**25
+
+
 def return_freed_memory() -> None:
     """Give the system what this process has freed.
 
-    glibc keeps what is freed in pieces of less than 32 MB, which most of a small model's tensors are, for the thread
-    that had it.
+    glibc keeps freed blocks of up to 32 MB for the thread that had them. Most of a small model's tensors are smaller.
     """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+    if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
+
+
+def _of_glibc(function: str) -> Any:
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
 def _checkpoint_layers(model: Any, peer: str) -> None:
