@@ -1,8 +1,8 @@
 """The built-in sampler, for decoders with full attention, or within a sliding window, in every layer.
 
 It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch,
-refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`). Where a
-model's steps cannot be taken so, rows that reach beyond a window are drawn by transformers' ``generate``.
+refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`). If
+the model allows no such steps, transformers' ``generate`` draws rows that reach beyond a window.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _draw(
 
 
 def _inverse_cdf(p_NV: Tensor, u_N1: Tensor) -> Tensor:
-    """Where a row's cumulative probability passes u, in [0, 1): a block of tokens first, then a token of it."""
+    """Find the token at which a row's cumulative probability passes u, in [0, 1): first its block, then the token."""
     n, vocab_size = p_NV.shape
     whole = vocab_size // BLOCK
     p_of_blocks = p_NV[:, : whole * BLOCK].view(n, whole, BLOCK).sum(-1)

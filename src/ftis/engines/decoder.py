@@ -27,7 +27,7 @@ from ftis.engines.windows import Window, attention_windows
 
 BLOCKS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OUTPUT_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-"""What Gemma's layers have beside: attention and MLP have a norm before them and one of their output."""
+"""The other norms of Gemma's layers: attention and MLP have a norm before them and one after them."""
 
 PARTS = {
     "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"},
@@ -46,7 +46,7 @@ class _Layer:
     """A layer's weights. The weight and √n of a norm over n numbers are multiplied into the weights after it.
 
     Attributes:
-        out_norm, down_norm: of what attention and MLP put out; None where they have no such norm.
+        out_norm, down_norm: norms of attention's and the MLP's output; None without such a norm.
         rotation: index of the layer's rotary embedding.
     """
 
@@ -318,7 +318,7 @@ def _has_the_parts(layer: Any) -> bool:
 
 
 def _rotations(inner: Any) -> list[tuple[str, ...]]:
-    """What a decoder's rotary embedding takes beside positions, in each way in which it can be called."""
+    """List the arguments that a decoder's rotary embedding takes beside positions, for each way to call it."""
     kinds = getattr(inner.rotary_emb, "rope_type", None)
     return [(kind,) for kind in sorted(kinds)] if isinstance(kinds, dict) else [()]
 

@@ -1,4 +1,4 @@
-"""What costs depend on, and the memory that they took."""
+"""The kind of a device, by which costs differ, and the memory that a peer took there."""
 
 from __future__ import annotations
 

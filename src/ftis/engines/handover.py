@@ -1,9 +1,9 @@
 """Samplers with a copy of the weights: how they get new ones, and whether they sample the learner.
 
-An engine of its own, such as vLLM, is fast, and it may sample another policy than the learner's without anybody seeing
-it: new weights arrive in part or not at all, log-probabilities are those before temperature, top k and top p, or the
-temperature is another. Every importance weight is then wrong. So the learner scores a few of the engine's own
-completions, and training stops where the two do not fit:
+An engine with its own copy, such as vLLM, is fast. It may sample another policy than the learner's, and nobody notices:
+new weights arrive in part or not at all, its log-probabilities are those before temperature, top k and top p, or it
+uses another temperature. Every importance weight is then wrong. So the learner scores a few of the engine's
+completions, and training stops if the two differ:
 
 * at the first draw with new weights: do both give its tokens the same log-probabilities at temperature 1, and are those
   that it drew them with of the distribution that was asked for?
@@ -85,12 +85,12 @@ class CheckedRows(NamedTuple):
 
 
 class Engine(Protocol):
-    """Completes prompts with weights of its own.
+    """Completes prompts with its own copy of the weights.
 
     Attributes:
         name: for error messages.
         dtype: the precision of its arithmetic.
-        remedy: what to set where its log-probabilities are of another distribution.
+        remedy: the setting to change if its log-probabilities belong to another distribution.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Copied(Sampler):
             raise
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
-        # What a gap mostly is in bfloat16. Over a few tokens it may look smaller by chance.
+        # Most of a gap in bfloat16 is this. Over a few tokens it may look smaller by chance.
         self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
         self._seen: CheckedRows | None = None
@@ -142,7 +142,7 @@ class Copied(Sampler):
         seed: int,
         batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]:
-        """Draw as :class:`~ftis.sampling.Draw` says, but for ``batch_size``: the engine sees to its own memory.
+        """Draw as :class:`~ftis.sampling.Draw` says, except ``batch_size``: the engine divides its memory itself.
 
         Raises:
             SamplerError: the engine fails, cuts completions short, or does not sample the learner.
@@ -280,7 +280,7 @@ class Written:
         self._number = 0
 
     def adapter(self, policy: Policy) -> Path:
-        """The policy's adapter in a directory of its own. That of the last but one is deleted."""
+        """Write the policy's adapter to a new directory. The adapter before the last one is deleted."""
         self._number += 1
         shutil.rmtree(self.directory / f"{self._number - 2}", ignore_errors=True)
         place = self.directory / f"{self._number}"
@@ -321,7 +321,7 @@ def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float
 
 
 def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
-    """What an engine's log-probabilities may be of by mistake, in words."""
+    """The distributions that an engine may report by mistake, in words."""
     others: dict[str, Decoding] = {}
     if asked.truncated or asked.temperature != 1:
         others["the model's own, before temperature, top k and top p"] = Decoding(asked.max_completion_length)

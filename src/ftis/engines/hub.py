@@ -22,15 +22,17 @@ def only_here(source: str) -> bool:
 
 @cache
 def answers() -> bool:
-    """Whether it does, by other than an error of its own. Not where ``HF_HUB_OFFLINE`` is set."""
+    """Whether the Hub answers, without a server error. It does not if ``HF_HUB_OFFLINE`` is set."""
     from huggingface_hub import constants, get_session
 
     for _ in range(TRIES):
         try:
-            told = get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)
+            response = get_session().head(
+                constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False
+            )
         except Exception:  # those of the HTTP library, which is not the same in every huggingface_hub
             continue
-        if told.status_code < 500:
+        if response.status_code < 500:
             return True
     return False
 

@@ -20,15 +20,15 @@ def start(process: BaseProcess) -> None:
     """Start a process whose function and arguments are of importable modules.
 
     Python runs the caller's script in it first, under another name. A script that trains and has no ``if __name__ ==
-    "__main__":`` would train there too, so the new process is not told of it. One that looks at its name runs there as
-    ever, with all that it does before: it may register models.
+    "__main__":`` would train there too, so the new process never learns its path. A script with that check
+    runs there as usual, since it may register models.
     """
-    with _ONE_AT_A_TIME, without_ctrl_c(), _untold() if _has_no_guard() else nullcontext():
+    with _ONE_AT_A_TIME, without_ctrl_c(), _without_script_path() if _has_no_guard() else nullcontext():
         process.start()
 
 
 _GUARD = re.compile(r"__name__\s*[!=]=|[!=]=\s*__name__|__mp_main__")
-"""By which a script tells whether it was started itself; ``logging.getLogger(__name__)`` is none."""
+"""A script's check whether it was started itself; ``logging.getLogger(__name__)`` is no such check."""
 
 
 @contextmanager
@@ -61,16 +61,16 @@ def _has_no_guard() -> bool:
 
 
 @contextmanager
-def _untold() -> Iterator[None]:
+def _without_script_path() -> Iterator[None]:
     """A context in which processes are started without the place of the caller's script."""
-    told = spawn.get_preparation_data
+    usual = spawn.get_preparation_data
 
     def without_script(name: str) -> dict[str, Any]:
-        data = told(name)
+        data = usual(name)
         return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
 
     spawn.get_preparation_data = without_script
     try:
         yield
     finally:
-        spawn.get_preparation_data = told
+        spawn.get_preparation_data = usual

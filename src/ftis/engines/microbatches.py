@@ -17,18 +17,18 @@ from ftis.policy import TokenSplit, resolve_dtype
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 8e12}
-"""What a micro-batch costs however few tokens it has, in parameters x tokens, by kind of device. On a CPU that is 2,000
+"""The cost of a micro-batch without tokens, in parameters x tokens, by kind of device. On a CPU that is 2,000
 tokens of a model of 100,000 parameters, or 14 tokens of a model of 14 million. On an H200 launches take 0.16 s a
 micro-batch of SmolLM2-135M: as long as 59,000 tokens at 300 TFLOP/s."""
 
 GRADIENT_COST = 50.0
-"""What adding to the gradient of every weight costs, in tokens: read off 135 million parameters on a CPU."""
+"""The cost of adding to every weight's gradient, in tokens: measured with 135 million parameters on a CPU."""
 
 MOST_TOKENS = {"cpu": 16384, "cuda": 32768}
 """Padded tokens of a micro-batch, where the recipe does not say how many and memory holds more."""
 CPU_BYTES = 2**31
-"""What a micro-batch may keep for its backward pass on a CPU; on a GPU it is a quarter of its memory. It must not
-depend on what else a machine does, like what is drawn at a time: other micro-batches are other last bits."""
+"""The most that a micro-batch keeps for its backward pass on a CPU; on a GPU it is a quarter of the memory. It must not
+depend on free memory: other micro-batches give other last bits."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any
 
 
 def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
-    """What a token keeps for the backward pass of a model trained in full, nearly: an adapter keeps a third less.
+    """Estimate the bytes a token keeps for the backward pass of a model trained in full. An adapter keeps a third less.
 
     In a layer these are about eight vectors of its width, and four of its feed-forward part's, of each expert that a
     token goes through; with gradient checkpointing one of its width, and the rest of one layer at a time. 0 where the
@@ -100,7 +100,7 @@ def cheapest(
     """Split rows, prompt after prompt, the prompts with the longest rows first, into the cheapest micro-batches.
 
     A micro-batch costs its padded tokens, ``overhead``, and what it costs to run a prompt again that the micro-batch
-    before it has too. A row longer than the budget is a micro-batch of its own.
+    before it has too. A row longer than the budget is a micro-batch alone.
 
     Args:
         length_N: of each row, its prompt included.

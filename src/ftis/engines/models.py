@@ -42,9 +42,9 @@ from ftis.policy import ModelError, resolve_device, resolve_dtype
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ALIGNED = 64
-"""Bytes: where torch begins what it allocates."""
+"""Bytes: torch's tensors begin at multiples of it."""
 NO_CODE = {"trust_remote_code": False}
-"""Refuses Python code in a model's directory. Without it transformers asks at the terminal."""
+"""Refuse Python code in a model's directory. Without it transformers asks at the terminal."""
 
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
@@ -90,7 +90,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
 
 
 def _storable(defaults: GenerationConfig) -> GenerationConfig:
-    """A model's generation defaults, or of them only the tokens, where transformers refuses to write the rest.
+    """Return a model's generation defaults; only their tokens, if transformers refuses to write the others.
 
     Up to some version it reads, but does not write, a temperature beside ``do_sample = false``.
     """
@@ -104,7 +104,7 @@ def _storable(defaults: GenerationConfig) -> GenerationConfig:
 
 
 def _four_bits(config: PeerConfig) -> dict[str, Any]:
-    """What loads linear layers in the NF4 type of QLoRA (arXiv 2305.14314), on the peer's device."""
+    """The configuration that loads linear layers in QLoRA's NF4 (arXiv 2305.14314), on the peer's device."""
     from transformers import BitsAndBytesConfig
 
     require_precision(config)
@@ -115,7 +115,7 @@ def _four_bits(config: PeerConfig) -> dict[str, Any]:
 
 
 def load_config(source: str) -> PreTrainedConfig:
-    """A model's configuration, from a directory or the Hub; of a LoRA adapter, that of its base.
+    """Load a model's configuration from a directory or the Hub. A LoRA adapter has that of its base.
 
     Raises:
         ModelError: a LoRA adapter names no base.
@@ -128,8 +128,8 @@ def load_config(source: str) -> PreTrainedConfig:
 
 
 def with_tokens_of(source: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> PreTrainedConfig:
-    """``config`` with the rows of the vocabulary that :func:`load_model` gives a LoRA adapter: one for each token of
-    its own tokenizer at least, as training adds some. That of another model is as it was."""
+    """Widen the vocabulary of a LoRA adapter's ``config`` to its tokenizer's, as :func:`load_model` does: training adds
+    tokens. The configuration of another model stays."""
     text = config.get_text_config(decoder=True)
     if _adapter_config(source) is not None:
         text.vocab_size = max(text.vocab_size, len(tokenizer))
@@ -137,7 +137,7 @@ def with_tokens_of(source: str, tokenizer: PreTrainedTokenizerBase, config: PreT
 
 
 def inner_width(text: Any) -> int:
-    """Of the feed-forward part of a decoder by its configuration: where each layer has its own, the largest."""
+    """Return the width of a decoder's feed-forward part, by its configuration: the largest of all layers."""
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     return int(max(inner) if isinstance(inner, list | tuple) else inner)
 
@@ -163,20 +163,20 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _why(error: Exception, source: str) -> str:
-    told = first_line(error)
+    reason = first_line(error)
     if "trust_remote_code" in str(error):
         return (
             "it needs Python code of its own, which ftis does not run; take a model of an architecture in transformers"
         )
-    if "in the cached files" not in told or not only_here(_place_of_base(source)):
-        return told
+    if "in the cached files" not in reason or not only_here(_place_of_base(source)):
+        return reason
     if huggingface_hub.is_offline_mode():
         return "it is not here, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
     return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
 
 
 def _place_of_base(source: str) -> str:
-    """Where a model's weights are: of a LoRA adapter, those of its base.
+    """Find the place of a model's weights. A LoRA adapter has those of its base.
 
     Raises:
         ModelError: ``adapter_config.json`` there names no base.
@@ -304,12 +304,12 @@ def _in_order(adapted: Any) -> Any:
 def _quiet_peft() -> None:
     """Keep peft from telling what it puts right itself."""
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
-    for told in (
+    for message in (
         "Model has `tie_word_embeddings=True`",
         "Input and output embeddings are no longer tied",
         "fan_in_fan_out is set to False but the target module is `Conv1D`",
     ):
-        warnings.filterwarnings("ignore", told, UserWarning)
+        warnings.filterwarnings("ignore", message, UserWarning)
 
 
 def require_trainable(config: PeerConfig, source: str) -> None:
@@ -406,7 +406,7 @@ def share_frozen(model: Any) -> None:
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """
     for name, parameter in model.named_parameters():
-        scales = getattr(parameter, "quant_state", None)  # of what is in 4 bits; they lie beside it
+        scales = getattr(parameter, "quant_state", None)  # of weights in 4 bits; they lie beside them
         if parameter.requires_grad or not (parameter.is_floating_point() or scales is not None):
             continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)

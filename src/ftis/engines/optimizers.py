@@ -15,7 +15,7 @@ BITSANDBYTES: Mapping[str, str] = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit"
 """``peers.optim`` -> its class in ``bitsandbytes.optim``."""
 
 MOMENT_BYTES: Mapping[str, int] = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
-"""What the two moments of a trained number take, scales of blocks aside."""
+"""Bytes of a trained number's two moments, without the scales of blocks."""
 
 
 def adamw(trainable: Sequence[Parameter], config: PeerConfig) -> torch.optim.Optimizer:

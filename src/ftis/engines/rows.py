@@ -1,4 +1,4 @@
-"""Prompts as the rows of a batch, and what was sampled behind them as rollouts."""
+"""Prompts as the rows of a batch, and their completions as rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_parts(
     seed: int,
     batch_size: int,
 ) -> list[tuple[Rollout, ...]]:
-    """What ``draw`` draws, each group in so many parts of ⌈repeats / parts⌉ completions; what is beyond is cut off."""
+    """Draw each group in parts of ⌈repeats / parts⌉ completions, and drop completions beyond ``repeats``."""
     of_parts = [ids for ids in prompt_ids for _ in range(parts)]
     drawn = draw(policy, of_parts, math.ceil(repeats / parts), decoding, seed, batch_size)
     return [tuple(chain.from_iterable(drawn[at : at + parts]))[:repeats] for at in range(0, len(drawn), parts)]

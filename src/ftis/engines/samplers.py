@@ -68,10 +68,10 @@ def open_sampler(name: str, policy: Policy, options: Mapping[str, Any] = Mapping
 
 
 def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """What opens the sampler ``name``, if it takes these options.
+    """Find the function that opens the sampler ``name``, if it takes these options.
 
     Raises:
-        RecipeError: as of :func:`open_sampler`.
+        RecipeError: as :func:`open_sampler` raises it.
     """
     if name == "auto":
         raise RecipeError(

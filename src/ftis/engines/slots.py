@@ -16,13 +16,13 @@ from ftis.rollouts import Ints
 
 CPU_CACHE_BYTES = 2**31
 PREFILL_PARTS = 16
-"""Activations may take one part in so many of :func:`cache_bytes` while prompts are prefilled."""
+"""The share of :func:`cache_bytes` that activations may take while prompts are prefilled: one part in so many."""
 
 
 def cache_bytes(device: torch.device) -> int:
     """The most that the completions drawn at a time take: a quarter of a GPU's memory, 2 GB on a CPU.
 
-    What is drawn must not depend on what else a machine does, so it is not a part of what is free.
+    Free memory plays no part: the completions must not depend on a machine's other work.
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 4)
@@ -35,7 +35,7 @@ def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
 
 
 def row_bytes(config: Any, places: int, number: int) -> int:
-    """What a completion takes while it is drawn: keys, values and three copies of a token's float32 logits.
+    """Count the bytes of a completion that is drawn: keys, values and three copies of a token's float32 logits.
 
     Args:
         config: the model's.
@@ -50,8 +50,8 @@ def row_bytes(config: Any, places: int, number: int) -> int:
 
 
 def prefill_bytes(config: Any, tokens: int, number: int) -> int:
-    """What activations take while so many tokens of prompts are prefilled, without gradients: in one layer the residual
-    stream, what attention reads and writes, and the three of a gated feed-forward."""
+    """Count the bytes of activations while ``tokens`` tokens are prefilled without gradients: in one layer the residual
+    stream, attention's inputs and outputs, and the three of a gated feed-forward."""
     text = config.get_text_config(decoder=True)
     return int(tokens * (6 * text.hidden_size + 3 * inner_width(text)) * number)
 
@@ -61,7 +61,7 @@ def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> in
 
     Args:
         number: bytes of a number.
-        within: bytes for all that are drawn at a time, of which activations may take one part in :data:`PREFILL_PARTS`.
+        within: bytes for all completions drawn at a time. Activations take at most one part in :data:`PREFILL_PARTS`.
     """
     return max(1, within // PREFILL_PARTS // max(1, prefill_bytes(config, longest, number)))
 
@@ -77,7 +77,7 @@ def parts_of_a_group(
 ) -> int:
     """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
 
-    A part has ⌈repeats / parts⌉ completions. Where a single one does not fit, each is a part. Arguments are those of
+    A part has ⌈repeats / parts⌉ completions. If not even one fits, each is a part. Arguments are those of
     :func:`groups_within`.
     """
     places = longest_prompt + max_completion_length
@@ -100,9 +100,9 @@ def groups_within(
 ) -> tuple[int, int]:
     """How many of ``groups``, each of ``repeats`` completions, are drawn at a time, and what a completion then takes.
 
-    These are at most ``most`` completions, but one group at least. Where not all are drawn at once, groups take over
-    the rows of completions that ended. They begin where the others have come to, so a row may have as many places again
-    as a completion.
+    These are at most ``most`` completions, but one group at least. If they are drawn in turns, later
+    groups take the rows of completions that ended. They begin at the slot that the others have reached, so a row may
+    have as many places again as a completion.
 
     Args:
         number: bytes of a number in the cache.

@@ -16,7 +16,7 @@ TOKENS_A_CHARACTER = 4  # of UTF-8, where a token may be a byte
 class StopStrings:
     """Tells which rows hold a stop string. It looks at the last tokens of a row, as many as one can take.
 
-    :class:`Stopping` reads whole completions afterwards and decides; this only saves the steps behind.
+    :class:`Stopping` reads whole completions afterwards and decides; this class only saves decoding steps.
     """
 
     def __init__(self, policy: Policy, stop: Sequence[str]) -> None:

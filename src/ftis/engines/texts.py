@@ -1,4 +1,4 @@
-"""A completion's text, which stands behind a prompt."""
+"""The text of a completion as it continues its prompt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """What turns completions into text, without special tokens.
+    """Make the function that turns completions into text, without special tokens.
 
-    Decoders as of Llama 2, Mistral and Phi 3 take a space off the front, since their encoders put one before each text.
+    The decoders of Llama 2, Mistral and Phi 3 drop a leading space, since their encoders put one before each text.
     But "The answer is" and a completion ``▁7`` are "The answer is 7". With such a tokenizer, completions are decoded
     behind a token whose text is then cut off.
     """
@@ -37,7 +37,7 @@ def _text_behind(tokenizer: PreTrainedTokenizerBase, lead: tuple[int, str], ids:
 
 
 def _lead(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str] | None:
-    """A token and its text, behind which a space stays that is taken off elsewhere; None where none is taken off."""
+    """Find a token, and its text, after which the decoder keeps a leading space; None if it always keeps it."""
     vocabulary = tokenizer.get_vocab().items()
     words = ((n, token[1:]) for token, n in vocabulary if token.startswith(SPACE) and _is_plain(token[1:]))
     spaced = min(words, default=None)

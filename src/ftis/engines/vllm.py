@@ -128,7 +128,7 @@ class InProcess(Engine):
         workers = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
         self.direct = workers == 1 and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         source = str(policy.model.config.name_or_path)
-        with _errors_told(f"load {source}"):
+        with _as_sampler_error(f"load {source}"):
             llm: Callable[..., Any] = _vllm().LLM
             self.llm = llm(model=source, logprobs_mode="processed_logprobs", generation_config="vllm", **settings)
         self.written = Written()
@@ -143,7 +143,7 @@ class InProcess(Engine):
             )
             for seed in seeds
         ]
-        with _errors_told("sample"):
+        with _as_sampler_error("sample"):
             outputs = self._generate([prompt.tolist() for prompt in prompt_ids], params)
         groups = [[completed(output) for output in request.outputs] for request in outputs]
         return [group * repeats for group in groups] if decoding.greedy else groups
@@ -151,7 +151,7 @@ class InProcess(Engine):
     def score(self, rows: Rows) -> list[Floats]:
         whole = [[*p.tolist(), *c.tolist()] for p, c in zip(*rows, strict=True)]
         params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        with _errors_told("score its own completions"):
+        with _as_sampler_error("score its own completions"):
             outputs = self._generate(whole, [params] * len(whole))
         return [
             prompt_logps(request.prompt_logprobs, completion.tolist())
@@ -159,7 +159,7 @@ class InProcess(Engine):
         ]
 
     def load(self, policy: Policy) -> None:
-        with _errors_told("take the new weights"):
+        with _as_sampler_error("take the new weights"):
             if self.lora:
                 self._swap_adapter(policy)
             elif self.direct:
@@ -227,8 +227,8 @@ def _vllm() -> Any:
 
 
 @contextmanager
-def _errors_told(what: str) -> Iterator[None]:
-    """Errors of vLLM, whatever they are, as one that says what vLLM was to do."""
+def _as_sampler_error(what: str) -> Iterator[None]:
+    """A context that turns any error of vLLM into a SamplerError with the task that failed."""
     try:
         yield
     except SamplerError:

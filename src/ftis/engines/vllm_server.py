@@ -68,9 +68,7 @@ class Served(Engine):
     def load(self, policy: Policy) -> None:
         if self.lora:
             path, old = self.written.adapter(policy), self.adapter
-            new = (
-                f"{path.parent.name}-{path.name}"  # a server refuses a name that it knows, as of a run that was killed
-            )
+            new = f"{path.parent.name}-{path.name}"  # a server refuses a name that it knows, such as a killed run's
             self._ask("/v1/load_lora_adapter", {"lora_name": new, "lora_path": str(path)})
             self.adapter = new
             if old:
@@ -97,7 +95,7 @@ class Served(Engine):
             )
 
     def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
-        """What ``read`` takes from an answer.
+        """Apply ``read`` to an answer.
 
         Raises:
             SamplerError: it is not there.
@@ -147,7 +145,7 @@ NEEDED = {
 
 
 def sampling_parameters(decoding: Decoding, repeats: int, seed: int, ends: Sequence[int]) -> dict[str, Any]:
-    """vLLM's sampling parameters. What could change the distribution is named, so no default of a model's applies."""
+    """Name every sampling parameter that could change the distribution, so that no default of a model applies."""
     return {
         "n": 1 if decoding.greedy else repeats,
         "max_tokens": decoding.max_completion_length,
