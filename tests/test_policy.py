@@ -83,18 +83,15 @@ def naive_logps(policy: Policy, temperature: float) -> list[np.ndarray]:
 
 
 @KINDS
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("budget", [1, 40, 10_000])
-def test_log_probabilities_are_those_of_each_row_alone(
-    kind: str, temperature: float, budget: int, tiny_policy: TinyPolicy
-) -> None:
-    policy = tiny_policy(kind, tokens_per_microbatch=budget)
-    found = policy.logps(PROMPTS, COMPLETIONS, temperature)
-    assert [len(row) for row in found] == [len(c) for c in COMPLETIONS]
-    assert {row.dtype for row in found} == {np.dtype(np.float32)}
-    for row, expected in zip(found, naive_logps(policy, temperature), strict=True):
-        np.testing.assert_allclose(row, expected, atol=2e-5)
-        assert (row <= 0).all()
+def test_log_probabilities_are_those_of_each_row_alone(kind: str, tiny_policy: TinyPolicy) -> None:
+    for temperature, budget in itertools.product((1.0, 0.6), (1, 40, 10_000)):
+        policy = tiny_policy(kind, tokens_per_microbatch=budget)
+        found = policy.logps(PROMPTS, COMPLETIONS, temperature)
+        assert [len(row) for row in found] == [len(c) for c in COMPLETIONS]
+        assert {row.dtype for row in found} == {np.dtype(np.float32)}
+        for row, expected in zip(found, naive_logps(policy, temperature), strict=True):
+            np.testing.assert_allclose(row, expected, atol=2e-5)
+            assert (row <= 0).all()
 
 
 def test_a_row_is_scored_alike_in_any_company(tiny_policy: TinyPolicy) -> None:
@@ -347,19 +344,19 @@ def test_adapters_on_different_bases_share_only_what_is_equal(tiny_policy: TinyP
 
 
 @EACH_TRAIN
-@pytest.mark.parametrize("budget", [1, 17, 30, 60])
-def test_the_gradient_does_not_depend_on_the_micro_batches(train: str, budget: int, tiny_policy: TinyPolicy) -> None:
-    whole = tiny_policy(**TRAINS[train], tokens_per_microbatch=10_000, max_grad_norm=1e9)
-    split = tiny_policy(**TRAINS[train], tokens_per_microbatch=budget, max_grad_norm=1e9)
-    for policy in (whole, split):
-        if train == "lora":  # with B = 0, half of the gradients are 0
-            torch.manual_seed(0)
-            for name, parameter in policy.model.named_parameters():
-                if "lora_" in name:
-                    torch.nn.init.normal_(parameter, std=0.2)
-    norms = [policy.step(PROMPTS, COMPLETIONS, 0.8, weighted) for policy in (whole, split)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    assert relative_difference(gradients(whole), gradients(split)) < 3e-6  # float32 sums in another order
+def test_the_gradient_does_not_depend_on_the_micro_batches(train: str, tiny_policy: TinyPolicy) -> None:
+    for budget in (1, 17, 30, 60):
+        whole = tiny_policy(**TRAINS[train], tokens_per_microbatch=10_000, max_grad_norm=1e9)
+        split = tiny_policy(**TRAINS[train], tokens_per_microbatch=budget, max_grad_norm=1e9)
+        for policy in (whole, split):
+            if train == "lora":  # with B = 0, half of the gradients are 0
+                torch.manual_seed(0)
+                for name, parameter in policy.model.named_parameters():
+                    if "lora_" in name:
+                        torch.nn.init.normal_(parameter, std=0.2)
+        norms = [policy.step(PROMPTS, COMPLETIONS, 0.8, weighted) for policy in (whole, split)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        assert relative_difference(gradients(whole), gradients(split)) < 3e-6  # float32 sums in another order
 
 
 def test_the_gradient_is_that_of_the_loss(tiny_policy: TinyPolicy) -> None:
@@ -492,20 +489,20 @@ EACH_HEAD = pytest.mark.parametrize(
 
 
 @EACH_HEAD
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("tokens_at_once", [1, 5, 1000])
 def test_logits_in_chunks_give_the_same_log_probabilities_and_gradient(
-    kind: str, model: dict[str, Any], train: dict[str, Any], temperature: float, tokens_at_once: int, tiny_policy: Any
+    kind: str, model: dict[str, Any], train: dict[str, Any], tiny_policy: Any
 ) -> None:
     whole, chunked = (tiny_policy(kind, model=model, tokens_per_microbatch=60, **train) for _ in range(2))
     assert isinstance(chunked.head, ChunkedHead)
     chunked.model.load_state_dict(whole.model.state_dict())  # an adapter's first weights are drawn
-    whole.head, chunked.head.logits_at_once = None, tokens_at_once * chunked.vocab_size
-    for a, b in zip(*(p.logps(PROMPTS, COMPLETIONS, temperature) for p in (whole, chunked)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    for policy in (whole, chunked):
-        policy.backward(PROMPTS, COMPLETIONS, temperature, weighted)
-    assert relative_difference(gradients(whole), gradients(chunked)) < 1e-6
+    whole.head = None
+    for temperature, tokens_at_once in itertools.product((1.0, 0.7), (1, 5, 1000)):
+        chunked.head.logits_at_once = tokens_at_once * chunked.vocab_size
+        for a, b in zip(*(p.logps(PROMPTS, COMPLETIONS, temperature) for p in (whole, chunked)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        for policy in (whole, chunked):
+            policy.backward(PROMPTS, COMPLETIONS, temperature, weighted)
+        assert relative_difference(gradients(whole), gradients(chunked)) < 1e-6
 
 
 def test_logits_in_chunks_in_bfloat16(tiny_policy: TinyPolicy) -> None:

@@ -79,11 +79,9 @@ def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("worth_dropping", [0.0, 1e12])
 def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
-    kind: str, worth_dropping: float, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
     compactions: list[tuple[int, int]] = []
@@ -97,37 +95,37 @@ def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
 
     monkeypatch.setattr(SlotCache, "select", counted)
     decoding, prompts = Decoding(20, temperature=0.0), rows_of((3, 9, 5, 9, 1, 7) * 4)
-    fast = builtin_sampler(policy, prompts, 1, decoding, 0)
     slow = generate_sampler(policy, prompts, 1, decoding, 0)
-
-    assert tokens(fast) == tokens(slow)
-    lengths = [len(r) for r in flat(fast)]
-    assert len(set(lengths)) > 4, lengths
-    assert len(compactions) > 1 if worth_dropping == 0 else not compactions
-    assert all(0 < kept < rows for kept, rows in compactions)
-    for a, b, c in zip(flat(fast), flat(slow), learner_logps(policy, prompts, fast, 1.0), strict=True):
-        np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
-        np.testing.assert_allclose(a.gen_logp, c, atol=1e-4)
-        check_ends(a, ENDS, 20)
+    for worth_dropping in (0.0, 1e12):
+        monkeypatch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
+        compactions.clear()
+        fast = builtin_sampler(policy, prompts, 1, decoding, 0)
+        assert tokens(fast) == tokens(slow)
+        lengths = [len(r) for r in flat(fast)]
+        assert len(set(lengths)) > 4, lengths
+        assert len(compactions) > 1 if worth_dropping == 0 else not compactions
+        assert all(0 < kept < rows for kept, rows in compactions)
+        for a, b, c in zip(flat(fast), flat(slow), learner_logps(policy, prompts, fast, 1.0), strict=True):
+            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
+            np.testing.assert_allclose(a.gen_logp, c, atol=1e-4)
+            check_ends(a, ENDS, 20)
 
 
 @KINDS
 @SAMPLERS
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_equal_the_learners(
-    kind: str, sampler: Sampler, temperature: float, tiny_policy: TinyPolicy
-) -> None:
+def test_log_probabilities_equal_the_learners(kind: str, sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
-    groups = sampler(policy, PROMPTS, 4, Decoding(16, temperature), 3)
-    lengths = {len(r) for r in flat(groups)}
-    assert len(lengths) > 4
-    for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, temperature), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
-        assert rollout.gen_logp.dtype == np.float32
-        assert rollout.completion_ids.dtype == np.int32
-        assert (rollout.gen_logp <= 0).all()
-        check_ends(rollout, ENDS, 16)
+    for temperature in (1.0, 0.7):
+        groups = sampler(policy, PROMPTS, 4, Decoding(16, temperature), 3)
+        lengths = {len(r) for r in flat(groups)}
+        assert len(lengths) > 4
+        for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, temperature), strict=True):
+            np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+            assert rollout.gen_logp.dtype == np.float32
+            assert rollout.completion_ids.dtype == np.int32
+            assert (rollout.gen_logp <= 0).all()
+            check_ends(rollout, ENDS, 16)
 
 
 def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the_likeliest(
@@ -203,28 +201,24 @@ def warped(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> 
 
 
 @SAMPLERS
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 3, 1.0), (1.0, 0, 0.8), (0.7, 5, 0.9), (1.5, 4, 0.5), (1.0, 1, 1.0), (1.0, 1000, 1.0)],
-)
-def test_log_probabilities_are_those_of_the_truncated_distribution(
-    sampler: Sampler, temperature: float, top_k: int, top_p: float, tiny_policy: TinyPolicy
-) -> None:
+def test_log_probabilities_are_those_of_the_truncated_distribution(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     policy.end_ids = ENDS
-    decoding = Decoding(8, temperature, top_k, top_p)
-    assert decoding.truncated
-    groups = sampler(policy, PROMPTS, 3, decoding, 0)
-    changed = 0.0
-    for prompt, group in zip(PROMPTS, groups, strict=True):
-        for rollout in group:
-            logits = full_logits(policy, prompt, rollout)
-            for row, token, logp in zip(logits, rollout.completion_ids, rollout.gen_logp, strict=True):
-                expected = warped(row, temperature, top_k, top_p)[token]
-                assert expected > 0
-                assert logp == pytest.approx(np.log(expected), abs=1e-4)
-                changed = max(changed, expected - warped(row, temperature, 0, 1.0)[token])
-    assert (changed > 0.02) == (top_k < 1000)
+    settings = [(1.0, 3, 1.0), (1.0, 0, 0.8), (0.7, 5, 0.9), (1.5, 4, 0.5), (1.0, 1, 1.0), (1.0, 1000, 1.0)]
+    for temperature, top_k, top_p in settings:
+        decoding = Decoding(8, temperature, top_k, top_p)
+        assert decoding.truncated
+        groups = sampler(policy, PROMPTS, 3, decoding, 0)
+        changed = 0.0
+        for prompt, group in zip(PROMPTS, groups, strict=True):
+            for rollout in group:
+                logits = full_logits(policy, prompt, rollout)
+                for row, token, logp in zip(logits, rollout.completion_ids, rollout.gen_logp, strict=True):
+                    expected = warped(row, temperature, top_k, top_p)[token]
+                    assert expected > 0
+                    assert logp == pytest.approx(np.log(expected), abs=1e-4)
+                    changed = max(changed, expected - warped(row, temperature, 0, 1.0)[token])
+        assert (changed > 0.02) == (top_k < 1000)
 
 
 # --- a model whose distribution is known exactly ----------------------------------------------------------------------
@@ -469,12 +463,8 @@ def test_no_prompts_no_groups(sampler: Sampler, tiny_policy: TinyPolicy) -> None
     assert sampler(tiny_policy(), [], 4, Decoding(10), 0, 8) == []
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "expected"),
-    [(0, [7]), (100, [7]), (28, [7]), (27, [6, 1]), (12, [3, 3, 1]), (8, [2, 2, 2, 1]), (4, [1] * 7), (1, [1] * 7)],
-)
 def test_generate_takes_whole_groups_within_the_batch_size(
-    batch_size: int, expected: list[int], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, seeds = [], []
 
@@ -484,10 +474,16 @@ def test_generate_takes_whole_groups_within_the_batch_size(
         return _generated(policy, prompt_ids, repeats, decoding, seed)
 
     monkeypatch.setattr("ftis.engines.generate._generated", recording)
-    groups = generate_sampler(tiny_policy(), rows_of((3,) * 7), 4, Decoding(1), 50, batch_size)
-    assert sizes == expected
-    assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
-    assert [len(group) for group in groups] == [4] * 7
+    for batch_size in (0, 100, 28, 27, 12, 8, 4, 1):
+        groups = generate_sampler(tiny_policy(), rows_of((3,) * 7), 4, Decoding(1), 50, batch_size)
+        most = max(1, (batch_size or 28) // 4)
+        assert sum(sizes) == 7
+        assert len(sizes) == -(-7 // most)
+        assert max(sizes) == min(7, most)
+        assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
+        assert [len(group) for group in groups] == [4] * 7
+        sizes.clear()
+        seeds.clear()
 
 
 @SAMPLERS
@@ -603,9 +599,8 @@ def test_groups_in_parts_are_groups(
 
 
 @KINDS
-@pytest.mark.parametrize("at_once", [1, 2])
 def test_prompts_are_prefilled_a_few_at_a_time(
-    kind: str, at_once: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = tiny_policy(kind)
     policy.end_ids = ENDS
@@ -619,14 +614,16 @@ def test_prompts_are_prefilled_a_few_at_a_time(
         return prefill(self, chosen)
 
     monkeypatch.setattr(_Rows, "_prefill", counted)
-    part = slots.CPU_CACHE_BYTES // slots.prefill_bytes(policy.model.config, at_once * 12, 4)
-    monkeypatch.setattr(slots, "PREFILL_PARTS", part)
-    parts = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
-    assert sum(together) == len(prompts)
-    assert max(together) == at_once
-    assert tokens(parts) == tokens(whole)
-    for a, b in zip(flat(parts), flat(whole), strict=True):
-        np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
+    for at_once in (1, 2):
+        together.clear()
+        part = slots.CPU_CACHE_BYTES // slots.prefill_bytes(policy.model.config, at_once * 12, 4)
+        monkeypatch.setattr(slots, "PREFILL_PARTS", part)
+        parts = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
+        assert sum(together) == len(prompts)
+        assert max(together) == at_once
+        assert tokens(parts) == tokens(whole)
+        for a, b in zip(flat(parts), flat(whole), strict=True):
+            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
 
 
 def test_what_a_prefill_takes() -> None:
@@ -693,24 +690,24 @@ def all_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ("gemma3", {"sliding_window": 29}),
     ],
 )
-@pytest.mark.parametrize(("lengths", "batch_size"), [((3, 9, 5, 9, 1, 7), 0), ((4, 4, 4, 4), 0), ((3, 9, 5, 9), 4)])
 def test_steps_over_all_slots_give_the_same_text(
     kind: str,
     model: dict[str, Any],
-    lengths: tuple[int, ...],
-    batch_size: int,
     all_slots: list[int],
     tiny_policy: TinyPolicy,
 ) -> None:
     """Rows of 29 tokens fit the windows, while slots, as rows take the places of others, are more."""
     policy = tiny_policy(kind, model=model)
     policy.end_ids = ENDS
-    prompts = rows_of(lengths * 3)
-    fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)
-    assert tokens(fast) == tokens(generate_sampler(policy, prompts, 2, Decoding(20, 0.0), 0))
-    for rollout, logp in zip(flat(fast), learner_logps(policy, prompts, fast, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
-    assert len(set(all_slots)) > 1  # rows were dropped on the way
+    cases: list[tuple[tuple[int, ...], int]] = [((3, 9, 5, 9, 1, 7), 0), ((4, 4, 4, 4), 0), ((3, 9, 5, 9), 4)]
+    for lengths, batch_size in cases:
+        all_slots.clear()
+        prompts = rows_of(lengths * 3)
+        fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)
+        assert tokens(fast) == tokens(generate_sampler(policy, prompts, 2, Decoding(20, 0.0), 0))
+        for rollout, logp in zip(flat(fast), learner_logps(policy, prompts, fast, 1.0), strict=True):
+            np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+        assert len(set(all_slots)) > 1  # rows were dropped on the way
 
 
 def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPolicy) -> None:
@@ -797,22 +794,20 @@ def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable()
 
 @SAMPLERS
 @pytest.mark.parametrize("train", ["full", "lora"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.filterwarnings("default")  # transformers may well complain of such defaults
-def test_generation_defaults_of_the_directory_never_leak(
-    sampler: Sampler, train: str, temperature: float, tiny_policy: TinyPolicy
-) -> None:
+def test_generation_defaults_of_the_directory_never_leak(sampler: Sampler, train: str, tiny_policy: TinyPolicy) -> None:
     clean = tiny_policy(train=train, lora_r=4)
     poisoned = tiny_policy(train=train, lora_r=4, model={"generation_config": POISON})
     inner = poisoned.model.get_base_model() if train == "lora" else poisoned.model
     stored = inner.generation_config
     assert stored.repetition_penalty == 4.0
-    decoding = Decoding(12, temperature)
-    expected, found = sampler(clean, PROMPTS, 3, decoding, 1), sampler(poisoned, PROMPTS, 3, decoding, 1)
-    assert tokens(found) == tokens(expected)
-    for a, b in zip(flat(expected), flat(found), strict=True):
-        np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
-    assert inner.generation_config is stored  # hidden, not lost
+    for temperature in (0.0, 1.0):
+        decoding = Decoding(12, temperature)
+        expected, found = sampler(clean, PROMPTS, 3, decoding, 1), sampler(poisoned, PROMPTS, 3, decoding, 1)
+        assert tokens(found) == tokens(expected)
+        for a, b in zip(flat(expected), flat(found), strict=True):
+            np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
+        assert inner.generation_config is stored  # hidden, not lost
 
 
 @pytest.mark.filterwarnings("default")
