@@ -1,4 +1,4 @@
-"""Who and what is let in: bytes from a peer → admitted groups, and rejections with a reason.
+"""Admission: bytes from a peer → admitted groups, and rejections with a reason.
 
 Nothing that a peer says is believed. Each statement of a message is checked against the :class:`Terms` of the run, and
 the reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects the message. A
@@ -6,7 +6,8 @@ fault of a group rejects that group whole, since its advantages need all of its 
 that a peer sends raises an exception. Detokenising and scoring, the costly part, happens at most once for each group
 that is assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
-The exchange establishes who sent a message, and bounds how many it accepts. docs/threat-model.md lists what stops what.
+The exchange establishes the sender of a message, and bounds the number of messages. docs/threat-model.md lists the
+defence against each attack.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Admission:
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         peer: the sender, as the exchange established it.
@@ -114,7 +115,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Collected:
-    """What came of a round from the other peers.
+    """The other peers' messages of a round.
 
     Attributes:
         messages: the other peers' messages for the round, by sender.
@@ -133,7 +134,7 @@ class Collected:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What the peers of a run agreed on and a message can break.
+    """The agreements of a run that a message can break.
 
     Attributes:
         run, tokenizer: 32 hex digits each, as in the header. No tokenizer: the messages are of text, in any.
@@ -319,7 +320,7 @@ class Admitter:
         if len(group.rollouts) != terms.group_size:
             return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, a group has {terms.group_size}"
         if any(rollout.unit is not None for rollout in group.rollouts) != (terms.tokenizer is None):
-            return Reason.WRONG_TOKENIZER, "ids where this run exchanges text, or text where it exchanges ids"
+            return Reason.WRONG_TOKENIZER, "ids instead of this run's text, or text instead of its ids"
         tokens = np.array([len(rollout.gen_logp) for rollout in group.rollouts], dtype=np.int64)
         if not tokens.all():
             return Reason.EMPTY, f"rollout {int(tokens.argmin())} has no tokens"

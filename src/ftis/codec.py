@@ -71,7 +71,7 @@ class CodecError(FtisError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a sender says about itself and the whole message.
+    """A sender's statements about itself and the whole message.
 
     Attributes:
         run: 32 lower-case hex digits, see :func:`ftis.swarm.facts.run_id`.
@@ -99,7 +99,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a receiver decodes. The counts bound memory where few packed bytes claim many tokens."""
+    """The most that a receiver decodes. The counts bound memory, since few compressed bytes may claim many tokens."""
 
     max_bytes: int
     max_groups: int
@@ -126,7 +126,7 @@ class Columns:
         lengths: [N], each rollout's number of ids, group after group.
         ids: int32 [M], rollout after rollout.
         logp: float32, one for each unit of each rollout.
-        unit: int32 [M], as in rollouts; None where each id is a unit of its own.
+        unit: int32 [M], as in rollouts; None if each id is a unit of its own.
     """
 
     items: Integers

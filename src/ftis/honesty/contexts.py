@@ -28,7 +28,7 @@ class Contexts:
 
         q(a) = (N(c, a) + q₁(a)) / (N(c) + 1)        q₁(a) = N(b, a) / (N(b) + 1)
 
-    Each is at most 1 when summed over all tokens a, and depends only on tokens before this one. What is missing to 1 is
+    Each is at most 1 when summed over all tokens a, and depends only on tokens before this one. The rest up to 1 is
     given to no token. Contexts do not reach beyond a completion's start.
 
     The counts are in two generations. When the younger is full it becomes the older, and the older is forgotten.

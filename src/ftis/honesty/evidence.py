@@ -30,9 +30,9 @@ TOLERANCE = 1e-3
 """Nats a token by which an honest sender's log-probability may be off beside the wire's rounding."""
 
 MIN_Q = 1e-300
-"""In place of a probability of 0, which has no logarithm."""
+"""Stands for a probability of 0, which has no logarithm."""
 LARGEST_LOG_RATIO = 300.0
-"""Log-ratios are cut here, so that their exponentials are finite. That only makes the evidence less."""
+"""Log-ratios are cut here, so that their exponentials are finite. The cut only lowers the evidence."""
 NOTHING = -1e9
 """log 0, as a number that JSON has."""
 
@@ -41,11 +41,11 @@ Floats64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """What the components say about a message, as ratios to the reported probabilities.
+    """The components' predictions of a message, as ratios to the reported probabilities.
 
     Attributes:
         contexts_NU: q/π_gen of the sender's earlier tokens, [N, U].
-        old_NU: π_old/π_gen of the learner, [N, U]; 0 where its model was not run.
+        old_NU: π_old/π_gen of the learner, [N, U]; 0 for rollouts on which its model was not run.
         length_N: units of each rollout; what stands behind them does not count.
         group_N: the group of each rollout, ascending, from 0.
         known_P: whether the learner's model was run on the group.
@@ -88,9 +88,9 @@ class Detector:
 
         Only what stands after a group's last rollout counts, since E_g is of whole groups.
 
-        The evidence of a group is (1 − w) A + w B where the learner's model was run on it, else (1 − w) A. A mixes
-        reported probabilities and contexts, B π_old as well. Whether the model is run on a group depends on its
-        rewards, so on what comes after a token. That does no harm, since leaving B out only makes the evidence less.
+        The evidence of a group is (1 − w) A + w B if the learner's model was run on it, else (1 − w) A. A mixes
+        reported probabilities and contexts, B π_old as well. Rewards decide whether the model is run on a group, and so
+        does what comes after a token. The dependence does no harm, since leaving B out only lowers the evidence.
         w is about the share of earlier groups with B.
 
         Args:
@@ -120,15 +120,15 @@ class Detector:
 
     @property
     def nats(self) -> float:
-        """log(n R): the evidence since the best start, where only one start counts."""
+        """log(n R): the evidence since the best start, if only one start counts."""
         return self.log_r + math.log(self.groups_of_run)
 
 
 EQUAL: Floats64 = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
 """Equal parts of the components, without π_old and with it."""
 TRUSTING: Floats64 = np.array([[0.9, 0.1, 0], [0.9, 0.05, 0.05]])
-"""Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9,
-where equal parts would cost a nat and hide the few false tokens of a first message."""
+"""Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9.
+Equal parts would cost a nat and hide the few false tokens of a first message."""
 
 
 def share_of(max_completion_length: int) -> float:
@@ -140,8 +140,8 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
     """Fixed-share mixtures along each rollout, without π_old and with it.
 
     Before each unit, a component's weight is (1 − s) of its posterior weight and s of an equal part. The first
-    component is the reported probability but for s/2, which is for the others. So a single false token shows without a
-    switch to another component and back.
+    component is the reported probability, except for a share of s/2 that the others get. So a single false token shows
+    without a switch to another component and back.
 
     Args:
         weights: of the components at a rollout's start, [2, 3]; each row adds up to 1.
@@ -169,12 +169,12 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
 def ratios_of(
     rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], contexts: Contexts, old_logp: Sequence[Floats | None]
 ) -> Ratios:
-    """What the components say about a message. ``contexts`` takes the message in.
+    """The components' predictions of a message. ``contexts`` takes the message in.
 
     Args:
         rollouts: of one sender and round, group after group, as the sender sampled them.
         group_N: the group of each, ascending, from 0.
-        old_logp: log π_old of each rollout's tokens; None where it is not known.
+        old_logp: log π_old of each rollout's tokens; None if it is not known.
     """
     ends = np.cumsum([len(r) for r in rollouts])[:-1]
     ids = [r.completion_ids for r in rollouts]
@@ -205,7 +205,7 @@ def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
 
 
 def rounding(logps: Sequence[Floats]) -> float:
-    """The most by which the wire's rounding puts log-probabilities off, told by the numbers; 0 for float32."""
+    """The most by which the wire's rounding puts log-probabilities off, read off the numbers; 0 for float32."""
     values = np.concatenate(logps).astype(np.float64)
     for bits in sorted(filter(None, FRACTION_BITS.values())):
         scaled = values * 2**bits

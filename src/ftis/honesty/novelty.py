@@ -1,4 +1,4 @@
-"""A second line, where no weight protects: foreign completions with a burst that the learner itself would not write."""
+"""A second defence, for objectives without weights: it drops foreign completions with a burst of surprise."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LEAST_GAIN = 3.0
 
 @dataclass
 class Sender:
-    """What is known of one sender.
+    """Knowledge of one sender.
 
     Attributes:
         newest: the round of its last message that was tested; −1 before the first.
@@ -75,7 +75,7 @@ class HonestyTest(Selection):
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """Peers of which nothing is learned any more."""
+        """Peers that this one no longer learns from."""
         found = frozenset(name for name, sender in self.senders.items() if sender.found is not None)
         return found if self.recipe.honesty.action == "quarantine" else frozenset()
 
@@ -84,7 +84,7 @@ class HonestyTest(Selection):
         return self.recipe.training.rounds * self.recipe.prompts_per_peer
 
     def _sender(self, name: str) -> Sender:
-        """What is known of a peer; nothing yet if it was not heard before."""
+        """The entry of a peer, new if it was not heard before."""
         if name not in self.senders:
             share = share_of(self.recipe.sampling.max_completion_length)
             self.senders[name] = Sender(Detector(self._groups_of_run, share))
@@ -113,7 +113,7 @@ class HonestyTest(Selection):
                 self._test(name, round, batch, rows, known)
 
     def _test(self, name: str, round: int, batch: Batch, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
-        """Take in the message that ``rows`` of ``batch`` make up, with log π_old where it is known."""
+        """Take in the message that ``rows`` of ``batch`` make up, with log π_old as far as it is known."""
         sender = self._sender(name)
         if round <= sender.newest:
             self._untested.add((name, round))
@@ -185,7 +185,7 @@ class HonestyTest(Selection):
 
 
 def honesty_test(recipe: Recipe, own: str) -> HonestyTest | None:
-    """The test that ``[honesty]`` sets; None where it is off, or there is nobody to test."""
+    """The test that ``[honesty]`` sets; None if it is off, or there is nobody to test."""
     return HonestyTest(recipe) if recipe.honesty.action != "off" and len(recipe.peers) > 1 else None
 
 

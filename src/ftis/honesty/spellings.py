@@ -15,7 +15,7 @@ from ftis.rollouts import Rollout
 OTHER: int = START - 1
 """The number of all spellings that have none of their own. Evidence gives them no probability."""
 MOST_SPELLINGS = 2**17
-"""That are known at a time, 13 MB or so of each sender."""
+"""The most that are known at a time: about 13 MB for each sender."""
 _DIGEST_BYTES = 8
 _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 

@@ -1,4 +1,4 @@
-"""Putting a message together from its chunks, whoever hands them over."""
+"""A message, put together from its chunks. Anybody may hand a chunk over."""
 
 from __future__ import annotations
 

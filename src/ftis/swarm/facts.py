@@ -1,4 +1,4 @@
-"""What peers mean by a recipe: its digest, and differences. Pure; what comes from others may not be printable."""
+"""The meaning of a recipe to each peer: its digest, and differences. Pure. Others' values may not be printable."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ExchangeError(FtisError):
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
-    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Where they exchange ids,
-    tokenizers must be equal too. The tokenizer's fingerprint is one more fact then in a joined run.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Peers that exchange
+    ids need equal tokenizers too, so the tokenizer's fingerprint is then one more fact of a joined run.
 
     Args:
         wire: the version of the message format that this peer writes and reads.
@@ -65,7 +65,7 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 def read_facts(data: bytes) -> dict[str, Any] | None:
     """The JSON object in ``data``; None for anything else, above :data:`MAX_FACTS_BYTES` and deep nesting.
 
-    What can be read need not be written again, or compared, without as deep a recursion.
+    The limit on nesting lets every later step, as writing or comparing, recurse without harm.
     """
     if len(data) > MAX_FACTS_BYTES:
         return None
@@ -84,21 +84,21 @@ def _is_shallow(value: Any, levels: int) -> bool:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What others mean by ``recipe`` and this peer does not, in words, and what to do."""
+    """Differences between others' meaning of ``recipe`` and this peer's, in words, and the remedy."""
 
     recipe: str
     differing: str
     remedy: str
 
     def of(self, peers: Sequence[str]) -> str:
-        """The sentence on ``peers``, who all mean the same."""
+        """The sentence about ``peers``. All of them mean the same."""
         mean, are = ("means", "is") if len(peers) == 1 else ("mean", "are")
         what = f"{mean} another run by {self.recipe!r} and {are} not heard ({self.differing})"
         return f"{', '.join(peers)} {what}: {self.remedy}"
 
 
 def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mismatch | None:
-    """What another peer means by ``recipe`` and this peer does not; None if they mean the same."""
+    """The differences between two peers' meaning of ``recipe``; None if they mean the same."""
     differing = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     if not differing:
         return None

@@ -52,7 +52,7 @@ def foreign_limit(recipe: Recipe, own: str) -> ForeignLimit | None:
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
     """The number of a round's ``count`` picks that each of ``names`` gets. A name without picks is left out.
 
-    Picks go to the names in turn, in an order drawn from the seed, and a round starts where the last one ended. So
+    Picks go to the names in turn, in an order drawn from the seed. A round goes on after the last one's last name. So
     within a round, and over any number of rounds, the names' totals differ by at most one.
     """
     order = np.random.default_rng(seed).permutation(len(names))

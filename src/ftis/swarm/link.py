@@ -8,9 +8,9 @@ Keys, all under ``ftis/``::
     facts/<recipe's name>/<peer>              what it means by the recipe, to name what differs
     status/<recipe's name>/<peer>             what it is doing, for ``ftis status``
 
-``<run>`` is the digest of what the peers must agree on, so nothing of another run is ever met. When a round closes is
-decided by :mod:`ftis.swarm.rounds`; this module carries its decisions out. The engine retries, encrypts and finds;
-signatures say whose rollouts they are. See docs/wire.md and docs/threat-model.md for what holds and what does not.
+``<run>`` is the digest of what the peers must agree on, so peers of different runs never meet. :mod:`ftis.swarm.rounds`
+decides when a round closes, and this module carries its decisions out. The engine retries, encrypts and finds;
+signatures tell whose rollouts they are. See docs/wire.md and docs/threat-model.md for what holds and what does not.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NetworkExchange:
     Args:
         run: the digest of what the peers must agree on.
         facts: what is behind that digest: :func:`ftis.swarm.facts.agreement`, the roster and the tokenizer.
-        roster: public keys by name; None in an open swarm, where the first key to use a name keeps it.
+        roster: public keys by name. None means an open swarm: the first key to use a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
         outbox: a directory of this peer's own.
@@ -302,14 +302,14 @@ class NetworkExchange:
                 if reply.ok is None:
                     continue
                 self._hear_manifest(reply.ok)
-                of, round = _peer_and_round(str(reply.ok.key_expr))
-                if of in self.others and round >= 0:
-                    answered.setdefault(of, set()).add(round)
+                sender, round = _peer_and_round(str(reply.ok.key_expr))
+                if sender in self.others and round >= 0:
+                    answered.setdefault(sender, set()).add(round)
         except zenoh.ZError:
             return  # closing, or no link for a moment: asked again soon
         with self.changed:
-            for of, rounds in answered.items():
-                self.rounds.answered(of, rounds)
+            for sender, rounds in answered.items():
+                self.rounds.answered(sender, rounds)
 
     # --- fetching ---------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class NetworkExchange:
                 with query:
                     answer(query)
             except zenoh.ZError:
-                pass  # whoever asked is gone
+                pass  # the asker is gone
             finally:
                 self._pending_answers.release()
 

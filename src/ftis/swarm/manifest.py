@@ -1,4 +1,4 @@
-"""What a peer signs for a round: the bytes that it offers. Pure: bytes in, bytes out.
+"""A manifest: the description of a round's message that a peer signs. Pure: bytes in, bytes out.
 
 A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole::
 
@@ -58,7 +58,7 @@ class Manifest:
 
     @property
     def contents(self) -> tuple[int, tuple[str, ...]]:
-        """The identity of the offered bytes: equal for equal bytes, whoever offers them."""
+        """The identity of the offered bytes: equal for equal bytes of any peer."""
         return self.size, self.chunks
 
 

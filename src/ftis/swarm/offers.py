@@ -1,4 +1,4 @@
-"""Which offers count: those that a peer of the run signed itself, for this run, within the limits."""
+"""The test of an offer: a peer of the run signed it itself, for this run, within the limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Refusal:
     """Why an offer does not count.
 
     Attributes:
-        round: the round for which the peer can no longer deliver, where it signed the fault itself.
+        round: the round for which the peer can no longer deliver; None if it did not sign the fault itself.
     """
 
     reason: Reason
@@ -30,7 +30,7 @@ class OfferCheck:
     Attributes:
         run: the run's digest.
         rounds: how many rounds the run has.
-        roster: public keys by peer; None in an open swarm, where the first key to sign for a name keeps it.
+        roster: public keys by peer. None means an open swarm: the first key to sign for a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
         first_keys: in an open swarm, the key that each name belongs to by now.
@@ -49,7 +49,7 @@ class OfferCheck:
         The cheap tests come first: nothing is parsed that has not been signed by the peer's key.
 
         Args:
-            peer: whose offer it is said to be, by the place where it was found.
+            peer: the sender, by the place of the offer.
             round: for which round, by the same place.
             seal: :func:`ftis.swarm.manifest.seal`'s.
         """
@@ -62,8 +62,8 @@ class OfferCheck:
         except ManifestError as error:
             return Refusal(Reason.MALFORMED, str(error))
         if (offer.peer, offer.round, offer.run) != (peer, round, self.run):
-            said = f"{offer.peer!r} for round {offer.round + 1} of run {offer.run}"
-            return Refusal(Reason.WRONG_SENDER, f"a manifest of {said} in the place of {peer!r}, round {round + 1}")
+            found = f"{offer.peer!r} for round {offer.round + 1} of run {offer.run}"
+            return Refusal(Reason.WRONG_SENDER, f"a manifest of {found} in the place of {peer!r}, round {round + 1}")
         if offer.round >= self.rounds:
             detail = f"a manifest for round {offer.round + 1}, the run has {self.rounds} rounds"
             return Refusal(Reason.WRONG_ROUND, detail)

@@ -1,8 +1,8 @@
-"""What somebody who only looks on knows of a swarm: what its peers signed, and what is said in their names.
+"""An onlooker's knowledge of a swarm: signed offers of its peers, and claims in their names.
 
-Pure: what a transport hears goes in with the time, :meth:`Onlooker.runs` gives it back by run and peer. What a peer
-signed is a fact: its offers, and the digest of the run that they are for. Facts about the recipe whose digest that is
-were signed with it. All else (presence, status, other facts) can be said by anybody who has a link, in any name.
+Pure: a transport hands over everything that it hears, with the time, and :meth:`Onlooker.runs` sorts it by run and
+peer. A peer's signature makes two things certain: its offers, and the facts of their run, by its digest. Anybody with
+a link can claim the rest (presence, status, other facts) in any name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftis.swarm.manifest import Manifest, unseal
 from ftis.swarm.offers import OfferCheck
 
 MOST_RUNS, MOST_PEERS, MOST_TOKENS, MOST_ROUNDS, MOST_EVENTS = 16, 256, 16, 64, 200
-"""What is kept, whatever comes: anybody with a link can make up names, signs of presence and rounds."""
+"""Limits of memory: anybody with a link can make up names, signs of presence and rounds."""
 
 ANY_BYTES, ANY_ITEMS, ANY_ROUND = 2**50, 100_000, 2**31
 """An onlooker fetches no contents, so that an offer's size does it no harm."""
@@ -35,7 +35,7 @@ _RUN, _NAME, _COUNT = re.compile(r"[0-9a-f]{32}"), re.compile(NAME_PATTERN), re.
 
 @dataclass(frozen=True)
 class Happened:
-    """Something that the onlooker noticed: when (seconds since the epoch), about whom, in words."""
+    """Something that the onlooker noticed: the time (seconds since the epoch), the peer, and words."""
 
     at: float
     peer: str
@@ -66,7 +66,7 @@ class SignedWord:
 
 @dataclass(frozen=True)
 class PeerView:
-    """What is known of one peer of one run.
+    """Knowledge of one peer of one run.
 
     Attributes:
         present: whether anybody declares it present; ``changed`` is since when, None if it never was.
@@ -113,7 +113,7 @@ class NetworkRun:
 
     @cached_property
     def newest(self) -> int:
-        """The newest round of which a peer signed an offer, counted from 0; 0 without any."""
+        """The newest round with a signed offer of any peer, counted from 0; 0 without any."""
         return max((peer.signed.round for peer in self.peers if peer.signed is not None), default=0)
 
 
@@ -137,7 +137,7 @@ class _PeerNotes:
 
 
 class Onlooker:
-    """What was heard so far. Its methods may be called from several threads.
+    """Everything heard so far. Its methods may be called from several threads.
 
     Args:
         roster: public keys by name; without it the first key to use a peer's name keeps it.
@@ -153,7 +153,7 @@ class Onlooker:
         self._facts: dict[str, dict[str, Any]] = {}
         self._events: list[Happened] = []
 
-    # --- what is heard ----------------------------------------------------------------------------
+    # --- heard ----------------------------------------------------------------------------------------
 
     def token(self, key: str, present: bool, now: float) -> None:
         """A sign of presence at ``ftis/<run>/live/<peer>/<incarnation>/<round>`` came, or went."""
@@ -161,18 +161,18 @@ class Onlooker:
         with self._lock:
             if len(parts) != 6 or not all(_COUNT.fullmatch(part) for part in parts[4:]):
                 return
-            if (of := self._of(parts[1], parts[3])) is None:
+            if (notes := self._notes_on(parts[1], parts[3])) is None:
                 return
-            before = bool(of.tokens)
-            if present and len(of.tokens) < MOST_TOKENS:
-                of.tokens.add(key)
+            before = bool(notes.tokens)
+            if present and len(notes.tokens) < MOST_TOKENS:
+                notes.tokens.add(key)
             elif not present:
-                of.tokens.discard(key)
-            if bool(of.tokens) != before:
-                came_back = of.changed is not None
-                of.changed = now
+                notes.tokens.discard(key)
+            if bool(notes.tokens) != before:
+                came_back = notes.changed is not None
+                notes.changed = now
                 words = "is there again" if came_back else "is there"
-                self._note(now, parts[3], words if of.tokens else "is gone: nobody declares it present any more")
+                self._note(now, parts[3], words if notes.tokens else "is gone: nobody declares it present any more")
 
     def offer(self, key: str, document: bytes, seal: bytes, now: float) -> None:
         """An offer came, at ``ftis/<run>/man/<peer>/<round>``."""
@@ -181,49 +181,49 @@ class Onlooker:
             return
         run, peer, round = parts[1], parts[3], int(parts[4])
         with self._lock:
-            of = self._of(run, peer)
+            notes = self._notes_on(run, peer)
             digest = hashlib.sha256(document).digest()
-            if of is None or of.digests.get(round) == digest:
+            if notes is None or notes.digests.get(round) == digest:
                 return
-            if len(of.offers) >= MOST_ROUNDS and round < min(of.offers):
+            if len(notes.offers) >= MOST_ROUNDS and round < min(notes.offers):
                 return  # forgotten before, and not to be counted twice
             check = self._checks.setdefault(run, OfferCheck(run, ANY_ROUND, self.roster, ANY_BYTES, ANY_ITEMS))
             offer = check.read(peer, round, document, seal)
             if not isinstance(offer, Manifest):
                 if offer.reason is Reason.FORGED:
-                    if not of.forged:
+                    if not notes.forged:
                         self._note(now, peer, f"an offer in its name for round {round + 1} is not signed by its key")
-                    of.forged = min(of.forged + 1, 1000)
+                    notes.forged = min(notes.forged + 1, 1000)
                 return
-            of.key, of.digests[round] = unseal(seal)[0], digest
-            self._take(of, offer, now)
+            notes.key, notes.digests[round] = unseal(seal)[0], digest
+            self._take(notes, offer, now)
 
-    def _take(self, of: _PeerNotes, offer: Manifest, now: float) -> None:
-        before = of.offers.get(offer.round)
+    def _take(self, notes: _PeerNotes, offer: Manifest, now: float) -> None:
+        before = notes.offers.get(offer.round)
         now_offered = offer.incarnation, hashlib.sha256(repr(offer.contents).encode()).digest()
         if before is None:
-            of.bytes += offer.size
-        elif before[0] == offer.incarnation and before != now_offered and of.twice != offer.round:
+            notes.bytes += offer.size
+        elif before[0] == offer.incarnation and before != now_offered and notes.twice != offer.round:
             self._note(now, offer.peer, f"signed two different offers for round {offer.round + 1}")
-            of.twice = offer.round
-        of.offers[offer.round] = now_offered
-        for old in sorted(of.offers)[:-MOST_ROUNDS]:
-            del of.offers[old], of.digests[old]
-        if not of.heard_at or offer.round > of.heard_at[-1][1]:
-            of.heard_at = [*of.heard_at[-9:], (now, offer.round)]
+            notes.twice = offer.round
+        notes.offers[offer.round] = now_offered
+        for old in sorted(notes.offers)[:-MOST_ROUNDS]:
+            del notes.offers[old], notes.digests[old]
+        if not notes.heard_at or offer.round > notes.heard_at[-1][1]:
+            notes.heard_at = [*notes.heard_at[-9:], (now, offer.round)]
 
     def status(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/status/<recipe's name>/<peer>``."""
-        said, parts = read_facts(data), key.split("/")
-        if said is None or len(parts) != 4:
+        claims, parts = read_facts(data), key.split("/")
+        if claims is None or len(parts) != 4:
             return
         with self._lock:
             self.reached = True
-            of = self._of(str(said.get("run")), parts[3])
-            if of is None:
+            notes = self._notes_on(str(claims.get("run")), parts[3])
+            if notes is None:
                 return
-            of.name = of.name or parts[2][:LONGEST_TEXT]
-            of.said, of.said_at = _understood(said), now
+            notes.name = notes.name or parts[2][:LONGEST_TEXT]
+            notes.said, notes.said_at = _understood(claims), now
 
     def facts(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/facts/<recipe's name>/<peer>``."""
@@ -236,13 +236,13 @@ class Onlooker:
                 run = run_id(facts)
             except ValueError:  # no canonical form: a number that is none
                 return
-            of = self._of(run, parts[3])
-            if of is not None:
-                of.name = of.name or parts[2][:LONGEST_TEXT]
-                of.facts = self._facts.setdefault(run, facts)  # the same for all: the run is their digest
+            notes = self._notes_on(run, parts[3])
+            if notes is not None:
+                notes.name = notes.name or parts[2][:LONGEST_TEXT]
+                notes.facts = self._facts.setdefault(run, facts)  # the same for all: the run is their digest
 
-    def _of(self, run: str, peer: str) -> _PeerNotes | None:
-        """What is kept of a peer; None for a name that is none, and where there are too many.
+    def _notes_on(self, run: str, peer: str) -> _PeerNotes | None:
+        """The notes about a peer; None for a wrong name, and if there are too many.
 
         With a roster its names always have room, and a run in which nobody has signed anything makes room for another:
         anybody can make names and runs up.
@@ -250,7 +250,7 @@ class Onlooker:
         if not _RUN.fullmatch(run) or not _NAME.fullmatch(peer):
             return None
         if run not in self._runs and len(self._runs) >= MOST_RUNS:
-            unsigned = (id for id, peers in self._runs.items() if not any(of.heard_at for of in peers.values()))
+            unsigned = (id for id, peers in self._runs.items() if not any(notes.heard_at for notes in peers.values()))
             if self.roster is None or (made_up := next(unsigned, None)) is None:
                 return None
             for known in (self._runs, self._facts, self._checks):  # it comes again if there is something to it
@@ -263,16 +263,16 @@ class Onlooker:
     def _note(self, now: float, peer: str, text: str) -> None:
         self._events = [*self._events[-MOST_EVENTS + 1 :], Happened(now, peer, text)]
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- known ----------------------------------------------------------------------------------------
 
     @property
     def events(self) -> Sequence[Happened]:
-        """What was noticed, the newest last."""
+        """Everything noticed, the newest last."""
         with self._lock:
             return list(self._events)
 
     def runs(self) -> list[NetworkRun]:
-        """What is known, by run: of each recipe's name the roster's run first, else that of most peers."""
+        """All runs: of each recipe's name the roster's run first, else that of most peers."""
         with self._lock:
             runs = [self._run(id, peers) for id, peers in self._runs.items()]
         runs = [run for run in runs if run.peers]
@@ -291,32 +291,32 @@ class Onlooker:
         return found
 
     def _run(self, id: str, peers: Mapping[str, _PeerNotes]) -> NetworkRun:
-        seen = [self._seen(id, name, of) for name, of in sorted(peers.items())]
-        facts = next((of.facts for of in peers.values() if of.facts), {})
+        seen = [self._seen(id, name, notes) for name, notes in sorted(peers.items())]
+        facts = next((notes.facts for notes in peers.values() if notes.facts), {})
         names = facts.get("peers", [])
         there = {peer.peer for peer in seen}
         for name in names[:MOST_PEERS] if isinstance(names, list) else []:
             if isinstance(name, str) and _NAME.fullmatch(name) and name not in there:
                 seen.append(self._seen(id, name, _PeerNotes()))
-        name = next((of.name for of in peers.values() if of.name), "")
+        name = next((notes.name for notes in peers.values() if notes.name), "")
         return NetworkRun(id, name, facts, seen)
 
-    def _seen(self, run: str, name: str, of: _PeerNotes) -> PeerView:
+    def _seen(self, run: str, name: str, notes: _PeerNotes) -> PeerView:
         signed = None
-        if of.heard_at:
-            (began, first), (at, round) = of.heard_at[0], of.heard_at[-1]
+        if notes.heard_at:
+            (began, first), (at, round) = notes.heard_at[0], notes.heard_at[-1]
             pace = (at - began) / (round - first) if round > first else None
-            signed = SignedWord(of.key, round, at, pace, of.bytes, of.twice)
+            signed = SignedWord(notes.key, round, at, pace, notes.bytes, notes.twice)
         return PeerView(
             peer=name,
-            present=bool(of.tokens),
-            changed=of.changed,
+            present=bool(notes.tokens),
+            changed=notes.changed,
             signed=signed,
-            forged=of.forged,
-            said=of.said,
-            said_at=of.said_at,
-            facts=of.facts,
-            committed=signed is not None and bool(of.facts),  # kept under the digest of these facts
+            forged=notes.forged,
+            said=notes.said,
+            said_at=notes.said_at,
+            facts=notes.facts,
+            committed=signed is not None and bool(notes.facts),  # kept under the digest of these facts
         )
 
 
@@ -332,16 +332,16 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def _understood(said: Mapping[str, Any]) -> dict[str, Any]:
+def _understood(claims: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a status that are of the type they ought to be, and no longer than they ought to be."""
     found: dict[str, Any] = {}
     for key in ("state", "version", "tokenizer"):
-        if isinstance(said.get(key), str):
-            found[key] = said[key][:LONGEST_TEXT]
-    found |= {key: said[key] for key in ("rounds", "unrewarded") if is_count(said.get(key))}
-    if isinstance(said.get("reward"), (int, float)) and abs(said["reward"]) < 1e9:
-        found["reward"] = float(said["reward"])
-    live, sources = said.get("live"), said.get("from")
+        if isinstance(claims.get(key), str):
+            found[key] = claims[key][:LONGEST_TEXT]
+    found |= {key: claims[key] for key in ("rounds", "unrewarded") if is_count(claims.get(key))}
+    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
+        found["reward"] = float(claims["reward"])
+    live, sources = claims.get("live"), claims.get("from")
     if isinstance(live, list):
         found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
     if isinstance(sources, dict):

@@ -1,4 +1,4 @@
-"""What a peer knows of one other peer. Pure."""
+"""A peer's knowledge of one other peer. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Other:
         corrupt: rounds for which other contents than those signed for came. They are asked for again, since anybody
             may have sent them.
         taken: rounds whose contents were handed on.
-        offers_only: rounds of which the offer suffices.
+        offers_only: rounds for which its offer suffices.
         fetching: the round being fetched.
         answered: the rounds that it offered when it was last asked.
         strikes: deadlines in a row that it let pass.
@@ -74,6 +74,6 @@ class Other:
         return "sampling" if self.live else "gone"
 
     def forget_before(self, round: int) -> None:
-        self.offers = {of: offer for of, offer in self.offers.items() if of >= round}
+        self.offers = {place: offer for place, offer in self.offers.items() if place >= round}
         for rounds in (self.refused, self.corrupt, self.taken, self.offers_only):
-            rounds -= {of for of in rounds if of < round}
+            rounds -= {place for place in rounds if place < round}

@@ -16,7 +16,7 @@ from ftis.swarm import manifest as manifests
 
 @dataclass
 class Outbox:
-    """What one peer of one run has on offer.
+    """The messages that one peer of one run has on offer.
 
     Attributes:
         keep: rounds for which a message stays on offer.
@@ -58,7 +58,7 @@ class Outbox:
                 self._path(old).unlink(missing_ok=True)
 
     def chunk(self, round: int, index: int) -> bytes:
-        """Chunk ``index`` of a message on offer; empty where there is none."""
+        """Chunk ``index`` of a message on offer; empty if there is none."""
         if round not in self.signed:
             return b""
         at = index * manifests.CHUNK_BYTES

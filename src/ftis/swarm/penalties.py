@@ -11,7 +11,7 @@ from ftis.config import Recipe
 from ftis.selection import Selection
 
 OWN_FAULTS = (Reason.OVER_TIME, Reason.UNSCORED)
-"""What may be this peer's own slowness, or its own reward function's mistake."""
+"""Faults that may be this peer's own: its slowness, or its reward function's mistake."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""When a round closes, and with whose messages: the protocol between peers as plain values.
+"""The protocol between peers as plain values: it decides when a round closes, and with whose messages.
 
-No threads, no clock, no sockets. What a transport observes goes in as arguments, the time (seconds of any steady clock)
-included; every call returns the decisions that the transport then carries out::
+No threads, no clock, no sockets. A transport passes in everything that it observes, the time (seconds of any steady
+clock) included; every call returns the decisions that the transport then carries out::
 
     enter, catch_up            this peer takes part    -> Announce, NetworkEvent
     present, absent            another peer does       -> NetworkEvent, Ask
@@ -10,8 +10,8 @@ included; every call returns the decisions that the transport then carries out::
     fetched, corrupt           contents came, or junk
 
 A round closes when every peer that takes part has delivered, when those that have not are gone, or at the deadline. It
-closes against the roster, never against who happens to be visible: below the quorum it does what the recipe's
-``below_quorum`` says, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is one.
+closes against the roster, never against the peers that happen to be visible: below the quorum it follows the recipe's
+``below_quorum``, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GRACE_SECONDS = 1.0
 CATCH_UP_SECONDS = 2.0
 """How often everybody is asked for manifests while a round is awaited."""
 NOTICE_SECONDS = 10.0
-"""How often a waiting peer says whom it waits for."""
+"""How often a waiting peer names the peers that it waits for."""
 STRIKES = 2
 """A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
 KEEP_ROUNDS = 8
@@ -120,7 +120,7 @@ class Rounds:
         self._forged: set[str] = set()
         self._mismatches: dict[str, Mismatch] = {}
 
-    # --- what the transport may ask ---------------------------------------------------------------
+    # --- asked by the transport -----------------------------------------------------------------------
 
     @property
     def live(self) -> list[str]:
@@ -133,12 +133,12 @@ class Rounds:
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """What was refused since the last round closed."""
+        """Refusals since the last round closed."""
         return tuple(self._rejections)
 
     @property
     def lock_step(self) -> bool:
-        """Whether every round needs every peer, so that one that comes back continues where it was."""
+        """Whether every round needs every peer, so that a peer that comes back continues at its own round."""
         return self.settings.quorum >= len(self._others) and self.settings.below_quorum != "alone"
 
     def offers_of(self, peer: str) -> dict[int, Manifest]:
@@ -146,7 +146,7 @@ class Rounds:
         return dict(self._others[peer].offers)
 
     def may_leave(self) -> bool:
-        """Whether nobody is left who may need this peer's messages, once it has finished."""
+        """Whether no peer is left that may need this one's messages, once it has finished."""
         others = self._others.values()
         if all(other.has_finished(self._last_round) for other in others):
             return True
@@ -164,8 +164,8 @@ class Rounds:
     def catch_up(self, round: int) -> tuple[int, list[Decision]]:
         """The round to train next: ``round``, or a later one if the swarm has gone on without this peer.
 
-        The swarm is where more than half of the other present peers are. One that has offered nothing yet counts as
-        being at the beginning, so that no single peer moves the others by one signed offer.
+        The swarm's round is the one that more than half of the other present peers have reached. A peer without any
+        offer counts as being at the beginning. So no single peer moves the others by one signed offer.
         """
         target = max(round, min(self._swarm_round(round), self._last_round))
         decisions: list[Decision] = []
@@ -181,7 +181,7 @@ class Rounds:
     def silent(self, round: int) -> list[str]:
         """The peers to hear from before :meth:`catch_up`: present, or all if nobody is, and without any known offer.
 
-        Silence is usual at the run's start, where nobody is ahead.
+        Silence is usual at the run's start: nobody is ahead then.
         """
         live = {name: other for name, other in self._others.items() if other.live} or self._others
         if round == 0 and all(other.newest <= 0 for other in live.values()):
@@ -200,7 +200,7 @@ class Rounds:
         lost = bool(on_offer) and min(on_offer) > round
         return there if lost and not self._announced else round
 
-    # --- what is heard from the others ------------------------------------------------------------
+    # --- heard from the others ------------------------------------------------------------------------
 
     def present(self, peer: str, token: str, round: int) -> list[Decision]:
         """``peer`` declares, by the sign ``token``, that it takes part from ``round`` on."""
@@ -261,7 +261,7 @@ class Rounds:
         if known is not None:
             return offer.incarnation > known.incarnation and offer.contents != known.contents
         if len(other.offers) >= self._max_offers:
-            least = max((*other.offers, offer.round), key=lambda of: self._needed_after(other, of))
+            least = max((*other.offers, offer.round), key=lambda place: self._needed_after(other, place))
             if least == offer.round:
                 return False
             del other.offers[least]
@@ -338,7 +338,7 @@ class Rounds:
                 self._others[name].offers_only.add(round)
 
     def poll(self, now: float) -> list[Decision]:
-        """What to do about the awaited round. It is over once :class:`Closed` is among the decisions.
+        """The next decisions about the awaited round. The round is over once :class:`Closed` is among the decisions.
 
         Call it again after anything was heard, and now and then without: deadlines pass silently.
 
@@ -360,7 +360,7 @@ class Rounds:
 
     @property
     def _oldest(self) -> int:
-        """The earliest round of which messages may still be learned from."""
+        """The earliest round whose messages may still be learned from."""
         return self._awaited.round - self.settings.max_staleness
 
     def _fetches(self) -> list[Decision]:
@@ -370,14 +370,18 @@ class Rounds:
         for name in self._awaited.wanted:
             other = self._others[name]
             done = other.contents.keys() | other.taken | other.refused | other.offers_only
-            due = [of for of in other.offers if oldest <= of <= self._awaited.round and of not in done]
+            due = [
+                of_round
+                for of_round in other.offers
+                if oldest <= of_round <= self._awaited.round and of_round not in done
+            ]
             if due and other.fetching is None:
                 other.fetching = max(due)
                 fetches.append(Fetch(other.offers[max(due)]))
         return fetches
 
     def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:
-        """The peers still waited for; none when the round closes, and ``decisions`` then says without whom."""
+        """The peers still waited for. Without any the round closes, and ``decisions`` names the missing ones."""
         round, wanted = self._awaited.round, self._awaited.wanted
         delivered = [name for name in wanted if self._others[name].has_delivered(round)]
         if len(delivered) == len(self._others):
@@ -412,7 +416,7 @@ class Rounds:
     def _has_left_behind(self, other: Other) -> bool:
         """Whether it will not come back to this round: it has finished, or is further ahead than anybody waits.
 
-        Its offer may be known still, while nobody holds the contents any more, as where this peer was asleep.
+        Its offer may still be known although nobody holds the contents any more, as after this peer was asleep.
         """
         far = not self.lock_step and other.newest > self._awaited.round + self.settings.max_staleness
         return far or other.has_finished(self._last_round)
@@ -452,13 +456,13 @@ class Rounds:
         offered_only: list[str] = []
         for name, other in self._others.items():
             has_delivered = other.has_delivered(round)
-            for of in sorted(of for of in other.contents if of <= round):
-                data = other.contents.pop(of)
-                other.taken.add(of)
-                if name in wanted and of == round:
+            for of_round in sorted(found for found in other.contents if found <= round):
+                data = other.contents.pop(of_round)
+                other.taken.add(of_round)
+                if name in wanted and of_round == round:
                     messages[name] = data
-                elif name in wanted and of >= max(self._oldest, self._first_round):
-                    late.append((name, of, data))
+                elif name in wanted and of_round >= max(self._oldest, self._first_round):
+                    late.append((name, of_round, data))
             if name in wanted and round in other.offers_only and has_delivered:
                 offered_only.append(name)
             elif name not in messages:

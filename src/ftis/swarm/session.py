@@ -48,7 +48,7 @@ def engine_config(settings: NetworkConfig) -> zenoh.Config:
     }
     if settings.tls_certificate is not None:
         if not on_one_machine and all(at.startswith("tls/") for at in (*settings.listen, *settings.connect)):
-            values["transport/link/protocols"] = ["tls"]  # also to whom a linked peer names
+            values["transport/link/protocols"] = ["tls"]  # also to peers that a linked peer names
         values |= {
             "transport/link/tls/root_ca_certificate": settings.tls_authority,
             "transport/link/tls/listen_certificate": settings.tls_certificate,
@@ -115,7 +115,7 @@ def ask_everybody(
     """Every answer, several to the same key included: one that lies must not take the place of one that does not.
 
     Args:
-        handler: hears the answers, of which none is then returned.
+        handler: hears the answers instead of returning them.
     """
     replies: Iterable[zenoh.Reply] = session.get(
         key,
@@ -132,8 +132,8 @@ def ask_everybody(
 class Question:
     """A question that is over with the first right answer, else after its time.
 
-    Answers are looked at where they arrive. In a queue that nobody reads yet, answers without end would fill memory,
-    and once it was full the engine could receive nothing else.
+    The engine's threads look at answers at once. A queue that nobody reads yet would fill memory with answers without
+    end, and a full queue would keep the engine from receiving anything else.
 
     Args:
         is_right: hears each answer, on the engine's threads; whether no other is needed.
@@ -158,7 +158,7 @@ class Question:
 
 
 def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
-    """What each reachable peer, of whatever run, says it is doing."""
+    """The status of each reachable peer of any run, as it says itself."""
     replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
     found = [read_facts(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
     statuses = [status for status in found if status is not None]

@@ -75,7 +75,7 @@ def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
 
 
 def _as_text(rollout: Rollout, known: TokenBytes, ends: Mapping[int, int], most_bytes: int) -> Rollout:
-    """One of them, whatever was sampled."""
+    """One completion as text, for any sampled ids."""
     ids = rollout.completion_ids
     ended = bool(len(ids)) and int(ids[-1]) in ends
     spoken = ids[: len(ids) - ended]
@@ -110,7 +110,7 @@ def ended(rollout: Rollout) -> bool:
 
 
 def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """Bytes, and the token of each, with :data:`REPLACED` in place of what is no UTF-8.
+    """Bytes, and the token of each, with :data:`REPLACED` instead of bytes that are no UTF-8.
 
     It belongs to the token in which the wrong bytes start.
     """

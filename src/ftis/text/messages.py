@@ -18,7 +18,7 @@ from ftis.text.units import Aligned, align, as_sampled, one_unit
 def write_groups(
     groups: Sequence[Group], known: TokenBytes, end_ids: Sequence[int], most_bytes: int = sys.maxsize
 ) -> list[Group]:
-    """Groups of this peer's tokens as text; see :func:`~ftis.text.completions.as_texts`. What is text already stays."""
+    """Groups of this peer's tokens as text, by :func:`~ftis.text.completions.as_texts`. Rollouts of text stay."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     texts = iter(as_texts([rollout for rollout in rollouts if rollout.unit is None], known, end_ids, most_bytes))
 
@@ -32,10 +32,10 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
     """The token that stands for the end of others' completions: the one by which a model ends its own.
 
     Args:
-        who: whose; for the message.
-        own: the ids by which the model ends completions, whatever a recipe says: its tokenizer's, and those of its
+        who: the model's owner, for the message.
+        own: the ids by which the model ends completions, regardless of the recipe: its tokenizer's, and those of its
             generation defaults.
-        named: those of ``sampling.end_tokens``. They tell which one it is where there are several.
+        named: those of ``sampling.end_tokens``. They decide among several.
 
     Raises:
         AlignmentError: it is not known, or has bytes as an ordinary token, or there are more than :data:`MOST_ENDS`.
@@ -68,7 +68,7 @@ def terms_of_text(terms: Terms) -> Terms:
 
 
 def spoken(ids: Sequence[int]) -> str:
-    """The text of bytes, where a part of a character at the end counts as one."""
+    """The text of bytes. Part of a character at the end counts as one."""
     return bytes(byte for byte in ids if byte < END).decode("utf-8", "replace")
 
 
@@ -77,7 +77,7 @@ class TextReader:
     """Makes groups of this peer's tokens out of groups of text.
 
     Attributes:
-        tokenizer: the fingerprint of this peer's own. What a sender with the same sampled is read as sampled.
+        tokenizer: the fingerprint of this peer's own. A sender's tokens stay as sampled if its tokenizer is the same.
         known: this peer's tokenizer.
         end_id: this peer's token for the end of others' completions.
         end_ids: the tokens that end a completion for all peers of this tokenizer, ascending.

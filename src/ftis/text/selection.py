@@ -1,4 +1,4 @@
-"""Which aligned rollouts a peer learns from, and how well two tokenizers agree."""
+"""A selection of the rollouts that can be aligned, and measures of how well two tokenizers agree."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _learner(rollout: Rollout) -> np.ndarray[Any, np.dtype[np.integer]]:
 
 
 def readable(recipe: Recipe, own: str) -> Readable | None:
-    """None where a peer trains alone, or peers exchange ids."""
+    """The selection of a recipe; None if a peer trains alone, or peers exchange ids."""
     return Readable() if len(recipe.peers) > 1 and recipe.exchange != "ids" else None

@@ -102,7 +102,7 @@ class TokenBytes:
         return spelt
 
     def encode(self, texts: Sequence[str]) -> list[Ints]:
-        """The tokens of each text: no special tokens, also where a text spells one."""
+        """The tokens of each text: no special tokens, even if a text spells one."""
         if not texts:
             return []
         encoded = self.tokenizer(

@@ -7,7 +7,7 @@
 The probability of a unit is the product over its tokens, under either tokenizer. A unit's importance weight is then
 exp(Σ log π_old − Σ log π_gen). With one tokenizer each token is a unit of its own.
 
-This is exact for a sender and a learner who condition on the same text. Where a unit starts inside a longer token that
+This is exact for a sender and a learner who condition on the same text. If a unit starts inside a longer token that
 the learner would have taken, the learner scores a spelling that it rarely samples; docs/tokenizers.md has how often.
 """
 
@@ -37,7 +37,7 @@ class Aligned:
     Attributes:
         rollout: the learner's ids, and units that carry the sender's ``gen_logp``.
         sender_U, learner_U: int64 [U], how many tokens each side has in each unit, at least one.
-        fault: why the rollout is not learned from; empty where it is.
+        fault: why the rollout is not learned from; empty if it is.
     """
 
     rollout: Rollout
@@ -79,7 +79,7 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
     Args:
         texts: completions as text, see :func:`~ftis.text.completions.as_texts`.
         learner: the learner's tokenizer.
-        end_id: the learner's own end token. It is appended where the sender ended the completion.
+        end_id: the learner's own end token. It is appended if the sender ended the completion.
     """
     written = [text_of(text) for text in texts]
     spoken = learner.encode(written)

@@ -72,7 +72,7 @@ IDS = Form(write, read)
 
 @dataclass(frozen=True, eq=False)
 class _Coded:
-    """Token ids as numbers of one byte, or of two where the id is rare.
+    """Token ids as numbers of one byte, or of two if the id is rare.
 
     The D distinct ids are listed in the order of :func:`_list_order` and numbered 0 … D − 1 in that order.
 

@@ -160,7 +160,7 @@ def _open_bits(extra: Numbers) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
 def write_stream(raw: Bytes, level: int) -> list[bytes]:
     """Bytes whose number the reader knows: a u32 size, then as many bytes.
 
-    They are one zstandard frame that states the size of its content, or ``raw`` itself where the frame is no smaller.
+    They are one zstandard frame that states the size of its content, or ``raw`` itself if the frame is no smaller.
     """
     stored = raw.tobytes()
     framed = zstandard.ZstdCompressor(level=level, write_checksum=False, write_dict_id=False).compress(stored)

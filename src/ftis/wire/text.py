@@ -6,7 +6,7 @@
     4     u32       B, bytes of all texts
           numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
           numbers   T: how many bytes each token has; 0 for an end
-          numbers   for each rollout with an end: which of its sender's ends, from 0; absent where there are none
+          numbers   for each rollout with an end: which of its sender's ends, from 0; absent if there are none
           stream    B bytes: the texts in UTF-8, end to end
           numbers   T: log-probabilities, as in :mod:`ftis.wire.ids`
 
