@@ -292,10 +292,8 @@ class Admitter:
         if header.run != terms.run:
             return Reason.WRONG_RUN, f"run {header.run}, this is {terms.run}: recipe or task differ"
         if not round - terms.max_staleness <= header.round <= round:
-            return (
-                Reason.WRONG_ROUND,
-                f"round {header.round + 1}, this is {round + 1}, and network.max_staleness = {terms.max_staleness}",
-            )
+            there = f"round {header.round + 1}, this is {round + 1}"
+            return Reason.WRONG_ROUND, f"{there}, and network.max_staleness = {terms.max_staleness}"
         if offered_for not in (None, header.round):  # a later round's groups as old ones would be tested for less
             return Reason.WRONG_ROUND, f"round {header.round + 1}, offered for round {offered_for + 1}"
         if terms.tokenizer not in (None, header.tokenizer):
@@ -324,12 +322,9 @@ class Admitter:
         tokens = np.array([len(rollout.gen_logp) for rollout in group.rollouts], dtype=np.int64)
         if not tokens.all():
             return Reason.EMPTY, f"rollout {int(tokens.argmin())} has no tokens"
-        if tokens.max() > terms.max_completion_length:
-            return (
-                Reason.TOO_LONG,
-                f"rollout {int(tokens.argmax())} has {int(tokens.max())} tokens, "
-                f"the most is {terms.max_completion_length}",
-            )
+        if (longest := int(tokens.max())) > terms.max_completion_length:
+            first = f"rollout {int(tokens.argmax())}"
+            return Reason.TOO_LONG, f"{first} has {longest} tokens, the most is {terms.max_completion_length}"
 
         # All rollouts' ids end to end; ``stops`` are their ends. Ids are tokens, or the bytes of a text.
         lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
