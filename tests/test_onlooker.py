@@ -420,7 +420,8 @@ def test_a_page_shows_a_swarm_and_what_peers_call_themselves_is_text(
 
     from ftis.view.watch import application
 
-    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: AT))
+    clocks = {"monotonic": time.monotonic, "perf_counter": time.perf_counter}
+    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: AT, **clocks))
     for name in ("a", "eve"):
         heard_of.say(name, version="1.0")
     heard_of.say("b", state="<script>alert(1)</script>", version="\u202e9", reward=0.25)
