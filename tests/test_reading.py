@@ -85,7 +85,7 @@ def test_a_file_that_was_cut_back_is_read_again(tmp_path: Path) -> None:
     write_jsonl(file, [{"step": i} for i in (1, 2, 3)])
     followed = lines(file, opening=1 << 20)
     followed.refresh()
-    for kept in ([1], [1, 2, 3]):  # a resumed run; then cut back, and as long as before by now
+    for kept in ([1], [1, 2, 3], [4, 5, 6]):  # a resumed run; then cut back, and as long as before by now
         write_jsonl(file, [{"step": step} for step in kept])
         assert followed.refresh()
         assert steps(followed) == kept

@@ -174,7 +174,9 @@ def test_what_was_not_recorded_is_waited_for_and_what_is_damaged_left_out(tmp_pa
     small.mkdir(parents=True)
     (small / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n\x00\n[1]\n{"step": "2"}\n{"step": 3, "rew')
     (small / "evaluations.jsonl").write_text('{"step": 1, "split": "validation"}\n')
-    assert "small: round 1 of 4" in text_at(run, "/?arm=F-TIS")
+    text = text_at(run, "/?arm=F-TIS")
+    assert "small: round 1 of 4" in text
+    assert "left out (metrics.jsonl, line 2: " in text
 
 
 def test_what_a_peer_waits_for_is_said_while_it_is_news(tmp_path: Path) -> None:

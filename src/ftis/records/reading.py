@@ -188,6 +188,12 @@ class PeerRun:
         return self._metrics.thinned
 
     @property
+    def damage(self) -> str:
+        """The first line that is left out since it is none of a run's, and why; "" without one."""
+        files = (self._metrics, self._evaluations, self._events)
+        return next((f"{lines.path.name}, {lines.damage}" for lines in files if lines.damage), "")
+
+    @property
     def changed(self) -> float:
         """When the peer last recorded something, in seconds since the epoch; 0 if nothing."""
         return max(lines.changed for lines in (self._metrics, self._evaluations, self._events))

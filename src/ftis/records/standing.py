@@ -93,6 +93,7 @@ class Standing:
         silent_for: seconds since its records last changed; None of a peer whose records are complete or not there.
         usual: seconds of one of its last rounds.
         notice: the last thing that it said about the network, if it is about the present round.
+        damage: the first line of its records that is left out, and why; "" without one.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Standing:
     silent_for: float | None = None
     usual: float | None = None
     notice: str = ""
+    damage: str = ""
 
     @property
     def finished(self) -> bool:
@@ -134,7 +136,8 @@ def standings(arm: ArmOfRun, now: float | None = None) -> list[Standing]:
         one = standing(name, arm.rounds, peer.rounds, arm.swarm_of(name), steps, silent)
         started = one.started or bool(peer.evaluations)
         formats = _formats(arm, peer) if one.unrewarded else None
-        found.append(replace(one, started=started, notice="" if one.finished else notice, formats=formats))
+        notice = "" if one.finished else notice
+        found.append(replace(one, started=started, notice=notice, formats=formats, damage=peer.damage))
     rewards = {one.name: one.reward for one in found if one.reward is not None}
     return [
         replace(one, others=median(others))

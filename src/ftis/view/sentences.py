@@ -133,6 +133,8 @@ def remarks_on(peer: Standing) -> list[Remark]:
         found.append(Remark("trouble", text))
     if peer.notice:
         found.append(Remark("look", peer.notice[:1].upper() + peer.notice[1:]))
+    if peer.damage:
+        found.append(Remark("look", f"Damaged lines of its records are left out ({peer.damage})"))
     return sorted(found, key=lambda remark: remark.level != "trouble")
 
 
