@@ -197,10 +197,11 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
     """
     file = rollouts_path(directory, round)
     try:
-        about = pq.read_metadata(file)
-        schema = about.schema.to_arrow_schema()
-        if strange := [f.name for f in schema if f.name not in ROLLOUTS.names or not _fits(f.type, f.name)]:
-            raise RecordsError(f"{file} holds no rollouts (column {strange[0]}): delete its directory")
+        with pq.ParquetFile(file) as parquet:
+            schema, about = parquet.schema_arrow, parquet.metadata
+            if strange := [f.name for f in schema if f.name not in ROLLOUTS.names or not _fits(f.type, f.name)]:
+                raise RecordsError(f"{file} holds no rollouts (column {strange[0]}): delete its directory")
+            parquet.scan_contents()  # pyarrow aborts the process if it is asked for damaged counts
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
         _refuse_beyond(file, sum(max(of.total_uncompressed_size, 8 * of.num_values) for of in chunks))

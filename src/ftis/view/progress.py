@@ -309,8 +309,8 @@ class Display:
         now, best = fmean(rewards), self._best.get(name, 0.0)
         if has_fallen(now, best):
             self._print(
-                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of at most {MEAN_OF} rounds: lower "
-                f"learning_rate or, if objective.name has no filter, take F-TIS"
+                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {counted(len(rewards), 'round')}: "
+                f"lower learning_rate or, if objective.name has no filter, take F-TIS"
             )
             best = 0.0  # say it once for each fall
             rewards.clear()
