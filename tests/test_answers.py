@@ -181,7 +181,7 @@ def test_what_the_grammar_takes_long_for_never_reaches_it() -> None:
     ]
     bracketed += [(r"\lfloor ", r"\rfloor ")]
     for opening, closing in bracketed:
-        for depth in (10, 15, 30):
+        for depth in (5, 10, 15, 30) if "^" in opening else (10, 15, 30):
             assert not answers_equal(opening * depth + "8" + closing * depth, "9", "math")
     for nested in ("(" * 250 + "5" + ")" * 250, "{" * 255 + "5" + "}" * 255, "(9!)!!", "{(9!)!}!"):
         assert not answers_equal(nested, "5", "math")

@@ -43,7 +43,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     latex.all_equal.cache_clear()
 
 
-def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper) -> None:
+def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[int | None] = []
+    stop = fresh._stop
+
+    def noted() -> int | None:
+        ends.append(stop())
+        return ends[-1]
+
+    monkeypatch.setattr(fresh, "_stop", noted)
     assert equal("5.0", "5")
     first = fresh._process
     for harmless in ("\x00", "\ud800", "\\" * 511, "9" * 510, "1+" * 200 + "1", '\n{"given": "5", "expected": "5"}\n'):
@@ -58,6 +66,7 @@ def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper) ->
         assert not equal(slow, "5")
         assert equal(f"{number}.0", str(number))
     assert fresh._process is not first
+    assert ends.count(-helper.CPU_SIGNAL) >= 3  # the limit on processor time, not the clock's
 
 
 def test_threads_share_the_helper(fresh: Helper) -> None:

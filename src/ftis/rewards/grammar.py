@@ -1,14 +1,14 @@
 """The grammar of answers: each way that people write one, and the one way in which it is compared.
 
-A rule stands with an example, the text before and after it; a test runs them all. Rules apply in the order of their
-table, to the given and to the expected answer alike. None of them evaluates anything.
+Each rule has an example beside it, the text before and after; a test runs them all. Rules apply in the order of their
+table, to the given and to the expected answer alike. No rule evaluates anything.
 
 ===============  =======================================================================================
 :data:`SIGNS`    formulas: signs of Unicode as LaTeX
 :data:`FORMULA`  formulas: dollar signs, units, spaces in numbers, degrees, bases, powers and the like
 :data:`NUMBER`   numbers: signs and gaps of a whole answer, which may be an equation
-:data:`AMOUNT`   numbers: what stands around the number on one side of it
-:data:`PROSE`    running text: what joins the digits of a number
+:data:`AMOUNT`   numbers: units, words and brackets around the number on one side of it
+:data:`PROSE`    running text: gaps inside numbers, and currencies before them
 ===============  =======================================================================================
 
 :mod:`ftis.rewards.formulas` has the rules that take both answers, :mod:`ftis.rewards.units` the units and words.
