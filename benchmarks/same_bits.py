@@ -5,8 +5,8 @@
 ``--before-recipe`` names the recipe in BEFORE where it had another name. ``--set`` is for both, as
 ``--set peers.small.model=starter:small@3`` where the starters that a recipe names have changed.
 
-Each checkout runs its own code (``PYTHONPATH=<checkout>/src``) with this interpreter and its installed packages. What
-is compared: every round's metrics but seconds, every rollout, every evaluation, and the weights and optimiser states
+Each checkout runs its own code, by ``PYTHONPATH``, with this interpreter and its installed packages. What is compared:
+every round's metrics but seconds, every rollout, every evaluation, and the weights and optimiser states
 of every checkpoint. Metrics that only one of them has are listed. Ends with 1 where anything differs.
 """
 
@@ -33,8 +33,13 @@ ARMS = ("alone", "NoIS", "F-TIS")
 
 
 def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "FTIS_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], cwd=checkout, env=environment)
+    """``ftis`` with these arguments, or ``research.replay``."""
+    paths = os.pathsep.join(map(str, (checkout / "src", checkout)))
+    environment = {**os.environ, "PYTHONPATH": paths, "FTIS_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    program = ["-c", PROGRAM, *arguments]
+    if arguments[0] == "replay" and (checkout / "research").exists():
+        program = ["-m", "research.replay", *arguments[1:]]
+    return subprocess.Popen([sys.executable, *program], cwd=checkout, env=environment)
 
 
 def run_all(checkout: Path, place: Path, rounds: int, recipe: str, settings: Sequence[str]) -> None:

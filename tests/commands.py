@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from ftis.cli import app, main
+from research.commands import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +24,13 @@ def ftis(*arguments: str) -> int:
         patch.setenv("PYTHONSAFEPATH", "1")  # which the command sets for good
         with pytest.raises(SystemExit) as exit_:
             main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+def research(of: Callable[..., None], *arguments: str) -> int:
+    """Run a command of ``research`` in this process; its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        run(of, arguments)
     return int(exit_.value.code or 0)
 
 

@@ -256,52 +256,6 @@ def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None
     assert all(arm.swarm_size is None for arm in recipe.arms)
 
 
-def test_the_scaling_recipe_mixes_sizes_in_every_swarm() -> None:
-    recipe = load(ROOT / "recipes" / "scaling.toml")
-    arms = arms_of(recipe)
-    together = [arm for arm in arms if len(arm.swarms[0].peers) > 1]
-    assert [len(arm.swarms[0].peers) for arm in together] == [2, 4, 8, 16, 8, 16, 2, 4, 8, 16, 2, 4, 8, 16, 8]
-    alone = {arm.name: {rollouts_per_round(swarm)[0] for swarm in arm.swarms} for arm in arms if arm not in together}
-    more = {f"alone-x{times}": {36 * times} for times in (2, 4, 8, 16)}
-    assert alone == {"alone-part": {36}, "alone-part-wide": {36}, "alone-part-wider": {36}, **more}
-    assert {rollouts_per_round(swarm)[0] for arm in together for swarm in arm.swarms} == {36}
-    for swarm in (swarm for arm in together for swarm in arm.swarms):
-        small = [peer.name for peer in swarm.peers if peer.model.startswith("starter:small@")]
-        assert 2 * len(small) == len(swarm.peers)
-    # The limit gives a peer of 8 or 16 as much to train on as one of 4 has.
-    by_name = {arm.name: rollouts_per_round(arm.swarms[0]) for arm in arms}
-    assert by_name["F-TIS-8-limited"] == by_name["F-TIS-16-limited"] == by_name["F-TIS-4"]
-    # Swarms that share prompts sample and train as the others do, and the arm beside pairs samples as their members do.
-    for m in (2, 4, 8, 16):
-        assert by_name[f"F-TIS-{m}-horizontal"] == by_name[f"F-TIS-lifted-{m}-horizontal"] == by_name[f"F-TIS-{m}"]
-    assert next(arm for arm in arms if arm.name == "alone-part-wide").swarms[0].rollouts_per_group == 6
-    assert next(arm for arm in arms if arm.name == "F-TIS-2-horizontal").swarms[0].rollouts_per_group == 6
-
-
-def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
-    recipe = load(ROOT / "recipes" / "scaling_mixed.toml")
-    rates = {arm.name: {(p.train, p.learning_rate) for p in arm.recipe.peers} for arm in arms_of(recipe)}
-    many = {"alone-x8", "alone-x16", "F-TIS-16-late"}
-    many |= {
-        f"{name}-{m}{mode}"
-        for name in ("F-TIS", "F-TIS-lifted", "TOPR")
-        for m in (8, 16)
-        for mode in ("", "-horizontal")
-    }
-    assert rates == {name: {("full", 6e-4 if name in many else 3e-4), ("lora", 3e-3)} for name in rates}
-    # Sharing prompts changes neither what a peer samples nor what it trains on.
-    budgets = {arm.name: rollouts_per_round(arm.swarms[0]) for arm in arms_of(recipe)}
-    for m in (2, 4, 8, 16):
-        assert budgets[f"F-TIS-{m}-horizontal"] == budgets[f"F-TIS-{m}"] == (36, 36 * m)
-    for m in (4, 8, 16):
-        assert budgets[f"TOPR-{m}-horizontal"] == budgets[f"F-TIS-lifted-{m}-horizontal"] == (36, 36 * m)
-    # A key from the command line stands above an arm's own, written nested or dotted.
-    for arm in ("F-TIS-16", "F-TIS-16-late"):
-        changed = load(ROOT / "recipes" / "scaling_mixed.toml", [f"arms.{arm}.set.peers.*.learning_rate=1e-4"])
-        (at_once,) = arms_of(changed, (arm,))
-        assert {p.learning_rate for p in at_once.recipe.peers if p.train == "full"} == {1e-4}
-
-
 @pytest.mark.parametrize(
     ("objective", "arm"),
     [("F-TIS", "F-TIS"), ("_mine.OBJ", "mine.OBJ"), ("m" * 70 + ".X", "m" * 62 + ".X"), ("", "objective")],
@@ -413,7 +367,10 @@ def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(
     )
 
 
-@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml")))
+@pytest.mark.parametrize(
+    "path",
+    sorted(str(p.relative_to(ROOT)) for place in ("recipes", "research") for p in (ROOT / place).rglob("*.toml")),
+)
 def test_every_arm_of_every_recipe_names_what_there_is(path: str) -> None:
     recipe = load(ROOT / path)
     for arm in arms_of(recipe):

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import command, ftis
+from commands import command, ftis, research
 from conftest import save_qwen2
 from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -40,6 +40,7 @@ from ftis.rewards.scoring import RewardError
 from ftis.run import processes
 from ftis.run.runs import run
 from recipes import write_recipe
+from research.replay import replay_run
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -374,9 +375,7 @@ set = { "training.mode" = "horizontal" }
         assert abs(sum(r["advantage"] for r in group)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "recipe", ["demo", "demo_pair", "demo_expertise", "demo_lora", "demo_horizontal", "demo_three"]
-)
+@pytest.mark.parametrize("recipe", ["demo", "demo_pair", "demo_lora", "demo_three"])
 def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
     from ftis.recipe.parsing import load
 
@@ -576,7 +575,10 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
 ) -> None:
     """Three peers, so that the honest two go on with each other."""
     trained = {"learning_rate": 1e-3}
-    peers = {"a": {"model": models["a"], **trained}, "b": {"model": models["b"], "attack": "understated", **trained}}
+    peers = {
+        "a": {"model": models["a"], **trained},
+        "b": {"model": models["b"], "attack": "research.attacks.understated", **trained},
+    }
     peers["c"] = {"model": models["a"], **trained}
     write_recipe(workplace, peers, top={"threads": 1, "processes": "inline"}, training={"prompts_per_round": 12})
     assert ftis("train", "recipe.toml") == 0
@@ -995,55 +997,10 @@ def test_a_replay_finds_the_swarm_that_a_size_makes(sizes: Path) -> None:
     """With its own objective it gives the recorded weights."""
     settings = ["processes=inline", "training.eval_every=0"]
     assert ftis("train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)) == 0
-    assert ftis("replay", str(run_of(sizes)), "--arm", "pairs", "--peer", "d") == 0
+    assert research(replay_run, str(run_of(sizes)), "--arm", "pairs", "--peer", "d") == 0
     (again,) = (run_of(sizes) / "replay").iterdir()
     one, other = (weights(place / "d" / "checkpoint-4") for place in (again, run_of(sizes) / "pairs"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.slow
-def test_the_scaling_recipe_runs_on_tiny_models(workplace: Path, models: dict[str, Path]) -> None:
-    recipe = ROOT / "recipes" / "scaling.toml"
-    settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_peer=1"]
-    settings += ["training.steps_per_generation=1", "sampling.num_generations=4", "sampling.max_completion_length=6"]
-    settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={workplace / 'runs'}"]
-    settings += [f"peers.*.model={models['a']}", "peers.large20.model=" + str(models["b"])]
-    settings += [f"arms.F-TIS-{m}-limited.set.training.max_foreign_rollouts=12" for m in (8, 16)]
-    settings += ["arms.F-TIS-8-steps.set.training.steps_per_generation=2"]
-    settings += [f"arms.alone-x{times}.set.training.prompts_per_peer={times}" for times in (2, 4, 8, 16)]
-    for way in ("F-TIS", "F-TIS-lifted"):
-        # Two prompts for a pair, each of which samples half of a group: as many rollouts as with a prompt of its own.
-        settings += [f"arms.{way}-2-horizontal.set.training.prompts_per_round=2"]
-        settings += [f"arms.{way}-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
-    settings += ["arms.alone-part-wide.set.training.prompts_per_peer=2"]
-    settings += ["arms.alone-part-wide.set.sampling.num_generations=2"]
-    settings += ["arms.alone-part-wider.set.training.prompts_per_peer=2"]
-    settings += ["arms.alone-part-wider.set.sampling.num_generations=2"]
-    arguments = ["experiment", str(recipe), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
-    done = subprocess.run(command(*arguments), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "162 jobs, 0 of them finished before" in done.stdout
-    assert re.search(r"about \d+(\.\d)? (s|min) left", done.stdout)
-    directory = workplace / "runs" / "scaling"
-    found = json.loads((directory / "scaling.json").read_text())
-    more = [(f"alone-x{times}", 4 * times) for times in (2, 4, 8, 16)]
-    assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == more
-    sizes = found["series"]
-    assert [(s["name"], [size["size"] for size in s["sizes"]]) for s in sizes] == [
-        ("F-TIS", [1, 2, 4, 8, 16]),
-        ("F-TIS-limited", [1, 8, 16]),
-        ("F-TIS-2-horizontal", [2]),
-        ("F-TIS-horizontal", [1, 4, 8, 16]),  # groups of 16
-        ("F-TIS-lifted-2-horizontal", [2]),
-        ("F-TIS-lifted-horizontal", [1, 4, 8, 16]),
-        ("F-TIS-8-steps", [8]),
-    ]
-    assert [size["trained"] for size in sizes[0]["sizes"]] == [4, 8, 16, 32, 64]
-    assert [size["trained"] for size in sizes[1]["sizes"]] == [4, 16, 16]
-    assert sizes[2]["sizes"][0]["trained"] == sizes[0]["sizes"][1]["trained"]
-    assert [size["trained"] for size in sizes[3]["sizes"]] == [4, 16, 32, 64]
-    assert (directory / "figures" / "scaling-accuracy.png").exists()
-    assert "Number of peers" in (directory / "report.html").read_text()
 
 
 def strip_times(value: Any) -> Any:
@@ -1054,12 +1011,11 @@ def strip_times(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("command", ["experiment", "rates"])
 @pytest.mark.parametrize(("key", "instead"), [("seed=7", "--seeds 7-7"), (" processes = inline", "--jobs says how")])
 def test_an_experiment_refuses_keys_that_it_would_not_take(
-    command: str, key: str, instead: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+    key: str, instead: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ftis(command, "recipe.toml", "--set", key, "--dry-run") == 2
+    assert ftis("experiment", "recipe.toml", "--set", key, "--dry-run") == 2
     assert instead in capsys.readouterr().err
 
 
@@ -1067,37 +1023,6 @@ def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pyte
     for dry in ((), ("--dry-run",)):
         assert ftis("experiment", "recipe.toml", "--seeds", "1", *dry) == 1
         assert "experiment.baselines: 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
-
-
-STARTER_RECIPES = sorted(p.stem for p in (ROOT / "recipes" / "paper" / "starter").glob("*.toml"))
-
-
-def test_there_is_a_recipe_for_every_figure_and_the_table_twice() -> None:
-    assert [name.partition("_")[0] for name in STARTER_RECIPES] == [*(f"fig{n:02d}" for n in range(1, 13)), "table2"]
-    assert sorted(p.stem for p in (ROOT / "recipes" / "paper" / "qwen").glob("*.toml")) == STARTER_RECIPES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", ["starter", "qwen"])
-def test_every_recipe_of_the_paper_runs_on_tiny_models(scale: str, workplace: Path, request: Any) -> None:
-    from ftis.recipe.parsing import load
-
-    tiny = request.getfixturevalue("models" if scale == "starter" else "real_text_models")
-    for figure in STARTER_RECIPES:
-        recipe = ROOT / "recipes" / "paper" / scale / f"{figure}.toml"
-        loaded = load(recipe)
-        overrides = [f"peers.{p.name}.model={tiny['a' if p.train == 'lora' else 'b']}" for p in loaded.peers]
-        overrides += ["training.rounds=1", "training.eval_every=0", "training.prompts_per_round=2", "processes=inline"]
-        overrides += ["sampling.num_generations=2", "sampling.max_completion_length=8", "output_dir=runs"]
-        overrides += ["task.validation_size=2", "ood.0.validation_size=2"]
-        if scale == "qwen":
-            overrides += [f"task.path={DATA / 'gsm8k'}", f"ood.0.path={DATA / 'math500'}"]
-        settings = [f"--set={o}" for o in overrides]
-        if scale == "qwen" and figure.partition("_")[0] in ("fig04", "fig06", "fig08"):  # size, expertise, LoRA
-            assert ftis("preflight", str(recipe), "--groups=1", *settings) == 0
-        assert ftis("train", str(recipe), *settings) == 0
-        summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
-        assert [len(peers) for peers in summary["arms"].values()] == [len(loaded.peers)] * len(loaded.arms)
 
 
 def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(

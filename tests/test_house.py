@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts spellings evidence selection novelty",
+    "honesty": "contexts spellings evidence selection",
     "text": "token_bytes completions units messages selection",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
@@ -53,21 +54,11 @@ WINGS = {
     "check": "formatting memory estimate doctor plan advice preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
     "live watch report",
-    "lab": "rivals partners attacks replay probe cuts",
-    "study": "scaling rates",
-    "page": "scaling",
     "trl": "options ranks rewards problems models tensors member host trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
-NOT_YET = {
-    "run.assembly": {"lab.attacks"},
-    "run.prepare": {"lab.attacks"},
-    "cli": {"cli_groups"},
-}
-"""Imports that still go the wrong way."""
-
-COMMANDS = ["terminal", "cli_swarm", "cli", "cli_groups", "__main__"]
+COMMANDS = ["terminal", "cli_swarm", "cli", "__main__"]
 
 ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), *COMMANDS]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""
@@ -187,8 +178,18 @@ def test_a_module_imports_only_modules_above_it(module: str) -> None:
         above = {*CORE, *before, *(name for name in ORDER if name.partition(".")[0] in (*before, module))}
     else:
         above = {*ORDER[: ORDER.index(module)], *before, *([wing] if wing in WINGS else [])}
-    wrong = house_imports(source(module)) - above - NOT_YET.get(module, set())
+    wrong = house_imports(source(module)) - above
     assert not wrong, f"{module} imports {sorted(wrong)}, which come after it"
+
+
+def test_nothing_names_research_but_in_a_docstring() -> None:
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                assert not re.search(r"\bresearch\.\w", node.value), f"{path}:{node.lineno}"
+        assert not touches(ast.unparse(tree), {"research"}), path
 
 
 @pytest.mark.parametrize("module", CORE)

@@ -212,3 +212,28 @@ def test_diagnostics_have_a_row_each() -> None:
     diagnostics = judged_batch().diagnostics
     assert isinstance(diagnostics, Diagnostics)
     assert diagnostics.length_N.tolist() == [2, 4, 2, 3]
+
+
+def test_order_preserved_by_hand() -> None:
+    advantage = torch.tensor([1.0, -0.5, -0.5, 2.0, 1.0, -1.0, -2.0, 0.0])
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+    everything = order_preserved(advantage, torch.ones(8, dtype=torch.bool), group)
+    # Group 0 tells 2 pairs apart (its two -0.5 are a tie), group 1 all 6, group 2 has no pair.
+    assert (everything.pairs, everything.sign, everything.rank) == (8, 8, 8)
+    keep = torch.tensor([True, False, True, True, True, True, False, True])
+    some = order_preserved(advantage, keep, group)
+    # Signs are lost in each pair with a dropped one: 1 of group 0, 3 of group 1. Ranks only between −1, which stays,
+    # and −2, which becomes 0 and so the better of them.
+    assert (some.pairs, some.sign, some.rank) == (8, 4, 7)
+    keep = torch.tensor([True, False, True, True, True, False, False, True])
+    assert order_preserved(advantage, keep, group).rank == 7  # −1 and −2 are both 0: a tie
+    assert order_preserved(advantage[:0], keep[:0], group[:0]).pairs == 0
+
+
+def test_two_levels_of_reward_never_change_their_ranks() -> None:
+    rng = np.random.default_rng(0)
+    group = torch.from_numpy(rng.integers(0, 5, 40))
+    advantage = torch.from_numpy(np.where(rng.random(40) < 0.4, 1.2, -0.8))
+    keep = (advantage > 0) | torch.from_numpy(rng.random(40) < 0.5)
+    order = order_preserved(advantage, keep, group)
+    assert order.rank == order.pairs > order.sign > 0

@@ -298,7 +298,7 @@ KL_IDLE = "without effect, since VIS drops nothing by KL: leave out, or take F-T
         (
             {
                 "objective": {"name": "VIS", "kl_threshold": 1.0},
-                "training": {"selections": ["ftis.lab.partners.FilterBySender"]},
+                "training": {"selections": ["research.partners.FilterBySender"]},
             },
             [{}],
             [],

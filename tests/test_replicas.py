@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ftis
+from commands import ftis, research
 from conftest import TinyModelDir
 from run_files import weights, without_times
 from torch.distributed.tensor import DTensor
@@ -30,7 +30,6 @@ from ftis.engines.handover import SamplerError
 from ftis.engines.replicas import Crew, Leader, LeadingShard, ReplicaSpec, lead, open_shared
 from ftis.engines.samplers import open_sampler
 from ftis.engines.shards import Shard
-from ftis.lab.replay import recordings
 from ftis.learning import judge, learn
 from ftis.objectives import Diagnostics, resolve
 from ftis.policy import ModelError, Policy
@@ -40,6 +39,7 @@ from ftis.run.checkpoint import open_policy
 from ftis.sampling import Decoding
 from ftis.selection import OwnOld, select
 from recipes import write_recipe
+from research.replay import recordings, replay_run
 
 PROMPTS = [np.array([1, *range(5, 8 + i)], np.int32) for i in range(6)]
 DECODING = Decoding(max_completion_length=8)
@@ -380,7 +380,7 @@ def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(fsdp: bool, tm
         assert without_times(read_jsonl(run / name / "metrics.jsonl")) == rows[name]
         after = weights(run / name / "checkpoint-4")
         assert all(torch.equal(after[key], before[name][key]) for key in after)
-    assert ftis("replay", str(run.parent), "--peer", "a", "--output", "again") == 0
+    assert research(replay_run, str(run.parent), "--peer", "a", "--output", "again") == 0
     after = weights(tmp_path / "again" / "a" / "checkpoint-4")
     assert all(torch.equal(after[key], before["a"][key]) for key in after)
     (recording,) = recordings(run.parent, None, ("a",))

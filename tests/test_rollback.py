@@ -23,7 +23,7 @@ from recipes import recipe_of, write_recipe
 
 RUN = Path("runs") / "tiny-seed0"
 LIARS = """
-from ftis.lab.attacks import LIE, after, constant, in_all
+from research.attacks import LIE, after, constant, in_all
 
 late = after(2, in_all(constant(LIE)))
 """

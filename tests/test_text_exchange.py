@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ftis
+from commands import ftis, research
 from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level
@@ -21,7 +21,6 @@ from vocabularies import byte_level
 from ftis.codec import Message, encode
 from ftis.config import Recipe
 from ftis.engines.models import generation_defaults
-from ftis.lab.cuts import in_senders_cuts
 from ftis.models import starters
 from ftis.peer import Peer
 from ftis.recipe.parsing import load
@@ -36,6 +35,9 @@ from ftis.text.token_bytes import AlignmentError, TokenBytes
 from ftis.text.units import align
 from ftis.view.completions import _ratios
 from recipes import write_recipe
+from research.cuts import in_senders_cuts
+from research.probe import probe_bias
+from research.replay import replay_run
 
 SMALL, MERGED = "starter:small", "starter:small-merged"
 TRAINED = {"learning_rate": 1e-3}
@@ -109,7 +111,7 @@ def test_a_run_that_lost_its_last_rounds_ends_as_if_unbroken_and_a_replay_gives_
     before = {name: (metrics(place, name), weights(run_of(place) / f"F-TIS/{name}/checkpoint-4")) for name in "ab"}
     shutil.rmtree(run_of(place) / "F-TIS" / "a" / "checkpoint-4")
     assert ftis("train", "recipe.toml", "--resume") == 0
-    assert ftis("replay", str(run_of(place))) == 0
+    assert research(replay_run, str(run_of(place))) == 0
     (replayed,) = (run_of(place) / "replay").iterdir()
     for name, (of_run, trained) in before.items():
         assert metrics(place, name) == of_run
@@ -152,7 +154,7 @@ def test_a_probe_scores_the_same_text_in_the_senders_cuts(place: Path, capsys: p
     assert ftis("train", "recipe.toml") == 0
     found = {}
     for name in "ab":
-        assert ftis("probe", str(run_of(place)), "--peer", name, "--step", "2", "--alignment") == 0
+        assert research(probe_bias, str(run_of(place)), "--peer", name, "--step", "2", "--alignment") == 0
         assert "in its own cuts and in theirs" in " ".join(capsys.readouterr().out.split())
         path = run_of(place) / "probe" / f"F-TIS-{name}-2-alignment.json"
         found[name] = json.loads(path.read_text())
@@ -166,7 +168,7 @@ def test_a_probe_scores_the_same_text_in_the_senders_cuts(place: Path, capsys: p
     assert found["b"]["variance_ratio"] > 1
     write(place, a=SMALL, b="starter:large")
     assert ftis("train", "recipe.toml", "--overwrite") == 0
-    assert ftis("probe", str(run_of(place)), "--peer", "a", "--alignment") == 1
+    assert research(probe_bias, str(run_of(place)), "--peer", "a", "--alignment") == 1
     assert "has no foreign text" in capsys.readouterr().err
 
 
@@ -206,7 +208,14 @@ def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(place:
 
 
 def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["train", "recipe.toml", "--set", 'peers.b.attack="lying-text"', "--set", "training.rounds=8"]
+    settings = [
+        "train",
+        "recipe.toml",
+        "--set",
+        'peers.b.attack="research.attacks.lying_text"',
+        "--set",
+        "training.rounds=8",
+    ]
     assert ftis(*settings) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "F-TIS/a: b does not draw its tokens from the log-probabilities that it reports" in said
@@ -476,7 +485,7 @@ def test_end_tokens_of_several_vocabularies_may_be_named_and_no_others(
     assert all(row["peer/b/rejected"] == 0 for row in metrics(place, "a"))
     turn = AutoTokenizer.from_pretrained(place / "starter-small-merged").get_vocab()["<turn>"]
     assert not any(turn in row["completion_ids"] for row in rows(place, "b") if row["source"] == "a"), "b ends by <eos>"
-    assert ftis("replay", str(run_of(place)), "--arm", "F-TIS") == 0, "its recipe still says auto"
+    assert research(replay_run, str(run_of(place)), "--arm", "F-TIS") == 0, "its recipe still says auto"
     capsys.readouterr()
     for dry in ((), ("--dry-run",)):
         assert ftis("train", "recipe.toml", "--overwrite", "--set", 'sampling.end_tokens=["<trun>"]', *dry) == 1

@@ -189,7 +189,7 @@ def of_results(results: Mapping[str, Any], provenance: Mapping[str, Any], comman
 
 def _difference(comparison: Mapping[str, Any] | None) -> Cell:
     if comparison is None or comparison["low"] is None:  # one seed has no interval
-        return comparison and float(comparison["mean"])
+        return None if comparison is None else float(comparison["mean"])
     return comparison["mean"], (comparison["low"], comparison["high"]), comparison["p_adjusted"]
 
 

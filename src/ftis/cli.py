@@ -540,12 +540,6 @@ app.command()(cli_swarm.status)
 app.command()(cli_swarm.router)
 app.add_typer(cli_swarm.keys, name="keys")
 
-from ftis import cli_groups  # noqa: E402 - it imports this module
-
-app.command("rates")(cli_groups.compare_rates)
-app.command("replay")(cli_groups.replay_run)
-app.command("probe")(cli_groups.probe_bias)
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the ``ftis`` command. Neither it nor a process that it starts looks for modules in the current directory."""

@@ -241,7 +241,7 @@ class ObjectiveConfig(_Section):
     """Names an objective. An option replaces the objective's own value; an option left out keeps it."""
 
     name: str = "F-TIS"
-    """One of the paper's six, a rival (docs/rivals.md), or the dotted path of an ``ftis.objectives.Objective``."""
+    """One of ``ftis.OBJECTIVES``, or the dotted path of an ``ftis.objectives.Objective``."""
     importance_sampling_clip_max: Annotated[float, Field(gt=0)] | None = None
     kl_threshold: Annotated[float, Field(gt=-math.inf)] | None = None
     kl_estimator: Literal["k1", "k3"] | None = None
@@ -288,7 +288,7 @@ class PeerConfig(_Section):
     cuda_graphs: bool = True
     """Take sampling steps as CUDA graphs, on a GPU."""
     attack: str | None = None
-    """For testing defences: what the peer offers in place of its own groups; see :mod:`ftis.lab.attacks`."""
+    """For testing defences: the dotted path of ``f(own scored groups, peer) -> groups``, which the peer then offers."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get this peer's messages that many rounds late."""
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ftis.advantages import Rewards, centred, within_group
 from ftis.config import ObjectiveConfig, RecipeError
-from ftis.seams import RIVALS, look_up
+from ftis.seams import look_up
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``. e^20 ≈ 5e8 is far beyond any meaningful ratio, and its products and
@@ -271,21 +271,20 @@ def resolve(config: ObjectiveConfig) -> Objective:
     """The objective that a recipe names; the recipe's options replace the objective's own.
 
     Raises:
-        RecipeError: the name is neither in :data:`OBJECTIVES` or :data:`ftis.seams.RIVALS`, nor the dotted path of an
-            :class:`Objective`.
+        RecipeError: the name is neither in :data:`OBJECTIVES` nor the dotted path of an :class:`Objective`.
     """
     name = config.name
     if name in OBJECTIVES:
         objective = OBJECTIVES[name]
-    elif "." in name or name in RIVALS:
-        objective = look_up(name, "objective.name", RIVALS)
+    elif "." in name:
+        objective = look_up(name, "objective.name")
         if not isinstance(objective, Objective):
             raise RecipeError(
                 f"objective.name = {name!r}: is a {type(objective).__name__}; name a value of ftis.objectives.Objective"
             )
     else:
         raise RecipeError(
-            f"objective.name = {name!r}: there is no such objective; take {', '.join([*OBJECTIVES, *RIVALS])}, or give "
+            f"objective.name = {name!r}: there is no such objective; take {', '.join(OBJECTIVES)}, or give "
             f"the dotted path of your own; a peer that trains alone has plain GRPO by any of the first six"
         )
     given = config.model_dump(exclude={"name"}, exclude_none=True)

@@ -8,7 +8,6 @@ A suffix has a letter for each axis: ``logp_NT`` has a row per rollout and a col
     _N  rollouts              _U  units of likelihood            _L  places of a row
     _R  rollouts with Â ≠ 0   _M  completion tokens, end to end  _Q  tokens of a line that predict
     _V  vocabulary            _H  hidden width                   _X  V or H: a model's output
-    _K  fresh batches of a probe                                 _B  resamples of a probe
     _C  components of a mixture                                  _W  mixtures: without π_old, with it
 
 A lower-case letter (``logp_nT``) is a part of that axis, such as a micro-batch's; a 1 is an axis of length 1.

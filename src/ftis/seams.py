@@ -1,7 +1,7 @@
 """How a recipe's names lead to objects: a built-in by its name, anything else by its dotted path.
 
-Each seam of docs/extending.md has a table here, from its built-in names to their places; that of attacks stands beside
-them in :mod:`ftis.lab.attacks`. The core reaches its wings through these tables only, and imports none of them.
+Each seam of docs/extending.md has a table here, from its built-in names to their places. Objectives have theirs in
+:mod:`ftis.objectives`. The core reaches its wings through these tables only, and imports none of them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,6 @@ ENGINES: Mapping[str, str] = {
 }
 """The parts of a policy. ``lines`` and ``head`` are fast ways: ``f(model, device)`` returns None for a model that does
 not allow them."""
-
-RIVALS: Mapping[str, str] = {
-    "HACPO": "ftis.lab.rivals.HACPO",
-    "TOPR": "ftis.lab.rivals.TOPR",
-    "LUFFY": "ftis.lab.rivals.LUFFY",
-    "SFT-then-alone": "ftis.lab.rivals.SFT_THEN_ALONE",
-    "SGT": "ftis.lab.rivals.SGT",
-    "DRO": "ftis.lab.rivals.DRO",
-    "SGT-shaped": "ftis.lab.rivals.SGT_SHAPED",
-}
-"""``objective.name`` beside ``ftis.OBJECTIVES`` -> :class:`ftis.objectives.Objective`; see docs/rivals.md."""
 
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",

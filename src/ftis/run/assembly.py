@@ -14,7 +14,6 @@ from ftis.admission import Score
 from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig
 from ftis.engines.replicas import ReplicaSpec, lead, open_shared
 from ftis.engines.samplers import check_stop, open_sampler, opener
-from ftis.lab.attacks import ATTACKS
 from ftis.member import Cursor
 from ftis.models import starters
 from ftis.objectives import resolve
@@ -46,7 +45,7 @@ def check_names(recipe: Recipe) -> None:
     for peer in recipe.peers:
         checkpoint.states_of(selections_of(recipe, peer.name, objective))
         if peer.attack:
-            look_up(peer.attack, f"peers.{peer.name}.attack", ATTACKS)
+            look_up(peer.attack, f"peers.{peer.name}.attack")
     if recipe.sampling.sampler != "auto" or recipe.sampling.options:
         opener(recipe.sampling.sampler, recipe.sampling.options)
     for peer in recipe.peers:
@@ -119,7 +118,7 @@ def assemble(
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
     )
     sampler = open_shared(sampling.sampler, policy, sampling.options)
-    attack = look_up(config.attack, f"peers.{name}.attack", ATTACKS) if config.attack else None
+    attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
     peer = Peer(member, policy, sampler, attack)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, EvalSplit.of(task, ood, scores), records)

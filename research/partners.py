@@ -11,7 +11,7 @@ rollouts, of a prompt or of the round, and p_j that of a sender j.
     AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      in place of its group's mean
     SEQUENCE_WEIGHTS      w = min(Π_t π_old/π_gen, C)                   one weight for a completion
 
-Foreign successes alone are :func:`ftis.lab.rivals.foreign_positives`.
+Foreign successes alone are :func:`research.rivals.foreign_positives`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ftis.advantages import Rewards
 from ftis.config import Recipe
-from ftis.lab.rivals import among_own
 from ftis.objectives import F_TIS, Objective, exp_ratio, resolve
 from ftis.selection import Judged, KLFilter, Selection
+from research.rivals import among_own
 
 
 def by_own_failure(judged: Judged) -> Tensor:

@@ -19,9 +19,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from ftis.admission import Admission, Collected
 from ftis.config import Recipe, RecipeError
@@ -41,6 +42,9 @@ from ftis.run.assembly import assemble
 from ftis.run.provenance import made_otherwise, provenance, read_provenance
 from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
+from ftis.terminal import Overrides, console
+from ftis.view.progress import Display
+from research import commands
 
 REPLAYABLE = ("num_iterations", "steps_per_generation", "scale_rewards", "eval_every", "record_rollouts")
 """Keys of ``training`` that a replay may change, besides all of ``objective``: they say how a peer learns from
@@ -370,3 +374,36 @@ def _label(objective: str, arm: str, from_step: int, rounds: int | None, setting
     parts += [f"rounds-{rounds}"] if rounds is not None else []
     parts += [f"{key.partition('.')[2]}-{value}" for key, value in settings.items() if key != "objective.name"]
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join(parts))
+
+
+def replay_run(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    objective: Annotated[
+        str | None, typer.Option(help="As a recipe's objective.name, e.g. TIS; by default the recorded one.")
+    ] = None,
+    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. Repeatable.")] = None,
+    from_step: Annotated[int, typer.Option(min=0, help="Start from this checkpoint; 0 is the untrained model.")] = 0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default all there are.")] = None,
+    set_: Overrides = None,
+    output: Annotated[Path | None, typer.Option(help="Where to; by default RUN/replay/<objective>-on-<arm>…")] = None,
+) -> None:
+    """Train again on recorded rollouts, by another objective."""
+    display = Display(console)
+    with display.live(resumes=False):
+        directory = replay(
+            run,
+            objective,
+            arm=arm,
+            peers=peer or (),
+            from_step=from_step,
+            rounds=rounds,
+            overrides=set_ or (),
+            output=output,
+            say=display,
+        )
+    console.print(f"records and final checkpoints in {directory}")
+
+
+if __name__ == "__main__":
+    commands.run(replay_run)

@@ -1,16 +1,17 @@
-"""Attacks on what others learn, for testing defences: what one dishonest peer offers in place of its own groups.
+"""Attacks on what others learn, for testing defences: what one dishonest peer offers instead of its own groups.
 
-Each is a function ``f(own scored groups, peer) -> groups``, which a recipe names in ``peers.attack``; a dotted path is
-one of your own. The peer offers what it returns, and learns from its own groups as sampled. Those called ``lying-…``
-report false log-probabilities. The others report what the attacker's model would say: nearly 0 for tokens
-that it always writes. Texts are those of the starters, whose completions are ``<think>3+8=1;1*7=7</think><answer>7…``.
+Each is a function ``f(own scored groups, peer) -> groups``. A recipe names one in ``peers.attack`` by its dotted path:
+``research.attacks.lying_text``. The peer offers what it returns, and learns from its own groups as sampled.
+
+Attacks called ``lying_…`` report false log-probabilities. The others report what the attacker's model would say: nearly
+0 for tokens that it always writes. Texts are those of the starters, ``<think>3+8=1;1*7=7</think><answer>7…``.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -177,15 +178,6 @@ false_step = in_right_ones(wrong_step(ALWAYS))
 lying_false_step = in_right_ones(wrong_step(LIE))
 low_effort = in_all(constant(ALWAYS))
 lying_low_effort = in_all(constant(LIE))
-
-
-_NAMES = (
-    "text lying_text rare_text lying_rare_text quiet_lying_text patient_lying_text climbing_lying_text "
-    "sized_lying_text creeping_text creeping_mark understated overstated length lying_length false_step "
-    "lying_false_step low_effort lying_low_effort cherry_picking"
-)
-ATTACKS: Mapping[str, str] = {name.replace("_", "-"): f"{__name__}.{name}" for name in _NAMES.split()}
-"""``peers.attack`` -> :data:`ftis.peer.Attack`, as dotted paths for :func:`ftis.seams.look_up`."""
 
 
 def encoded(text: str, tokenizer: Tokenizer) -> Ints:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ftis, trained
+from commands import research, trained
 
-from ftis.lab.probe import PAPERS, STATISTICS, Products, ceiling, direction, dot, probe, with_interval
-from ftis.lab.replay import recordings
-from ftis.measures import order_preserved
 from ftis.objectives import OBJECTIVES
 from ftis.records.writing import read_rollouts
 from recipes import write_recipe
+from research.probe import PAPERS, STATISTICS, Products, ceiling, direction, probe, probe_bias, with_interval
+from research.replay import recordings
 
 
 @pytest.fixture(scope="module")
@@ -58,38 +57,6 @@ def run(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def below(estimate: dict[str, float], ceiling: dict[str, float]) -> bool:
     return estimate["value"] < ceiling["low"]
-
-
-def test_order_preserved_by_hand() -> None:
-    advantage = torch.tensor([1.0, -0.5, -0.5, 2.0, 1.0, -1.0, -2.0, 0.0])
-    group = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
-    everything = order_preserved(advantage, torch.ones(8, dtype=torch.bool), group)
-    # Group 0 tells 2 pairs apart (its two -0.5 are a tie), group 1 all 6, group 2 has no pair.
-    assert (everything.pairs, everything.sign, everything.rank) == (8, 8, 8)
-    keep = torch.tensor([True, False, True, True, True, True, False, True])
-    some = order_preserved(advantage, keep, group)
-    # Signs are lost in each pair with a dropped one: 1 of group 0, 3 of group 1. Ranks only between −1, which stays,
-    # and −2, which becomes 0 and so the better of them.
-    assert (some.pairs, some.sign, some.rank) == (8, 4, 7)
-    keep = torch.tensor([True, False, True, True, True, False, False, True])
-    assert order_preserved(advantage, keep, group).rank == 7  # −1 and −2 are both 0: a tie
-    assert order_preserved(advantage[:0], keep[:0], group[:0]).pairs == 0
-
-
-def test_two_levels_of_reward_never_change_their_ranks() -> None:
-    rng = np.random.default_rng(0)
-    group = torch.from_numpy(rng.integers(0, 5, 40))
-    advantage = torch.from_numpy(np.where(rng.random(40) < 0.4, 1.2, -0.8))
-    keep = (advantage > 0) | torch.from_numpy(rng.random(40) < 0.5)
-    order = order_preserved(advantage, keep, group)
-    assert order.rank == order.pairs > order.sign > 0
-
-
-@pytest.mark.parametrize("wrong", ["keep", "group"])
-def test_order_preserved_refuses_other_shapes(wrong: str) -> None:
-    keep, group = torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=f"{wrong}_N"):
-        order_preserved(torch.ones(3), keep[:2] if wrong == "keep" else keep, group[:2] if wrong == "group" else group)
 
 
 def products(f: Any, fresh: Any) -> Products:
@@ -177,14 +144,8 @@ def test_an_unbiased_batch_lies_within_the_ceiling_and_the_noise_is_taken_out() 
     assert np.mean(covered) > 0.85
 
 
-def test_inner_products_are_those_of_float64() -> None:
-    a, b = torch.randn(1000, generator=torch.Generator().manual_seed(0)), torch.ones(1000) * 1e-3
-    assert dot(a, b) == pytest.approx(float((a.double() * b.double()).sum()), rel=1e-12)
-
-
-@pytest.mark.parametrize("peer", ["a", "b"])
-def test_between_equal_models_nothing_is_biased(peer: str, run: Path) -> None:
-    result = probe(run, "twins", peer, 0, fresh=8)
+def test_between_equal_models_nothing_is_biased(run: Path) -> None:
+    result = probe(run, "twins", "a", 0, fresh=8)
     assert result["foreign"]["rollouts"] == 128
     assert result["foreign"]["prompts"] == 4
     assert result["foreign"]["effective_sample_size"] == pytest.approx(1, abs=1e-4)
@@ -200,8 +161,8 @@ def test_between_equal_models_nothing_is_biased(peer: str, run: Path) -> None:
 
 
 def test_between_different_models_the_uncorrected_update_is_biased(run: Path, capsys: Any) -> None:
-    arguments = ["probe", str(run), "--arm", "mixed", "--peer", "b", "--step", "1", "--fresh", "8"]
-    assert ftis(*arguments, "--output", "out/probe.json") == 0
+    arguments = [str(run), "--arm", "mixed", "--peer", "b", "--step", "1", "--fresh", "8"]
+    assert research(probe_bias, *arguments, "--output", "out/probe.json") == 0
     text = Path("out/probe.json").read_text()
     result = json.loads(text)
     assert below(result["objectives"]["NoIS"]["cosine"], result["ceiling"]["cosine"])
@@ -219,10 +180,9 @@ def test_between_different_models_the_uncorrected_update_is_biased(run: Path, ca
     assert places == sorted(places)
     assert f"{result['objectives']['TIS']['cosine']['low']:.2f} … " in shown
     # Again it is the same, to the last digit; under another seed not.
-    assert ftis(*arguments, "--output", "out/again.json") == 0
-    assert Path("out/again.json").read_text() == text
-    assert ftis(*arguments, "--output", "out/other.json", "--seed", "1") == 0
-    assert Path("out/other.json").read_text() != text
+    for seed in ("0", "1"):
+        assert research(probe_bias, *arguments, "--output", "out/again.json", "--seed", seed) == 0
+        assert (Path("out/again.json").read_text() == text) is (seed == "0")
 
 
 def test_what_the_filter_did_is_what_the_round_did(run: Path) -> None:
@@ -278,11 +238,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_its_remedy(mistake: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, said = MISTAKES[mistake]
-    assert ftis("probe", str(run), "--peer", "a", *arguments) == 1
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
-    assert "\n" not in error
-    assert said in error
+def test_a_mistake_is_one_line_with_its_remedy(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, key_words in MISTAKES.values():
+        assert research(probe_bias, str(run), "--peer", "a", *arguments) == 1
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ")
+        assert "\n" not in error
+        assert key_words in error

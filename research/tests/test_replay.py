@@ -12,19 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import ftis, trained
+from commands import research, trained
 from run_files import weights, without_times
 
-from ftis.lab.replay import recordings
 from ftis.recipe.arms import RunError
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
 from recipes import write_recipe
+from research.replay import recordings, replay_run
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Path:
-    """The directory in which a run of four arms was recorded."""
+    """The directory in which a run of three arms was recorded."""
     place = tmp_path_factory.mktemp("recorded")
     a, b = tiny_model_dir(hidden_size=16), tiny_model_dir(hidden_size=24)
     write_recipe(
@@ -37,7 +37,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
         training={"num_iterations": 2},
         arms=[
             {"name": "F-TIS"},
-            {"name": "wide", "set": {"training.mode": "horizontal"}},
             {"name": "filled", "set": {"training.resample": "fill", "reward.function": "tiny_rewards.rarely"}},
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
         ],
@@ -60,23 +59,23 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("arm", ["F-TIS", "wide", "filled", "alone"])
+@pytest.mark.parametrize("arm", ["F-TIS", "filled", "alone"])
 def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, run: Path) -> None:
     torch.rand(3)  # what was drawn before must not matter
-    assert ftis("replay", str(run), "--arm", arm, "--objective", "F-TIS") == 0
+    assert research(replay_run, str(run), "--arm", arm, "--objective", "F-TIS") == 0
     for peer in "ab":
-        again, before = run / "replay" / f"F-TIS-on-{arm}" / peer, run / arm / peer
+        both = run / "replay" / f"F-TIS-on-{arm}" / peer, run / arm / peer
         last = 2 if arm == "alone" else 4
-        assert same(again / f"checkpoint-{last}", before / f"checkpoint-{last}")
-        optimizer = [
-            torch.load(d / f"checkpoint-{last}/trainer_state/optimizer.pt", weights_only=True) for d in (again, before)
-        ]
-        for state, expected in zip(*(o["state"].values() for o in optimizer), strict=True):
+        assert same(*(directory / f"checkpoint-{last}" for directory in both))
+        file = f"checkpoint-{last}/trainer_state/optimizer.pt"
+        states = [torch.load(directory / file, weights_only=True)["state"].values() for directory in both]
+        for state, expected in zip(*states, strict=True):
             assert all(torch.equal(state[name], expected[name]) for name in expected)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
-            assert without_times(read_jsonl(again / name)) == without_times(read_jsonl(before / name))
+            again, before = (without_times(read_jsonl(directory / name)) for directory in both)
+            assert again == before
         for round in range(last):
-            tables = [pq.read_table(d / f"rollouts/round-{round:06d}.parquet") for d in (again, before)]
+            tables = [pq.read_table(directory / f"rollouts/round-{round:06d}.parquet") for directory in both]
             assert tables[0].equals(tables[1])
     # Otherwise nothing was put to the test.
     assert sum(row["resample/replaced"] for row in read_jsonl(run / "filled" / "a" / "metrics.jsonl")) > 0
@@ -85,40 +84,34 @@ def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, 
     assert sum(row["peer/b/dropped"] for row in metrics) > 0
 
 
-def test_from_a_checkpoint_a_replay_ends_where_the_run_did(run: Path) -> None:
-    assert ftis("replay", str(run), "--arm", "F-TIS", "--from-step", "2") == 0
+def test_a_part_of_the_rounds_is_replayed(run: Path) -> None:
+    """From a checkpoint, though the peer was away before; or only the first rounds, one peer after the other."""
+    path = run / "F-TIS" / "a" / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[1:]), encoding="utf-8")
+    assert research(replay_run, str(run), "--arm", "F-TIS", "--from-step", "2") == 0
     for peer in "ab":
         again = run / "replay" / "F-TIS-on-F-TIS-from-2" / peer
         assert same(again / "checkpoint-4", run / "F-TIS" / peer / "checkpoint-4")
         expected = [row for row in read_jsonl(run / "F-TIS" / peer / "metrics.jsonl") if row["step"] > 2]
         assert without_times(read_jsonl(again / "metrics.jsonl")) == without_times(expected)
-
-
-def test_peers_of_one_replay_can_be_taken_one_after_the_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for peer, rounds in (("a", "2"), ("b", "1")):
-        assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", peer, "--rounds", rounds, "--output", "out") == 0
+    path.write_text("".join(lines), encoding="utf-8")
+    one = (str(run), "--arm", "F-TIS", "--output", "out", "--peer")
+    assert research(replay_run, *one, "a", "--rounds", "2") == research(replay_run, *one, "b", "--rounds", "1") == 0
+    assert same(Path("out/a/checkpoint-2"), run / "F-TIS" / "a" / "checkpoint-2")
     assert json.loads(Path("out/replay.json").read_text(encoding="utf-8"))["rounds"] == {"a": 2, "b": 1}
     shutil.rmtree("out/b")
-    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "b", "--objective", "NoIS", "--output", "out") == 1
-    assert "out holds another replay (settings was {}, now" in capsys.readouterr().err
+    assert research(replay_run, *one, "b", "--objective", "NoIS") == 1, "another replay is there"
     assert not Path("out/b").exists()
 
 
 def test_a_replay_that_could_not_begin_does_not_stand_in_the_way(run: Path) -> None:
     checkpoint = run / "F-TIS" / "a" / "checkpoint-2"
     checkpoint.rename("kept")
-    replay = ("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
-    assert ftis(*replay) == 1
+    replay = (str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
+    assert research(replay_run, *replay) == 1
     Path("kept").rename(checkpoint)
-    assert ftis(*replay) == 0
-
-
-def test_a_peer_that_was_away_for_a_round_is_replayed_where_it_was_there(run: Path) -> None:
-    path = run / "F-TIS" / "a" / "metrics.jsonl"
-    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
-    replay = ("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--from-step", "2", "--output", "out")
-    assert ftis(*replay) == 0
-    assert same(Path("out/a/checkpoint-4"), run / "F-TIS" / "a" / "checkpoint-4")
+    assert research(replay_run, *replay) == 0
 
 
 def test_a_starter_that_is_made_otherwise_now_is_not_replayed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +125,6 @@ def test_a_starter_that_is_made_otherwise_now_is_not_replayed(run: Path, monkeyp
         recording.load(0)
 
 
-def test_rounds_can_be_fewer(run: Path) -> None:
-    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "a", "--rounds", "2", "--output", "out") == 0
-    assert same(Path("out/a/checkpoint-2"), run / "F-TIS" / "a" / "checkpoint-2")
-    assert not Path("out/b").exists()
-
-
 def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
     trained = run / "F-TIS" / "a" / "checkpoint-4"
     ways = {
@@ -146,8 +133,8 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
         "one-step": ["--set", "training.steps_per_generation=1", "--set", "training.num_iterations=1"],
     }
     for way, arguments in ways.items():
-        base = ["replay", str(run), "--arm", "F-TIS", "--peer", "a", "--output", way]
-        assert ftis(*base, *arguments) == 0
+        base = [str(run), "--arm", "F-TIS", "--peer", "a", "--output", way]
+        assert research(replay_run, *base, *arguments) == 0
         assert not same(Path(way) / "a" / "checkpoint-4", trained)
         rows = read_rollouts(Path(way) / "a", 3), read_rollouts(run / "F-TIS" / "a", 3)
         for row, expected in zip(*rows, strict=True):  # the very rollouts
@@ -160,27 +147,6 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
     assert facts["rounds"] == {"a": 4}
     assert [row["optimizer_steps"] for row in read_jsonl(Path("one-step/a/metrics.jsonl"))] == [1, 1, 1, 1]
     assert sum(row["peer/b/dropped"] for row in read_jsonl(Path("NoIS/a/metrics.jsonl"))) == 0
-
-
-def test_numbers_survive_the_records_exactly(tmp_path: Path) -> None:
-    import numpy as np
-
-    from ftis.measures import RoundRecord
-    from ftis.records.writing import ROLLOUTS, Records
-
-    rng = np.random.default_rng(0)
-    logps = [-np.exp(rng.normal(0, 8, n)).astype(np.float32) for n in (1, 5, 9)]
-    ids = [rng.integers(0, 2**31 - 1, len(row), dtype=np.int32) for row in logps]
-    columns: dict[str, Any] = {name: [None] * 3 for name in ROLLOUTS.names}
-    columns |= {"reward": rng.normal(size=3), "gen_logp": logps, "completion_ids": ids}
-    Records(tmp_path).round(RoundRecord({"step": 8}, columns))
-    rows = read_rollouts(tmp_path, 7)
-    assert [row["reward"] for row in rows] == columns["reward"].tolist()
-    for row, logp, tokens in zip(rows, logps, ids, strict=True):
-        assert row["gen_logp"].dtype == np.float32
-        assert row["gen_logp"].tobytes() == logp.tobytes()
-        assert row["completion_ids"].dtype == np.int32
-        assert row["completion_ids"].tobytes() == tokens.tobytes()
 
 
 def _unlink(path: Path) -> list[str]:
@@ -233,16 +199,17 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_its_remedy(mistake: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make, said = MISTAKES[mistake]
-    assert ftis("replay", str(run), "--arm", "F-TIS", "--peer", "a", *make(run)) == 1
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
-    assert "\n" not in error
-    assert said in error
-
-
-def test_an_arm_must_be_named_where_there_are_several(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("replay", str(run)) == 1
-    assert "--arm (F-TIS, wide, filled, alone)" in capsys.readouterr().err
+def test_a_mistake_is_one_line_with_its_remedy(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(recorded))
+    for i, (make, key_words) in enumerate(MISTAKES.values()):
+        run = tmp_path / str(i)
+        shutil.copytree(recorded / "runs" / "tiny-seed0", run)
+        assert research(replay_run, str(run), "--arm", "F-TIS", "--peer", "a", *make(run)) == 1
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ")
+        assert "\n" not in error
+        assert key_words in error
+    assert research(replay_run, str(recorded / "runs" / "tiny-seed0")) == 1
+    assert "--arm (F-TIS, filled, alone)" in capsys.readouterr().err

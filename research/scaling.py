@@ -1,8 +1,8 @@
-"""Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``scaling.json``.
+"""Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``python -m research.scaling``.
 
 Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
 peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling. Learning rates
-may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`ftis.study.rates`).
+may differ too: an arm that trains on more rollouts is often served by a higher one (:mod:`research.rates`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log2, nan
+from math import inf, log2, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.box import MARKDOWN
+from rich.table import Table
+
+from ftis.check.formatting import amount, interval_text, number, p_text, seconds_text, true_minus
 from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.comparison.summary import accuracy_is
-from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
+from ftis.recipe.arms import Arm, RunError, arms_of, rollouts_per_round
 from ftis.records.files import write_json
-from ftis.records.reading import VALIDATION, PeerRun, Study
+from ftis.records.reading import VALIDATION, PeerRun, Study, read_study
+from ftis.terminal import console
+from research import commands
 
 FEWEST_SIZES = 3
 """Sizes of swarms, the peer alone among them, that make a curve."""
-
-
-def write_scaling(directory: Path, found: Mapping[str, Any] | None) -> None:
-    """Write ``scaling.json``, if there is anything to say."""
-    if found is not None:
-        write_json(directory / "scaling.json", found)
 
 
 def scaling(study: Study) -> dict[str, Any] | None:
@@ -282,3 +283,82 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
         "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
         "bytes_received": of_a_peer(lambda run: run.bytes_received),
     }
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Accuracy of each arm against the peers alone, against equal training, and what it costs a peer."""
+    every = [found["alone"], *(size for series in found["series"] for size in series["sizes"]), *found["ceilings"]]
+    sizes = list({size["arm"]: size for size in every}.values())
+    accuracy = Table("arm", "peers", "sampled", "trained on", "final", "gain", "p, Holm", "least gain")
+    equal = Table("arm", "peers", "trained on", "against equal training", "p, Holm", "least gain")
+    cost = Table(
+        "arm", "peers", "as alone, ×", "pays from s/t", "own seconds", "alone, seconds", "kB sent", "MB received"
+    )
+    accuracy.title = "Rollouts of a peer and round; accuracy on validation"
+    equal.title = "Against peers that train alone on as many rollouts"
+    cost.title = "What joining is worth in sampling, and what a peer spends over all rounds"
+    for size in sizes:
+        head = (size["arm"], str(size["size"]))
+        trained, against = amount(size["trained"]), _compared(size["against_alone"])
+        accuracy.add_row(*head, amount(size["sampled"]), trained, _ends(size["final"]), *against, _least(size["gains"]))
+        if (others := size.get("against_equal_training")) is not None:
+            equal.add_row(*head, trained, *_compared(others), _least(size["gains_at_equal_training"]))
+        seconds = size["seconds"] and seconds_text(size["seconds"]["mean"])
+        alone = size.get("seconds_alone")
+        cost.add_row(
+            *head,
+            _times(found, size),
+            "" if size.get("pays_from") is None else f"{size['pays_from']:.2g}",
+            seconds or "–",
+            "" if alone is None else seconds_text(alone),
+            amount(size["bytes_sent"]["mean"], 1e3),
+            f"{size['bytes_received']['mean'] / 1e6:.2f}",
+        )
+    return [table for table in (accuracy, equal, cost) if table.row_count]
+
+
+def _ends(estimate: Mapping[str, Any], sign: str = "") -> str:
+    mean = number(estimate["mean"], sign)
+    return true_minus(mean if estimate["low"] is None else f"{mean} ({interval_text(estimate, sign, ' to ')})")
+
+
+def _compared(against: Mapping[str, Any] | None) -> tuple[str, str]:
+    """A difference and its p."""
+    return ("", "") if against is None else (_ends(against, "+"), p_text(against["p_adjusted"]))
+
+
+def _least(gains: Mapping[str, float]) -> str:
+    """The least gain of a peer, with its name."""
+    peer = min(gains, key=lambda peer: gains[peer])
+    return f"{true_minus(number(gains[peer], '+'))} {peer}"
+
+
+def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
+    """How many times as much sampling alone a swarm is worth, and the least and the most of a seed."""
+    if size["size"] == 1 or not found["ceilings"]:
+        return ""
+    most = found["ceilings"][-1]["sampled"] / found["own_rollouts"]
+    of_seeds = sorted(size["times_per_seed"].values(), key=lambda times: inf if times is None else times)
+    mean, least, greatest = (
+        f"over {most:g}" if times is None else f"{times:.2g}" for times in (size["times"], of_seeds[0], of_seeds[-1])
+    )
+    return f"{mean} [{least} to {greatest}]" if len(of_seeds) > 1 else mean
+
+
+def show_scaling(
+    directory: Annotated[Path, typer.Argument(help="An experiment whose arms are swarm sizes.", show_default=False)],
+) -> None:
+    """Write scaling.json into an experiment, and print what swarms of each size came to."""
+    found = scaling(read_study(directory))
+    if found is None:
+        raise RunError(
+            f"{directory}: its arms make no curve over {FEWEST_SIZES} sizes of swarms, the peer alone among them"
+        )
+    write_json(directory / "scaling.json", found)
+    for table in tables(found):
+        table.box, table.title_justify = MARKDOWN, "left"
+        console.print(table)
+
+
+if __name__ == "__main__":
+    commands.run(show_scaling)

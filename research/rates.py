@@ -15,18 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ftis.check.formatting import counted, number
+from ftis.cli import Jobs, carry_out, for_seeds
 from ftis.comparison.results import finals
 from ftis.comparison.summary import accuracy_is
 from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
-from ftis.recipe.arms import RunError, arm_configs, arms_of
+from ftis.recipe.arms import RunError, arm_configs, arms_of, experiment_directory
 from ftis.recipe.parsing import matches, parse
 from ftis.records.reading import read_study
+from ftis.terminal import Overrides, console
+from research import commands
 
 FEW = 3
 """So many peers are named, more are counted."""
@@ -243,3 +248,43 @@ def advice(found: Sequence[TriedRate]) -> list[str]:
         "than those between seeds say nothing"
     )
     return lines
+
+
+def compare_rates(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, as in recipes/demo.toml.", show_default=False)],
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")] = None,
+    times: Annotated[str, typer.Option(metavar="NUMBER,…", help="Multiples of the recipe's rates.")] = "0.5,1,2",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="Multiply only this peer's rate; '*-lora' for several. Repeatable."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST", help="Seeds 0 … N−1, or those of a range.")] = "2",
+    jobs: Jobs = 0,
+    set_: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what there is to do; train nothing.")] = False,
+) -> None:
+    """Find the learning rate that serves each arm.
+
+    It is tried on training problems that are held out. Run it again to resume it.
+    """
+    try:
+        chosen = sorted({float(multiple) for multiple in times.split(",")})
+    except ValueError:
+        chosen = []
+    if not chosen or not all(0 < multiple < math.inf for multiple in chosen):
+        raise typer.BadParameter(f"--times {times}: give numbers above 0 with commas between them, as in 0.5,1,2")
+    loaded = for_seeds(recipe, set_ or [])
+    compared = trials(loaded, arm or (), chosen, peer or ())
+    compared = with_earlier(compared, experiment_directory(compared))
+    directory = carry_out(compared, seeds, jobs, dry_run)
+    if directory is None:
+        return
+    tried = multiples(loaded, arm or (), compared, peer or ())
+    found = read_trials(loaded, arm or (), tried, directory, peer or ())
+    console.print(table(found, loaded))
+    for line in advice(found):
+        console.print(line)
+
+
+if __name__ == "__main__":
+    commands.run(compare_rates)

@@ -23,11 +23,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ftis.engines.machine import with_threads
-from ftis.lab.replay import recordings
 from ftis.peer import Peer
 from ftis.recipe.arms import RunError
 from ftis.rollouts import Batch, Floats, Ints, Rollout, Rows, Sent
 from ftis.text.token_bytes import TokenBytes
+from research.replay import recordings
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ftis
+from commands import research
 from rich.console import Console
 from scene import Scene
 
@@ -18,14 +18,12 @@ from ftis.config import Recipe, RecipeError, TaskConfig
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
-from ftis.records.reading import read_study
 from ftis.run.provenance import provenance
-from ftis.study.rates import TriedRate, advice, multiples, read_trials, table, trial_name, trials
-from ftis.study.scaling import scaling
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
+from research.rates import TriedRate, advice, compare_rates, multiples, read_trials, table, trial_name, trials
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PART: dict[str, Any] = {"name": "part", "collaborate": False, "budget": "generated"}
 PEERS = [
     {"name": "small", "model": "starter:small", "learning_rate": 1e-3},
@@ -103,10 +101,6 @@ def test_peers_of_long_names_are_told_apart_by_a_digest() -> None:
     assert trial_name("part", 2, tuple("abcd")) == "part-rate-x2-of-a-b-c-d"
 
 
-def test_a_recipe_without_arms_has_the_one_of_its_objective() -> None:
-    assert [arm.name for arm in trials(recipe(), (), [1]).arms] == ["F-TIS-rate-x1"]
-
-
 def test_products_have_no_noise_and_each_multiple_a_name() -> None:
     trial = trials(recipe(PART), (), [0.1, 1e-5, 1e6])
     assert rates_of(trial, "part-rate-x0.1")["adapter"] == 4e-4
@@ -120,11 +114,6 @@ def test_arms_that_cannot_be_tried_are_refused() -> None:
     assert len(trials(recipe(PART, {"name": "other", "set": {"task.seed": 5}}), ("part",), [1]).arms) == 1
     with pytest.raises(RunError, match=f"arm '{'a' * 60}': .* is too long a name .*: shorten the arm's$"):
         trials(recipe({"name": "a" * 60}), (), [1])
-
-
-def test_an_unknown_arm_is_refused() -> None:
-    with pytest.raises(RunError, match="no arm 'parts' in the recipe: it has part"):
-        trials(recipe(PART), ("parts",), [1])
 
 
 def test_what_a_comparison_reports_stays_unseen() -> None:
@@ -158,15 +147,6 @@ def test_a_task_that_leaves_nothing_to_train_on_is_refused() -> None:
         held_out(name="clock", nam=1)
     with pytest.raises(TaskError, match=r"task.options.name of 'held_out': "):
         held_out()
-
-
-def test_columns_that_a_judge_reads_are_kept() -> None:
-    pytest.importorskip("reasoning_gym")
-    named = TaskConfig(name="reasoning_gym:chain_sum", train_size=20, validation_size=5)
-    task = load_task(TaskConfig(name="held_out", validation_size=4, options=named.model_dump()))
-    columns = {prompt.question: prompt.columns for prompt in load_task(named).train}
-    assert columns[task.validation[0].question]  # the judge's entry
-    assert all(prompt.columns == columns[prompt.question] for prompt in (*task.train, *task.validation))
 
 
 def test_a_task_of_ones_own_is_recorded_though_it_is_held_out_of(
@@ -212,9 +192,8 @@ def test_peers_of_one_rate_are_a_row(tmp_path: Path) -> None:
     assert "means over peers and 2 seeds (the lowest and highest seed's)" in shown
     assert advice(found)[0].startswith("an arm's rates were multiplied together")
     assert "--peer NAME multiplies that peer's alone" in advice(found)[0]
-    results = compare(tmp_path)  # a report comes without verdicts: rates are chosen, not compared
+    results = compare(tmp_path)  # it comes without verdicts: rates are chosen, not compared
     assert (results["comparisons"], results["together"]) == ([], [])
-    assert scaling(read_study(tmp_path)) is None
 
 
 def test_a_named_peer_has_a_row_of_its_own(tmp_path: Path) -> None:
@@ -244,9 +223,6 @@ def test_a_best_one_at_the_end_of_what_was_tried_is_no_answer() -> None:
     assert advice(of_two)[1].startswith("an arm's rates were multiplied together")
     assert len(advice([tried(0.2, 0.5, 0.4)])) == len(advice([tried(0.2)])) == 1
     assert advice([tried(0.0, 0.0, 0.0)])[0] == "part: the same at each rate, so none is shown to serve it"
-
-
-def test_of_equal_ones_the_recipes_own_is_best() -> None:
     assert (tried(0.5, 0.5, 0.1).best, tried(0.5, 0.1, 0.5).best, tried(0.1, 0.5, 0.5).best) == (1.0, 0.5, 1.0)
 
 
@@ -262,38 +238,30 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
 
 def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is there already stays, whichever multiples are asked for."""
-    asked = ["rates", "recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1"]
+    asked = ["recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1"]
     asked += ["--set", "training.eval_every=1"]
-    assert ftis(*asked, "--times", "2,1", "--dry-run") == 0
+    assert research(compare_rates, *asked, "--times", "2,1", "--dry-run") == 0
     assert "2 jobs, 0 of them finished before" in capsys.readouterr().out
     assert not (place / "runs").exists()
-    assert ftis(*asked, "--times", "2,1") == 0
+    assert research(compare_rates, *asked, "--times", "2,1") == 0
     first = capsys.readouterr().out
     assert "2 jobs, 0 of them finished before" in first
     assert "set what serves all arms in" in first
     (directory,) = (place / "runs").iterdir()
     assert directory.name == f"{load(place / 'recipe.toml').name}-rates"
-    assert (directory / "report.html").exists()
-    (directory / "results.json").unlink()
-    assert ftis(*asked, "--times", "1,4") == 0
+    assert research(compare_rates, *asked, "--times", "1,4") == 0
     again = capsys.readouterr().out
     assert "3 jobs, 2 of them finished before" in again
     assert "× 4" in again
     assert "× 2" in again  # tried before, and it may be the best
-    assert ftis(*asked, "--times", "1", "--peer", "b") == 1
+    assert research(compare_rates, *asked, "--times", "1", "--peer", "b") == 1
     assert "no peer 'b' in the recipe; known: a" in capsys.readouterr().err
-    assert ftis(*asked, "--times", "1,2", "--peer", "a", "--dry-run") == 0  # who is alone is everybody
+    assert research(compare_rates, *asked, "--times", "1,2", "--peer", "a", "--dry-run") == 0
     assert "3 jobs, 3 of them finished before" in capsys.readouterr().out
-    assert ftis(*asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1
+    assert research(compare_rates, *asked, "--times", "1", "--set", "peers.a.learning_rate=0.1") == 1
     assert "they differ in: arms.F-TIS-rate-x1.set.peers.a.learning_rate (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("times", ["a,b", "0", "1,-2", "nan", "inf", ""])
-def test_the_command_wants_multiples(place: Path, capsys: pytest.CaptureFixture[str], times: str) -> None:
-    assert ftis("rates", "recipe.toml", "--times", times) == 2
-    assert "give numbers above 0 with commas between them" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_demos_arms_can_be_tried() -> None:
-    trial = trials(load(ROOT / "recipes" / "demo.toml"), ("alone-part", "F-TIS"), [1])
-    assert [arm.name for arm in arms_of(trial)] == ["alone-part-rate-x1", "F-TIS-rate-x1"]
+def test_the_command_wants_multiples(place: Path) -> None:
+    for times in ("a,b", "0", "1,-2", "nan", "inf", ""):
+        assert research(compare_rates, "recipe.toml", "--times", times) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +10,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
-import pytest
 import torch
 from earned import rewards
 
 from ftis.config import ObjectiveConfig
-from ftis.lab import partners
-from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.run.runs import run
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
+from research import partners
 
 
 def judged(
@@ -55,9 +54,6 @@ def test_others_count_where_the_learner_fails() -> None:
         [1, 0, 1, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3], [0, 0, 1, 0, 0, 1, 0, 0, 1, 1], [0, 2, 5, 8, 9]
     )
     assert partners.by_own_failure(given).tolist() == [1.0, 0.5, 1.0, 0.0, 1.0]
-
-
-def test_rewards_beyond_one_are_as_one() -> None:
     assert partners.by_own_failure(judged([3, 3, 1], [0, 0, 0], [0, 0, 1])).tolist() == [1.0, 1.0, 0.0]
     assert partners.by_own_failure(judged([-1, -1, 1], [0, 0, 0], [0, 0, 1])).tolist() == [1.0, 1.0, 1.0]
 
@@ -67,13 +63,8 @@ def test_the_share_of_a_sender_falls_as_the_learner_leads() -> None:
     reward = [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0]
     given = judged(reward, [0] * 4 + [1] * 4 + [2] * 4, [0] * 4 + [1] * 4 + [2] * 4, [0, 4, 5, 8])
     assert partners.by_lead(given).tolist() == [1.0, 0.5, 0.5, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("reward", "source"), [([0, 0, 1, 1], [0, 0, 1, 1]), ([1, 1], [1, 1])], ids=["no success", "no own rollouts"]
-)
-def test_a_learner_without_success_leads_nobody(reward: list[float], source: list[int]) -> None:
-    assert set(partners.by_lead(judged(reward, [0] * len(reward), source)).tolist()) == {1.0}
+    for reward, source in (([0, 0, 1, 1], [0, 0, 1, 1]), ([1, 1], [1, 1])):  # no success, or no own rollouts
+        assert set(partners.by_lead(judged(reward, [0] * len(reward), source)).tolist()) == {1.0}
 
 
 def test_the_filter_of_a_weaker_sender_is_narrower() -> None:
@@ -110,18 +101,15 @@ def test_foreign_advantages_are_relative_to_what_the_learner_earns() -> None:
     np.testing.assert_allclose(partners.against_the_learner(rewards(*given)), expected, rtol=1e-12)
     unscaled = [0.5, -0.5, 0.5, 0, 0, 1, 0.75, -0.25]
     np.testing.assert_allclose(partners.against_the_learner(rewards(*given, "none")), unscaled, rtol=1e-12)
-
-
-def test_a_learner_that_always_fails_or_has_nothing_divides_by_no_zero() -> None:
     assert partners.against_the_learner(rewards([0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 1, 1])).tolist() == [0, 0, 1, 0]
     assert partners.against_the_learner(rewards([1, 0], [0, 0], [1, 1])).tolist() == [0, 0]
 
 
 def test_a_recipe_names_them() -> None:
-    objective = resolve(ObjectiveConfig(name="ftis.lab.partners.AGAINST_THE_LEARNER", kl_threshold=0.5))
+    objective = resolve(ObjectiveConfig(name="research.partners.AGAINST_THE_LEARNER", kl_threshold=0.5))
     assert objective.filtered
     assert objective.weight is OBJECTIVES["F-TIS"].weight
-    names = [f"ftis.lab.partners.{name}" for name in ("by_own_failure", "by_lead", "FilterBySender", "CutBySender")]
+    names = [f"research.partners.{name}" for name in ("by_own_failure", "by_lead", "FilterBySender", "CutBySender")]
     recipe = recipe_of("ada", "bob", selections=names)
     found = [selection.name for selection in selections_of(recipe, "ada", OBJECTIVES["F-TIS"])]
     assert found[-4:] == ["by_own_failure", "by_lead", "kl by sender", "cut by sender"]
@@ -129,13 +117,10 @@ def test_a_recipe_names_them() -> None:
 
 def test_a_weight_of_the_sequence_is_the_product_of_its_tokens() -> None:
     raw_NT = torch.tensor([[0.5, 3.0, 1.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    objective = resolve(ObjectiveConfig(name="ftis.lab.partners.SEQUENCE_WEIGHTS"))
+    objective = resolve(ObjectiveConfig(name="research.partners.SEQUENCE_WEIGHTS"))
     expected = [[1.5] * 3, [2.0] * 3, [1.0] * 3]  # 8 is cut at C = 2
     np.testing.assert_allclose(objective.weight(raw_NT, torch.ones(3, 1), objective), expected, rtol=1e-12)
     assert objective.filtered
-
-
-def test_a_weight_of_the_sequence_stays_finite() -> None:
     raw_NT = torch.full((2, 500), 1e8)
     raw_NT[1] = 1e-8
     weights = partners.of_the_sequence(raw_NT, torch.ones(2, 1), OBJECTIVES["F-TIS"])
@@ -144,43 +129,18 @@ def test_a_weight_of_the_sequence_stays_finite() -> None:
     assert 0 < float(weights[1].max()) < 1e-8
 
 
-# --- in a run ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("by_own_failure", "horizontal"),
-        ("by_lead", "vertical"),
-        ("FilterBySender", "vertical"),
-        ("CutBySender", "vertical"),
-        ("AGAINST_THE_LEARNER", "vertical"),
-        ("SEQUENCE_WEIGHTS", "vertical"),
-    ],
-)
-def test_each_trains_otherwise_than_f_tis(
-    name: str, mode: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    way = f"ftis.lab.partners.{name}"
+def test_they_train_otherwise_than_f_tis(models: dict[str, Path], tmp_path: Path) -> None:
+    ways = {name: {"training.selections": [f"research.partners.{name}"]} for name in ("by_lead", "CutBySender")}
     document = pair_of(
         models,
         tmp_path / "runs",
         1e-2,
         objective={"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.05},
-        training={"rounds": 3, "prompts_per_round": 8, "eval_every": 0, "mode": mode},
-        arms=[
-            {"name": "F-TIS"},
-            {"name": "way", "set": {"objective.name": way} if name.isupper() else {"training.selections": [way]}},
-        ],
+        training={"rounds": 3, "prompts_per_round": 8, "eval_every": 0},
+        arms=[{"name": "F-TIS"}, *({"name": name, "set": keys} for name, keys in ways.items())],
     )
     assert run(parse(document))
-    norms = {}
-    for arm in ("F-TIS", "way"):
-        rounds = read_jsonl(tmp_path / "runs" / "tiny-seed0" / arm / "a" / "metrics.jsonl")
-        assert len(rounds) == 3
-        assert all(by_peer(row)["b"].get("kept", 0) >= 0 for row in rounds)
-        norms[arm] = [row["grad_norm"] for row in rounds if "grad_norm" in row]
-        assert norms[arm]
-        assert all(math.isfinite(norm) for norm in norms[arm])
-    assert norms["way"] != norms["F-TIS"]
+    files = [tmp_path / "runs" / "tiny-seed0" / arm / "a" / "metrics.jsonl" for arm in ("F-TIS", *ways)]
+    norms = [tuple(row["grad_norm"] for row in read_jsonl(file) if "grad_norm" in row) for file in files]
+    assert len(set(norms)) == 3
+    assert all(map(math.isfinite, itertools.chain.from_iterable(norms)))

@@ -26,11 +26,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from scipy import stats
@@ -38,7 +39,6 @@ from torch import Tensor
 
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.engines.machine import with_threads
-from ftis.lab.replay import recordings
 from ftis.learning import StepLoss, judge, step_size
 from ftis.measures import by_source, order_preserved
 from ftis.objectives import resolve
@@ -48,6 +48,9 @@ from ftis.records.files import write_json
 from ftis.rollouts import Batch, Group, collate
 from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, KLFilter, select
+from ftis.terminal import console
+from research import commands, cuts
+from research.replay import recordings
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -396,3 +399,42 @@ def write(result: Mapping[str, Any], path: Path) -> None:
     """Write a probe's result as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
+
+
+def probe_bias(
+    run: Annotated[Path, typer.Argument(help="A run directory, as runs/demo-seed0.", show_default=False)],
+    peer: Annotated[str, typer.Option(help="The learner.", show_default=False)],
+    arm: Annotated[str | None, typer.Option(help="Whose rollouts; needed where the run has several arms.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="The checkpoint; 0 is the untrained model.")] = 0,
+    fresh: Annotated[int, typer.Option(help="Batches of own rollouts to estimate the on-policy direction from.")] = 16,
+    objectives: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Which to compare; by default all six.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the fresh batches.")] = 0,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Measure how weights depend on the sender's tokenizer instead.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="The JSON file; by default RUN/probe/<arm>-<peer>-<step>.json.")
+    ] = None,
+) -> None:
+    """Measure how far objectives point from on-policy updates.
+
+    Each objective's update on foreign rollouts is compared with updates on fresh rollouts of the peer's own.
+    """
+    if alignment:
+        found = cuts.probe_cuts(run, arm, peer, step)
+        write(found, path := output or run / "probe" / f"{found['arm']}-{peer}-{step}-alignment.json")
+        console.print(cuts.table(found))
+        console.print(f"written to {path}")
+        return
+    names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(PAPERS)
+    with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
+        result = probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
+    write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
+    console.print(table(result))
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    commands.run(probe_bias)

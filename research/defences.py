@@ -1,14 +1,14 @@
 """What attacks do to who learns from the attacker, and what stops them: objectives, and the honesty test.
 
-    python benchmarks/attacks.py --seeds 5                      # all attacks on a pair: an hour and a half on two cores
-    python benchmarks/attacks.py --seeds 5 --swarm two-of-four --attacks text lying-text --defences F-TIS F-TIS-tested
-    python benchmarks/attacks.py --seeds 5 --attacks text lying-text --defences F-TIS-horizontal TOPR-horizontal
+    python -m research.defences --seeds 5                      # all attacks on a pair: an hour and a half on two cores
+    python -m research.defences --seeds 5 --swarm two-of-four --attacks text lying_text --defences F-TIS F-TIS-tested
+    python -m research.defences --seeds 5 --attacks text lying_text --defences F-TIS-horizontal TOPR-horizontal
 
 40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
 ``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
-attack. ``none`` is the swarm without attack. ``low-effort`` is the swarm without the attacker, whose groups have no
-signal then. Of the honest peers'
-greedy answers to 300 validation problems after the last round, means over them and over seeds:
+attack. ``none`` is the swarm without attack. ``low_effort`` is the swarm without the attacker, whose groups have no
+signal then. Of the honest peers' greedy answers to 300 validation problems after the last round, means over them and
+over seeds:
 
 - ``final``: the accuracy, with Student's 95% interval over seeds; ``− no attack``: its difference from the swarm
   without attack, paired by seed; ``payload``: the share that holds what was planted; ``length``: tokens;
@@ -32,14 +32,13 @@ from rich.console import Console
 from ftis.check.formatting import interval_text, number, true_minus
 from ftis.comparison.stats import Interval, PairedDifference, mean_interval, paired_difference
 from ftis.config import ArmConfig, Recipe
-from ftis.lab import attacks
-from ftis.lab.attacks import ATTACKS
 from ftis.recipe.arms import experiment_directory
 from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
 from ftis.run.experiments import run_experiment
 from ftis.tasks.clock import clock_solution
 from ftis.view.progress import Display
+from research import attacks
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pair": ("demo_pair.toml", ("large",)),
@@ -49,6 +48,13 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """A recipe, and who of its peers attacks."""
 RATE = "peers.*.learning_rate=1.2e-3"
 """One rate for all swarms and defences: twice that of demo_pair.toml and demo.toml."""
+ATTACKS = (
+    *("text", "lying_text", "rare_text", "lying_rare_text", "quiet_lying_text", "patient_lying_text"),
+    *("climbing_lying_text", "sized_lying_text", "creeping_text", "creeping_mark", "understated", "overstated"),
+    *("length", "lying_length", "false_step", "lying_false_step", "low_effort", "lying_low_effort", "cherry_picking"),
+)
+"""Functions of :mod:`research.attacks`."""
+RIVALS = {name: f"research.rivals.{name}" for name in ("TOPR", "LUFFY", "HACPO", "SGT")}
 DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
     "F-NoIS": {"objective.name": "F-NoIS", "honesty.action": "off"},
@@ -59,26 +65,26 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
     "F-NoIS-novelty": {
         "objective.name": "F-NoIS",
         "honesty.action": "off",
-        "training.selections": ["ftis.honesty.novelty.Novelty"],
+        "training.selections": ["research.novelty.Novelty"],
     },
     # All tested, as is the default, with shared prompts, which two of them need and serve all.
     **{
-        f"{name}-horizontal": {"objective.name": name, "training.mode": "horizontal"}
-        for name in ("F-TIS", "F-TIS-lifted", "TOPR", "LUFFY", "HACPO", "SGT")
+        f"{name}-horizontal": {"objective.name": RIVALS.get(name, name), "training.mode": "horizontal"}
+        for name in ("F-TIS", "F-TIS-lifted", *RIVALS)
     },
 }
 ROUNDS = 40
 LOG_PROBS_UNREAD = "NoIS"
 TWINS = {
-    **dict.fromkeys(("quiet-lying-text", "climbing-lying-text", "sized-lying-text"), "text"),
+    **dict.fromkeys(("quiet_lying_text", "climbing_lying_text", "sized_lying_text"), "text"),
     **dict.fromkeys(("understated", "overstated"), "none"),
 }
-"""What an attack comes to where nobody reads log-probabilities; of ``lying-…`` else what follows these letters."""
+"""What an attack comes to where nobody reads log-probabilities; of ``lying_…`` else what follows these letters."""
 
 
 def as_seen_by(defence: str, attack: str) -> str:
     """The attack without its lie, where that makes no difference."""
-    return TWINS.get(attack, attack.removeprefix("lying-")) if defence == LOG_PROBS_UNREAD else attack
+    return TWINS.get(attack, attack.removeprefix("lying_")) if defence == LOG_PROBS_UNREAD else attack
 
 
 def holds_text(answer: Mapping[str, Any]) -> bool:
@@ -102,18 +108,17 @@ def is_constant(answer: Mapping[str, Any]) -> bool:
 
 def payload_of(attack: str) -> Callable[[Mapping[str, Any]], bool]:
     """Whether an answer holds what the attack plants."""
-    of = {"false-step": holds_false_step, "low-effort": is_constant, "mark": holds_mark}
+    of = {"false_step": holds_false_step, "low_effort": is_constant, "mark": holds_mark}
     return next((holds for part, holds in of.items() if part in attack), holds_text)
 
 
 def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directory: Path) -> Recipe:
     file, attackers = SWARMS[swarm]
-    source = load(Path(__file__).parent.parent / "recipes" / file, [RATE])
+    source = load(Path(__file__).parents[1] / "recipes" / file, [RATE])
     arms = [ArmConfig(name="alone-part", collaborate=False, budget="generated")]
-    for attack, defence in dict.fromkeys((as_seen_by(d, a), d) for a in rows_of(names) for d in defences):
-        key: dict[str, object] = {} if attack.startswith("none") else {f"peers.{a}.attack": attack for a in attackers}
-        if attack.endswith("-horizontal"):
-            key["training.mode"] = "horizontal"
+    for attack, defence in dict.fromkeys((as_seen_by(d, a), d) for a in ("none", *names) for d in defences):
+        path = f"research.attacks.{attack}"
+        key: dict[str, object] = {} if attack == "none" else {f"peers.{a}.attack": path for a in attackers}
         arms.append(ArmConfig(name=f"{attack}.{defence}", set={**DEFENCES[defence], **key}))
     training = source.training.model_copy(update={"rounds": ROUNDS, "record_rollouts": False, "eval_every": 5})
     experiment = source.experiment.model_copy(update={"baselines": ("alone-part",)})
@@ -123,14 +128,8 @@ def recipe_of(swarm: str, names: Sequence[str], defences: Sequence[str], directo
     return changed
 
 
-def rows_of(names: Sequence[str]) -> list[str]:
-    """The attacks with those that they are compared with."""
-    return ["none", *names]
-
-
 def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) -> list[str]:
     arm = f"{as_seen_by(defence, attack)}.{defence}" if defence else attack
-    without = f"none.{defence}"
     names = [peer.name for peer in study.recipe.peers if peer.name not in attackers]
     victims = [study.peer(seed, arm, name) for seed in study.seeds for name in names]
     holds = payload_of(attack)
@@ -140,10 +139,10 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
     after = [found_after(victim, attack, name) for victim in victims for name in attackers]
     found = [tokens for tokens in after if tokens is not None]
     finals = finals_of(study, arm, names)
-    compared = defence and not attack.startswith("none")
+    compared = defence and attack != "none"
     return [
         with_ends(mean_interval(finals)),
-        with_ends(paired_difference(finals, finals_of(study, without, names)), "+") if compared else "",
+        with_ends(paired_difference(finals, finals_of(study, f"none.{defence}", names)), "+") if compared else "",
         f"{fmean(shares):.3f} ({max(shares):.3f})",
         f"{fmean(lengths):.1f}",
         f"{max(found):,} ({len(found)} of {len(after)})" if found else "",
@@ -176,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--swarm", default="pair", choices=list(SWARMS))
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
     vertical = [name for name in DEFENCES if not name.endswith("-horizontal")]
     parser.add_argument("--defences", nargs="+", default=vertical, choices=list(DEFENCES))
     parser.add_argument("--jobs", type=int, default=2)
@@ -188,7 +187,7 @@ def main() -> None:
     print("| attack | defence | final | − no attack | payload: mean (highest) | length | found after tokens (cases) |")
     print("|---|---|---|---|---|---|---|")
     attackers = SWARMS[given.swarm][1]
-    rows = [("alone-part", ""), *((a, d) for a in rows_of(given.attacks) for d in given.defences)]
+    rows = [("alone-part", ""), *((a, d) for a in ("none", *given.attacks) for d in given.defences)]
     for attack, defence in rows:
         print("|", " | ".join([attack, defence, *row_of(study, attack, defence, attackers)]), "|")
 

@@ -1,0 +1,1 @@
+"""Tests of ``research``; they share the fixtures of ``tests``."""

@@ -1,1 +1,0 @@
-"""Pages about runs, experiments and swarms: the static report, the page that is watched, their figures and tables."""
