@@ -327,4 +327,4 @@ def test_answers_that_earn_nothing_are_told_before_they_are_asked_for(
     assert ftis(*asked, "--set", 'reward.extract="last_number"') == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "task 'jsonl', validation problem 0 ('1+2'): its answer 't" in said
-    assert """earns nothing with reward.extract = 'last_number': only numbers can be right there""" in said
+    assert """earns nothing with reward.extract = 'last_number'""" in said
