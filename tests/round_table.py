@@ -113,10 +113,15 @@ class Table:
                 assembly.hear(index, full[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
             self.rounds.fetched(assembly)
 
-    def delivers(self, name: str, round: int) -> None:
-        self.offers(name, round)
-        self.heed(self.rounds.poll(self.now))
-        self.serve(name)
+    def delivers(self, names: str, round: int) -> None:
+        for name in names:
+            self.offers(name, round)
+            self.heed(self.rounds.poll(self.now))
+            self.serve(name)
+
+    def fetching(self) -> list[int]:
+        """The rounds whose contents are being fetched."""
+        return [offer.round for offer in self.to_fetch]
 
     def run(self, until: float = NEVER) -> Collected | None:
         """Poll each half second until the round closes."""
@@ -125,14 +130,17 @@ class Table:
             self.now += TICK
         return self.closed
 
-    def round_of(self, round: int, *names: str) -> Collected:
-        """A round in which these deliver at once."""
-        self.collect(round)
-        for name in names:
-            self.delivers(name, round)
+    def closes(self) -> Collected:
+        """The messages of the awaited round, which closes."""
         collected = self.run()
         assert collected is not None
         return collected
+
+    def round_of(self, round: int, *names: str) -> Collected:
+        """A round in which these deliver at once."""
+        self.collect(round)
+        self.delivers("".join(names), round)
+        return self.closes()
 
     def kinds(self) -> list[str]:
         return [notice.what for notice in self.said]

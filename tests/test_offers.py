@@ -91,8 +91,7 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     assert len(table.rounds.rejections) == 1
     table.delivers("d", 0)
     table.serve("c", b"another")
-    closed = table.run()
-    assert closed is not None
+    closed = table.closes()
     assert closed.messages == {"c": b"another", "d": contents_of("d", 0)}
     assert closed.missing == ("b",)
     assert [str(r.reason) for r in closed.rejections] == ["equivocation"]
@@ -117,10 +116,8 @@ def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
     table.poll()
     assert [offer.incarnation for offer in table.to_fetch] == [2]
     table.serve("b", b"new life")
-    table.delivers("c", 0)
-    table.delivers("d", 0)
-    closed = table.run()
-    assert closed is not None
+    table.delivers("cd", 0)
+    closed = table.closes()
     assert closed.messages["b"] == b"new life"
 
 
@@ -177,7 +174,7 @@ def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_
         table.comes("b")
         table.collect(60, skip="cd")
         table.poll()
-        assert [offer.round for offer in table.to_fetch] == [60]
+        assert table.fetching() == [60]
 
 
 def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_that_is_awaited() -> None:
@@ -230,10 +227,8 @@ def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> Non
         for _ in range(4):
             table.rounds.corrupt(offer)
         table.serve("d", b"junk")
-        for name in "bc":
-            table.delivers(name, round)
-        closed = table.run()
-        assert closed is not None
+        table.delivers("bc", round)
+        closed = table.closes()
         assert [(r.peer, str(r.reason)) for r in closed.rejections] == [("d", "corrupt")]
         table.serve("d", b"junk")
     assert "deadline" not in table.kinds()

@@ -38,9 +38,8 @@ def aligned(tokenizer: PreTrainedTokenizerBase, text: Rollout) -> Aligned:
 # ----------------------------------------------------------------------------- by hand
 
 
-@pytest.mark.parametrize(
-    ("sender", "learner", "unit_S", "unit_T"),
-    [
+def test_units_end_where_both_have_an_end() -> None:
+    cases_sender: list[tuple[list[str], list[str], list[int], list[int]]] = [
         (["The", " cat", "ast", "rophe", "!"], ["The", " cata", "strophe", "!"], [0, 1, 1, 1, 2], [0, 1, 1, 2]),
         (["201", "+"], ["2", "0", "1", "+"], [0, 1], [0, 0, 0, 1]),
         (["2", "0", "1"], ["20", "1"], [0, 0, 1], [0, 1]),
@@ -50,13 +49,10 @@ def aligned(tokenizer: PreTrainedTokenizerBase, text: Rollout) -> Aligned:
         (["\r", "\n", "x"], ["\r\n", "x"], [0, 0, 1], [0, 1]),
         (["a"], ["a"], [0], [0]),
         ([], [], [], []),
-    ],
-)  # fmt: skip
-def test_units_end_where_both_have_an_end(
-    sender: list[str], learner: list[str], unit_S: list[int], unit_T: list[int]
-) -> None:
-    sizes = [np.array([len(token.encode()) for token in side], np.int32) for side in (sender, learner)]
-    assert [unit.tolist() for unit in units(*sizes)] == [unit_S, unit_T]
+    ]
+    for sender, learner, unit_S, unit_T in cases_sender:
+        sizes = [np.array([len(token.encode()) for token in side], np.int32) for side in (sender, learner)]
+        assert [unit.tolist() for unit in units(*sizes)] == [unit_S, unit_T]
 
 
 def test_units_of_tokens_that_end_inside_a_character() -> None:
