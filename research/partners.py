@@ -1,7 +1,7 @@
 """Ways to spare the stronger of two partners: what is learned from a sender follows from how well both do.
 
 Each goes with F-TIS, through the seams: a selection by its dotted path in ``training.selections``, an objective by its
-dotted path in ``objective.name``. docs/results.md compares them. Below, p_k is the learner's mean reward over its own
+dotted path in ``objective.name``. findings/stronger.md compares them. p_k is the learner's mean reward over its own
 rollouts, of a prompt or of the round, and p_j that of a sender j.
 
     by_own_failure        share 1 − p_k(prompt) of a foreign rollout    most where the learner fails; horizontal

@@ -212,7 +212,7 @@ rollouts failed."""
 
 SGT_SHAPED = Objective(advantage=where_own_fail, ratio=shaped_on_foreign)
 """SGT's gate with LUFFY's shaping, for horizontal sharing: a rescued rollout moves the model less where it is unlikely.
-docs/rivals.md compares the two, docs/log.md has other gates."""
+research/findings/log.md has other gates."""
 
 DRO = Objective(ratio=sequence_over_old, surrogate=squared_regret)
 """Direct Reward Optimisation (Richemond et al., arXiv 2405.19107), with the group's mean for the value function, group

@@ -59,17 +59,19 @@ def scaling(study: Study) -> dict[str, Any] | None:
     their logarithm: the swarm saved time where they are more than ``seconds``. None where one of both is unknown.
 
     ``against_alone`` compares the mean over peers with that of the peers alone, seed by seed: None for the peers alone,
-    else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all other arms here), and a verdict
+    else ``mean``, ``low``, ``high``, ``p_value``, ``p_adjusted`` (Holm, over all comparisons here), and a verdict
     (``label``, ``text``). ``against_equal_training`` compares a swarm like that with the ceiling that trains on as many
-    rollouts, corrected over the swarms that have one, and ``gains_at_equal_training`` is to it as ``gains`` to
+    rollouts, and ``gains_at_equal_training`` is to it as ``gains`` to
     ``against_alone``; None where there is none.
     """
     arms = None if not study.seeds or study.elsewhere else _by_size(study)
     if arms is None:
         return None
     one = arms.alone.name
-    others = [*(arm for sizes in arms.series for arm in sizes), *arms.ceilings]
-    against = _against(study, [(arm.name, one) for arm in others])
+    swarms_of = [arm for sizes in arms.series for arm in sizes]
+    ceiling_of = {_trained(arm): arm.name for arm in arms.ceilings}
+    equal = [(arm.name, ceiling_of[_trained(arm)]) for arm in swarms_of if _trained(arm) in ceiling_of]
+    against = _against(study, [*((arm.name, one) for arm in (*swarms_of, *arms.ceilings)), *equal])
     ceilings = [_size(study, arm, one, against) for arm in arms.ceilings]
     series: list[dict[str, Any]] = [
         {"name": name, "sizes": [_size(study, arm, one, against) for arm in _with_one(sizes, arms.alone)]}
@@ -79,7 +81,10 @@ def scaling(study: Study) -> dict[str, Any] | None:
     swarms = [size for of in series for size in of["sizes"]]
     for size in swarms:
         size |= _worth_alone(size, [alone, *ceilings])
-    _compare_equal_training(study, [size for size in swarms if size["size"] > 1], ceilings)
+    for size in (size for size in swarms if size["size"] > 1):
+        ceiling = ceiling_of.get(size["trained"], "")
+        size["against_equal_training"] = against.get((size["arm"], ceiling))
+        size["gains_at_equal_training"] = _gains(study, size["arm"], ceiling) if ceiling else None
     starts = {
         str(seed): fmean(study.peer(seed, one, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
         for seed in study.seeds
@@ -172,19 +177,6 @@ def _worth_alone(size: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) ->
     }
 
 
-def _compare_equal_training(
-    study: Study, swarms: Sequence[dict[str, Any]], ceilings: Sequence[Mapping[str, Any]]
-) -> None:
-    """Add to each swarm how it compares with the ceiling that trains on as many rollouts, or None."""
-    equal = {ceiling["trained"]: ceiling["arm"] for ceiling in ceilings}
-    pairs = [(size["arm"], equal[size["trained"]]) for size in swarms if size["trained"] in equal]
-    against = _against(study, pairs)
-    for size in swarms:
-        size["against_equal_training"] = against.get(size["arm"])
-        ceiling = equal.get(size["trained"])
-        size["gains_at_equal_training"] = _gains(study, size["arm"], ceiling) if ceiling else None
-
-
 def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | None:
     """The least x at which a line through (x, y), straight over log₂ x, is as high as ``height``; None if nowhere."""
     if not line or height <= line[0][1]:
@@ -213,14 +205,19 @@ def _own(arm: Arm) -> int:
     return rollouts_per_round(arm.swarms[0])[0]
 
 
-def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """The mean over peers of each pair's first arm against that of its second, by the first's name.
+def _trained(arm: Arm) -> int:
+    """Rollouts that a peer of the arm trains on in a round."""
+    return rollouts_per_round(arm.swarms[0])[1]
+
+
+def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The mean over peers of each pair's first arm against that of its second, by the pair; all are one family.
 
     A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
     """
     compared = [{"arm": arm, "baseline": baseline} for arm, baseline in pairs]
     tested = differences_of(study, compared, lambda _, arm: mean_finals(study, VALIDATION, arm))
-    return {arm: difference for (arm, _), difference in zip(pairs, tested, strict=True)}
+    return dict(zip(pairs, tested, strict=True))
 
 
 def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
@@ -262,7 +259,7 @@ def _settings(arm: Arm) -> dict[str, Any]:
     return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes, "peers": rates})
 
 
-def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dict[str, Any]:
+def _size(study: Study, arm: Arm, alone: str, against: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
     runs = {str(seed): [study.peer(seed, arm.name, peer) for peer in study.peer_names] for seed in study.seeds}
@@ -277,7 +274,7 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[str, Any]) -> dic
         "sampled": sampled,
         "trained": trained,
         "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
-        "against_alone": against.get(arm.name),
+        "against_alone": against.get((arm.name, alone)),
         "gains": _gains(study, arm.name, alone),
         "seconds": of_a_peer(lambda run: run.own_seconds.total if run.own_seconds else nan) if timed else None,
         "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
