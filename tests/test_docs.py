@@ -51,7 +51,7 @@ def test_every_command_parses_and_its_recipe_is_there() -> None:
         for arguments in shell_commands("\n".join(line for line in lines if re.match(r"(?:.*&& )?ftis ", line))):
             recipe = parsed(arguments).get("recipe")
             found.append(arguments[0])
-            if recipe is not None and Path(recipe).parts[0] == "recipes":
+            if recipe is not None and Path(recipe).parts[0] in ("recipes", "research"):
                 assert (ROOT / recipe).is_file(), f"{place}: {recipe}"
     assert {"demo", "train", "join", "preflight", "eval", "report", "watch", "status", "router", "doctor"} <= set(found)
 
@@ -71,6 +71,9 @@ def test_every_make_target_script_and_module_is_there() -> None:
                 assert target in make_targets(), f"{place}: {line}"
             for script in re.findall(r"\bpython ((?:benchmarks|examples)/\w+\.py)", line):
                 assert (ROOT / script).is_file(), f"{place}: {line}"
+            for module in re.findall(r"\bpython -m (research[\w.]*)", line):
+                found = ROOT.joinpath(*module.split("."))
+                assert found.with_suffix(".py").is_file() or (found / "__main__.py").is_file(), f"{place}: {line}"
 
 
 def anchors(text: str) -> set[str]:
