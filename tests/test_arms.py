@@ -86,24 +86,22 @@ def in_seconds(cost: float | None, **keys: Any) -> dict[str, Any]:
     return given | ({} if cost is None else {"experiment": {"sampling_cost": cost, "baselines": ["alone-seconds"]}})
 
 
-@pytest.mark.parametrize(
-    ("cost", "keys", "prompts"),
-    [
+def test_a_peer_alone_can_have_as_many_seconds() -> None:
+    cases: list[Any] = [
         (1.0, {}, 8),  # own 12 rollouts, trained 48: (12 + 48) / 2 = 30, or 7.5 prompts of 4
         (4.0, {}, 5),  # (48 + 48) / 5 = 19.2, or 4.8 prompts
         (1e6, {}, 3),  # sampling is all: as many as it samples in the swarm
         (1e-6, {}, 12),  # training is all: as many as it trains on there
         (1.0, {"training__max_foreign_rollouts": 12}, 4),  # trained 24: (12 + 24) / 2 = 18, or 4.5 prompts
-    ],
-)
-def test_a_peer_alone_can_have_as_many_seconds(cost: float, keys: dict[str, Any], prompts: int) -> None:
-    recipe = parse(in_seconds(cost, **keys))
-    alone = arms_of(recipe)[1]
-    assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [prompts] * 4
-    (pair,) = [m for m in matched(recipe, recipe.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
-    if 1 <= cost <= 4:
-        assert pair["equal"] == f"equal in seconds, to the prompt, if sampling costs {cost:g} times training"
-        assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
+    ]
+    for cost, keys, prompts in cases:
+        recipe = parse(in_seconds(cost, **keys))
+        alone = arms_of(recipe)[1]
+        assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [prompts] * 4
+        (pair,) = [m for m in matched(recipe, recipe.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
+        if 1 <= cost <= 4:
+            assert pair["equal"] == f"equal in seconds, to the prompt, if sampling costs {cost:g} times training"
+            assert f"equal in seconds, assuming that sampling a rollout takes {cost:g} times as long" in pair["text"]
 
 
 def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_are_limited() -> None:
@@ -219,9 +217,8 @@ def test_the_two_ways_to_say_how_many_prompts_replace_each_other() -> None:
     assert arm_of(parse(given), "x").training.prompts_per_round == 20
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_what_does_not_fit_is_refused() -> None:
+    cases: list[Any] = [
         (
             document(peers="abcdef"),
             "arm 'F-TIS-4': swarm_size = 4 does not divide the 6 peers into whole swarms: take 2 or 3",
@@ -242,10 +239,9 @@ def test_the_two_ways_to_say_how_many_prompts_replace_each_other() -> None:
         ),
         (document(training__mode="horizontal"), "training.prompts_per_peer is for vertical mode"),
         (document(arms=[{"name": "x", "swarm_size": 0}]), "arms.x.swarm_size = 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(given: dict[str, Any], said: str) -> None:
-    assert said in refusal(given)
+    ]
+    for given, said in cases:
+        assert said in refusal(given)
 
 
 def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None:
@@ -256,13 +252,15 @@ def test_recipes_without_the_new_keys_are_what_they_were(tmp_path: Path) -> None
     assert all(arm.swarm_size is None for arm in recipe.arms)
 
 
-@pytest.mark.parametrize(
-    ("objective", "arm"),
-    [("F-TIS", "F-TIS"), ("_mine.OBJ", "mine.OBJ"), ("m" * 70 + ".X", "m" * 62 + ".X"), ("", "objective")],
-)
-def test_without_arms_there_is_one_named_after_the_objective(objective: str, arm: str) -> None:
-    recipe = parse(document(arms=[], objective__name=objective))
-    assert [one.name for one in arms_of(recipe)] == [arm]
+def test_without_arms_there_is_one_named_after_the_objective() -> None:
+    for objective, arm in [
+        ("F-TIS", "F-TIS"),
+        ("_mine.OBJ", "mine.OBJ"),
+        ("m" * 70 + ".X", "m" * 62 + ".X"),
+        ("", "objective"),
+    ]:
+        recipe = parse(document(arms=[], objective__name=objective))
+        assert [one.name for one in arms_of(recipe)] == [arm]
 
 
 def test_a_part_alone_has_a_prompt_where_its_share_of_the_rollouts_is_less() -> None:
@@ -308,15 +306,15 @@ def test_a_plan_names_every_arm_and_guesses_the_time(tmp_path: Path, monkeypatch
     assert " in all beside 4 warm-ups of a minute or so, 2 at a time, once: from parameters" in to_make[-1]
 
 
-@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("5-7", [5, 6, 7]), ("4-4", [4])])
-def test_seeds_are_a_number_of_them_or_the_first_and_the_last(text: str, seeds: list[int]) -> None:
-    assert list(seeds_of(text)) == seeds
+def test_seeds_are_a_number_of_them_or_the_first_and_the_last() -> None:
+    for text, seeds in [("1", [0]), ("3", [0, 1, 2]), ("5-7", [5, 6, 7]), ("4-4", [4])]:
+        assert list(seeds_of(text)) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "0", "x", "5-", "-5", "7-5", "1-2-3", "1.5", "²"])
-def test_seeds_that_are_none_are_refused_with_what_to_give(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match=f"^'{re.escape(text)}' .*: give "):
-        seeds_of(text)
+def test_seeds_that_are_none_are_refused_with_what_to_give() -> None:
+    for text in ["", "0", "x", "5-", "-5", "7-5", "1-2-3", "1.5", "²"]:
+        with pytest.raises(typer.BadParameter, match=f"^'{re.escape(text)}' .*: give "):
+            seeds_of(text)
 
 
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,16 +365,15 @@ def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(
     )
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(str(p.relative_to(ROOT)) for place in ("recipes", "research") for p in (ROOT / place).rglob("*.toml")),
-)
-def test_every_arm_of_every_recipe_names_what_there_is(path: str) -> None:
-    recipe = load(ROOT / path)
-    for arm in arms_of(recipe):
-        for swarm in arm.swarms:
-            objective = resolve(swarm.objective)
-            for peer in swarm.peers:
-                assert selections_of(swarm, peer.name, objective)
-    named = {arm.name for arm in arms_of(recipe)}
-    assert not recipe.experiment or set(recipe.experiment.baselines) <= named
+def test_every_arm_of_every_recipe_names_what_there_is() -> None:
+    for path in sorted(
+        str(p.relative_to(ROOT)) for place in ("recipes", "research") for p in (ROOT / place).rglob("*.toml")
+    ):
+        recipe = load(ROOT / path)
+        for arm in arms_of(recipe):
+            for swarm in arm.swarms:
+                objective = resolve(swarm.objective)
+                for peer in swarm.peers:
+                    assert selections_of(swarm, peer.name, objective)
+        named = {arm.name for arm in arms_of(recipe)}
+        assert not recipe.experiment or set(recipe.experiment.baselines) <= named

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,26 +20,26 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import command, ftis, research
+from commands import command, ftis
 from conftest import save_qwen2
 from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
 
+from ftis.admission import Admitter
 from ftis.check import estimate
 from ftis.config import FtisError
 from ftis.member import Member, Outgoing
 from ftis.metric_keys import peer_key
-from ftis.models import starters
+from ftis.models import pretrained, starters
 from ftis.peer import Peer
 from ftis.recipe.parsing import load
 from ftis.records.files import locked, read_jsonl
 from ftis.records.writing import Records, read_rollouts
 from ftis.rewards.scoring import RewardError
 from ftis.run import processes
-from ftis.run.runs import run
+from ftis.run.runs import run as train
 from recipes import write_recipe
-from research.replay import replay_run
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -67,9 +66,12 @@ def run_of(workplace: Path, name: str = "tiny") -> Path:
     return workplace / "runs" / f"{name}-seed0"
 
 
-def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path) -> None:
+def test_two_peers_learn_from_each_other_and_the_records_say_so(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
     run = run_of(workplace)
+    out = " ".join(capsys.readouterr().out.split())
     rows = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
@@ -77,18 +79,17 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
         assert row["peer/b/admitted"] == 8  # 2 prompts × 4 completions
         assert row["peer/b/rejected"] == 0
         assert row["peer/b/kept"] + row["peer/b/dropped"] + row["peer/b/zero_advantage"] == 8
-        assert row["foreign_used"] == row["peer/b/kept"]
+        assert row["foreign_used"] == row["peer/b/kept"] > 0
         assert row["without_foreign"] is False
-        assert row["peer/b/kept"] > 0
         assert row["sampling/checked_logp_difference/max"] < 1e-4
         assert row["optimizer_steps"] == 2
         assert row["grad_norm"] > 0
         assert 0 <= row["peer/b/clip_ratio/low_mean"] + row["peer/b/clip_ratio/high_mean"] <= 1
-    table = pq.read_table(run / "F-TIS" / "a" / "rollouts" / "round-000000.parquet").to_pylist()
-    assert len(table) == 16
-    # What the wire carries beyond 8 bytes a token is the header and the group table.
-    tokens = sum(len(r["completion_ids"]) for r in table if r["source"] == "b")
-    assert 8 * tokens < rows[0]["peer/b/bytes"] < 8 * tokens + 200
+    tables = [pq.read_table(run / "F-TIS" / peer / "rollouts" / "round-000000.parquet").to_pylist() for peer in "ab"]
+    seen = ("source", "item", "completion_ids", "reward", "advantage")
+    views = [[[row[key] for key in seen] for row in table] for table in tables]
+    assert len(views[0]) == 16
+    assert views[0] == views[1]  # each sees of the other what that one sampled
     summary = json.loads((run / "summary.json").read_text())
     peer = summary["arms"]["F-TIS"]["b"]
     assert peer["rounds"] == 4
@@ -99,6 +100,55 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(workplace: Path)
     steps = [row["step"] for row in read_jsonl(run / "F-TIS/a/evaluations.jsonl") if row["split"] == "validation"]
     assert steps == [0, 2, 4]
     assert len(read_jsonl(run / "F-TIS/a/evaluations/validation-4.jsonl")) == 6
+    # A checkpoint is an ordinary model directory, and the command's end names it.
+    place = run / "F-TIS" / "a"
+    assert sorted(p.name for p in place.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert all(str(named) in out for named in (place / "checkpoint-4", f"a new run in {run}", f"ftis report {run}"))
+    model, tokenizer = (of.from_pretrained(place / "checkpoint-4") for of in (AutoModelForCausalLM, AutoTokenizer))
+    assert torch.isfinite(model(input_ids=tokenizer("3+4=", return_tensors="pt")["input_ids"]).logits).all()
+    asked = ("--task", "clock", "--limit", "5", "--output", "out.jsonl")
+    assert ftis("eval", str(place / "checkpoint-4"), *asked) == 0
+    assert len(read_jsonl(workplace / "out.jsonl")) == 5
+
+
+def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["train", "recipe.toml", "--set", "processes=inline"]
+    run, peer = run_of(workplace), run_of(workplace) / "F-TIS" / "b"
+    assert ftis(*base) == 0
+    before = records_of(run)
+    capsys.readouterr()
+    for more, code, words in (
+        ((), 1, ["--resume"]),
+        (("--resume", "--set", "training.rounds=5"), 1, ["training.rounds"]),
+        (("--overwrite", "--set", "sampling.max_completion_length=100000"), 1, ["too long"]),
+        (("--overwrite", "--set", f"peers.a.model={workplace}/nowhere"), 1, ["nowhere"]),
+        (("--overwrite", "--resume"), 2, ["exclude"]),
+    ):
+        assert ftis(*base, *more) == code
+        said = capsys.readouterr().err
+        assert all(word in said for word in words), said
+    with locked(run / "F-TIS" / ".lock@a", 0):
+        for how in ([], ["--overwrite"]):
+            assert ftis(*base, *how) == 1
+            assert "in use" in capsys.readouterr().err
+    assert differences(records_of(run), before) == []
+    assert ftis(*base, "--resume") == 0  # finished: nothing is run again
+    assert f"goes on in {run}" in capsys.readouterr().out
+    assert differences(records_of(run), before) == []
+    shutil.rmtree(peer / "checkpoint-4")  # a kill between two peers' last checkpoints leaves one of them ahead
+    assert ftis(*base, "--resume") == 0
+    assert differences(records_of(run), before) == []
+    assert (peer / "checkpoint-4").exists()
+    lines = (peer / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (peer / "metrics.jsonl").write_text("".join(lines[:2]))  # a crash of the machine lost the others
+    assert ftis(*base, "--resume") == 0
+    assert "F-TIS/b 3 to 4" in " ".join(capsys.readouterr().out.split())
+    assert ftis(*base, "--overwrite") == 0
+    assert differences(records_of(run), before) == []
+    assert ftis(*base, "--resume", "--set", "name=tyni", "--set", "training.rounds=1") == 0
+    assert "(did you mean 'tiny-seed0'?)" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(FtisError, match="resume=True, overwrite=True"):
+        train(load(workplace / "recipe.toml"), resume=True, overwrite=True)
 
 
 def test_groups_without_signal_are_replaced_while_prompts_are_in_reserve(
@@ -133,31 +183,6 @@ def test_a_slow_peer_is_learned_from_a_round_late(workplace: Path) -> None:
     assert {(r["source"], r["round"]) for r in table} == {("a", 1), ("b", 0)}
     in_time = read_jsonl(run_of(workplace) / "F-TIS" / "b" / "metrics.jsonl")
     assert [row["peer/a/admitted"] for row in in_time] == [8] * 4
-
-
-def test_a_peer_sees_the_same_rollouts_of_another_as_that_one_sampled(workplace: Path) -> None:
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1") == 0
-    by_peer = {}
-    for peer in "ab":
-        rows = pq.read_table(run_of(workplace) / "F-TIS" / peer / "rollouts" / "round-000000.parquet").to_pylist()
-        by_peer[peer] = [
-            (r["source"], r["item"], r["completion_ids"], r["gen_logp"], r["reward"], r["advantage"]) for r in rows
-        ]
-    assert by_peer["a"] == by_peer["b"]
-
-
-def test_a_checkpoint_is_an_ordinary_model_directory(workplace: Path) -> None:
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
-    directory = run_of(workplace) / "F-TIS" / "a"
-    assert sorted(p.name for p in directory.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
-    model = AutoModelForCausalLM.from_pretrained(directory / "checkpoint-4")
-    tokenizer = AutoTokenizer.from_pretrained(directory / "checkpoint-4")
-    ids = tokenizer("3+4=", return_tensors="pt")["input_ids"]
-    assert torch.isfinite(model(input_ids=ids).logits).all()
-    assert (
-        ftis("eval", str(directory / "checkpoint-4"), "--task", "clock", "--limit", "5", "--output", "out.jsonl") == 0
-    )
-    assert len(read_jsonl(workplace / "out.jsonl")) == 5
 
 
 @pytest.mark.slow
@@ -223,22 +248,6 @@ def test_a_round_that_fails_before_it_learns_loses_no_round(
     unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
     assert [row["peer/b/late"] for row in resumed["F-TIS/a/metrics.jsonl"]] == [0] + [late] * 3
     assert differences(resumed, unbroken) == []
-
-
-def test_prompts_that_are_too_long_are_refused_before_an_earlier_run_is_deleted(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ftis("train", "recipe.toml") == 0
-    before = sorted(run_of(workplace).rglob("*"))
-    longer = ("--set", "sampling.max_completion_length=100000")
-    for how in (("--overwrite",), ("--set", "name=other")):
-        assert ftis("train", "recipe.toml", *longer, *how) == 1
-        assert "problems are too long" in capsys.readouterr().err
-    assert sorted(run_of(workplace).rglob("*")) == before
-    assert not run_of(workplace, "other").exists()
-    with pytest.raises(FtisError, match="resume=True, overwrite=True"):
-        run(load(workplace / "recipe.toml"), resume=True, overwrite=True)
-    assert sorted(run_of(workplace).rglob("*")) == before
 
 
 @pytest.mark.parametrize(("peer", "split", "step"), [("a", "validation", 3), ("b", "ood-clock", 4)])
@@ -377,8 +386,6 @@ set = { "training.mode" = "horizontal" }
 
 @pytest.mark.parametrize("recipe", ["demo", "demo_pair", "demo_lora", "demo_three"])
 def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str, Path]) -> None:
-    from ftis.recipe.parsing import load
-
     loaded = load(ROOT / "recipes" / f"{recipe}.toml")
     tiny = [f"peers.{p.name}.model={models['abc'[i % 3]]}" for i, p in enumerate(loaded.peers)]
     if recipe == "demo_lora":
@@ -462,72 +469,75 @@ def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     }
 
 
-MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "wrong key": (lambda w: ["--set", "training.roundz=3"], "did you mean 'rounds'"),
-    "wrong value": (lambda w: ["--set", "training.rounds=many"], "training.rounds = 'many'"),
-    "number for a name": (
-        lambda w: ["--set", "name=7"],
-        """name = 7: input should be a valid string: quote it, as in name = "7", and with --set 'name="7"'""",
-    ),
-    "unknown task": (lambda w: ["--set", "task.name=gsm9k"], "gsm8k"),
-    "missing model": (lambda w: ["--set", f"peers.a.model={w}/nowhere"], "no model at"),
-    "unknown starter": (lambda w: ["--set", "peers.a.model=starter:huge"], "unknown starter 'huge'"),
-    "group of one": (lambda w: ["--set", "sampling.num_generations=1"], "sampling.num_generations = 1"),
-    "unshareable prompts": (lambda w: ["--set", "training.prompts_per_round=5"], "take a multiple of 2"),
-    "empty data": (lambda w: _data(w, ""), "empty.jsonl"),
-    "data that is not JSON": (lambda w: _data(w, '{"question": "a", "answer": "b"}\nnot json\n'), "line 2"),
-    "too few problems": (lambda w: _data(w, '{"question": "a", "answer": "b"}\n' * 1), ""),
-    "missing reward": (lambda w: ["--set", "reward.function=tiny_rewards.nothing"], "has no 'nothing'"),
-    "unknown arm": (lambda w: ["--arm", "solo"], "no arm 'solo'"),
-    "too long for the model": (lambda w: ["--set", "sampling.max_completion_length=80"], "max_completion_length"),
-    "unwritable output": (lambda w: ["--set", "output_dir=/proc/nowhere"], "/proc/nowhere"),
-    "absent device": (lambda w: ["--set", "peers.a.device=cuda:7"], "cuda:7"),
-    "bad LoRA target": (
-        lambda w: ["--set", "peers.a.train=lora", "--set", 'peers.a.lora_target_modules=["nope"]'],
-        "LoRA does not fit",
-    ),
-}
-
-
-def _data(workplace: Path, text: str) -> list[str]:
-    (workplace / "empty.jsonl").write_text(text)
-    return ["--set", f'task={{name="jsonl", path="{workplace}/empty.jsonl"}}']
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_its_remedy(
-    mistake: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
+    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, said = MISTAKES[mistake]
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", *make(workplace)) == 1
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
-    assert "\n" not in error
-    assert said in error
-    assert not list(workplace.rglob("checkpoint-*"))
+    """With ``--dry-run`` as without; a mended recipe then trains."""
+    (workplace / "empty.jsonl").touch()
+    (workplace / "odd.jsonl").write_text('{"question": "a", "answer": "b"}\nnot json\n')
+    problems = [json.dumps({"question": f"{i}+1", "answer": str(i)}) for i in range(40)]
+    (workplace / "problems.jsonl").write_text("\n".join(problems) + "\n")
+    of_file = f'{{name="jsonl", path="{workplace}/problems.jsonl", validation_size=%d}}'
+    tokenizer = AutoTokenizer.from_pretrained(models["b"])
+    tokenizer.add_tokens(["?"])
+    shutil.copytree(models["b"], workplace / "other")
+    tokenizer.save_pretrained(workplace / "other")
+    for keys, words in (
+        (["training.roundz=3"], ["did you mean 'rounds'"]),
+        (["name=7"], ['name = "7"']),
+        (["task.name=gsm9k"], ["task.name = 'gsm9k'"]),
+        ([f"peers.a.model={workplace}/nowhere"], ["no model at"]),
+        (["peers.a.model=starter:huge"], ["'huge'"]),
+        (["training.prompts_per_round=5"], ["multiple of 2"]),
+        (["training.prompts_per_round=100000"], ["training.prompts_per_round = 100000"]),
+        ([f'task={{name="jsonl", path="{workplace}/empty.jsonl"}}'], ["empty.jsonl"]),
+        ([f'task={{name="jsonl", path="{workplace}/odd.jsonl"}}'], ["line 2"]),
+        (["task.name=jsonl", "task.path=sums.jsonl"], ["task.path = 'sums.jsonl'"]),
+        ([f"task={of_file % 10}", f"ood=[{of_file % 20}]"], ["trained on"]),
+        (["reward.function=tiny_rewards.nothing"], ["'nothing'"]),
+        (["reward.function=ftis.rewards.format_and_answer", "reward.pass_mark=0.5"], ["reward.pass_mark = 0.5"]),
+        (["reward.function=ftis.rewards.format_and_answer", "reward.partial_credit=true"], ["reward.partial_credit"]),
+        (["sampling.max_completion_length=80"], ["sampling.max_completion_length"]),
+        (['sampling.stop=["1", "<eos>"]'], ["sampling.stop", "'<eos>'"]),
+        (["peers.a.device=cuda:7"], ["cuda:7"]),
+        (["peers.b.train=lora", 'peers.b.lora_target_modules=["query"]'], ["'b'", "q_proj"]),
+        (["peers.b.train=subset", 'peers.b.trainable_parameters=["none"]'], ["'b'", "trainable_parameters"]),
+        ([f"peers.b.model={workplace / 'other'}", 'exchange="ids"'], ["tokenizers differ"]),
+    ):
+        settings = [part for key in keys for part in ("--set", key)]
+        for dry in (["--dry-run"], []):
+            assert ftis("train", "recipe.toml", *settings, *dry) == 1, keys
+            said = capsys.readouterr().err
+            assert said.startswith("error: ")
+            assert said.count("\n") == 1
+            assert all(word in said for word in words), said
     assert not list(workplace.rglob("metrics.jsonl"))
-
-
-def test_a_missing_recipe_and_a_missing_argument(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("train", "nowhere.toml") == 1
-    assert "no recipe at nowhere.toml" in capsys.readouterr().err
-    assert ftis("train") == 2
-    assert "RECIPE" in capsys.readouterr().err.upper()
-
-
-def test_a_run_directory_is_never_overwritten_unasked(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2"]
-    assert ftis(*base) == 0
-    before = records_of(run_of(workplace))
-    assert ftis(*base) == 1
-    assert "--resume" in capsys.readouterr().err
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume", "--set", "training.rounds=3") == 1
-    assert "differ in: training.rounds" in capsys.readouterr().err
-    assert differences(records_of(run_of(workplace)), before) == []
-    assert ftis(*base, "--resume") == 0  # finished: nothing is run again
-    assert differences(records_of(run_of(workplace)), before) == []
-    assert ftis(*base, "--overwrite") == 0
-    assert differences(records_of(run_of(workplace)), before) == []
+    for arguments, code, words in (
+        (["train", "recipe.toml", "--arm", "solo"], 1, ["'solo'", "F-TIS"]),
+        (["train", "recipe.toml", "--set", "output_dir=/proc/nowhere"], 1, ["/proc/nowhere"]),
+        (["train", "recipe.toml", "--jobs", "2"], 2, ["--seeds"]),
+        (["train", "recipe.toml", "--seeds", "1", "--dry-run"], 1, ["experiment.baselines", "F-TIS"]),
+        (["train", "recipe.toml", "--seeds", "2", "--set", "seed=7"], 2, ["--seeds 7-7"]),
+        (["train", "recipe.toml", "--seeds", "2", "--set", " processes = inline"], 2, ["--jobs"]),
+        (["train", "recipe.toml", "--seeds", "2", "--overwrite"], 2, ["--seeds"]),
+        (["train"], 2, ["RECIPE"]),
+        (["train", "nowhere.toml"], 1, ["nowhere.toml"]),
+        (["train", "."], 1, ["recipe.toml"]),
+        (["train", "recip.toml"], 1, ["did you mean recipe.toml?"]),
+        (["models", "gigantic"], 1, ["'gigantic'"]),
+        (["report", "nowhere"], 1, ["nowhere"]),
+        (["eval", "other"], 2, ["--task"]),
+        (["eval", "other", "--task", "clock", "--option", "x"], 2, ["--option"]),
+        (["keys", "new", "a", "--host", "h"], 2, ["--tls"]),
+        (["router"], 2, ["--listen"]),
+        (["watch"], 2, ["--connect"]),
+        (["join", "recipe.toml", "--peer", "c"], 1, ["'c'"]),
+    ):
+        assert ftis(*arguments) == code, arguments
+        said = capsys.readouterr().err
+        assert all(word.casefold() in said.casefold() for word in words), said
+    assert not list(workplace.rglob("checkpoint-*"))
+    assert ftis("train", "recipe.toml", "--set", "training.rounds=1", "--set", "training.eval_every=0") == 0
 
 
 @pytest.mark.slow
@@ -612,19 +622,6 @@ def test_without_any_reward_nothing_is_learned_and_that_is_said(
     assert all(torch.equal(trained[name], before[name]) for name in before)
 
 
-def test_peers_with_different_tokenizers_that_are_to_exchange_ids_are_refused(
-    workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models["b"])
-    tokenizer.add_tokens(["?"])
-    AutoModelForCausalLM.from_pretrained(models["b"]).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    for dry in ((), ("--dry-run",)):
-        other = ["--set", f"peers.b.model={tmp_path / 'other'}", "--set", 'exchange="ids"']
-        assert ftis("train", "recipe.toml", *other, *dry) == 1
-        assert "tokenizers differ" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("where", ["tokenizer", "generation defaults"])
 def test_peers_that_end_completions_by_different_tokens(
     where: str, workplace: Path, tmp_path: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
@@ -654,111 +651,11 @@ def test_peers_that_end_completions_by_different_tokens(
             assert metrics[peer_key(other, "rejected")] == 0
 
 
-def test_a_runs_end_says_what_came_of_it_and_where_it_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = '[[arms]]\nname = "alone"\ncollaborate = false\n[[arms]]\nname = "F-TIS"\n'
-    (workplace / "recipe.toml").write_text((workplace / "recipe.toml").read_text() + arms)
-    assert ftis("train", "recipe.toml", "--set", "training.rounds=2", "--set", "processes=inline") == 0
-    out, run = " ".join(capsys.readouterr().out.split()), run_of(workplace)
-    finals = json.loads((run / "summary.json").read_text())["arms"]
-    means = {arm: sum(peer["final"] for peer in peers.values()) / 2 for arm, peers in finals.items()}
-    gain = means["F-TIS"] - means["alone"]
-    assert f"mean over 2 peers: F-TIS {gain:+z.3f}. One seed" in out
-    model = run / "F-TIS" / "a" / "checkpoint-2"
-    assert f"trained models as in {model}; ftis report {run} makes a page" in out
-    assert (model / "config.json").exists()
-    assert (run / "results.json").exists()
-
-
-def test_a_resume_of_what_is_not_there_says_that_it_begins(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=1", "--resume")
-    assert ftis(*command) == 0
-    assert ftis(*command, "--set", "name=tyni") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    directory = run_of(workplace, "tyni")
-    assert f"--resume: there is no {directory} to resume, so it begins (did you mean 'tiny-seed0'?)" in out
-
-
-def test_whether_a_run_is_new_or_goes_on_is_said(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2", "--resume")
-    for said in ("a new run in", "goes on in"):
-        assert ftis(*command) == 0
-        assert f"{said} {run_of(workplace)}" in capsys.readouterr().out
-
-
-def test_the_recipe_of_a_run_is_a_recipe(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recipe_of_a_run_is_a_recipe(workplace: Path) -> None:
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 0
-    again = ("train", str(run_of(workplace) / "recipe.json"), "--set", "name=again")
-    assert ftis(*again) == 0
+    assert ftis("train", str(run_of(workplace) / "recipe.json"), "--set", "name=again") == 0
     ends = [weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")]
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
-    (workplace / "broken.json").write_text("{", encoding="utf-8")
-    (workplace / "recipes").mkdir()
-    (workplace / "recipes" / "sums.toml").touch()
-    for name, said in (
-        ("broken.json", "broken.json cannot be read as JSON"),
-        (".", ". is a directory: name a recipe; .toml files there: recipe.toml"),
-        (
-            "recip.toml",
-            "no recipe at recip.toml: check the path (recipes/ holds the ready-made ones) (did you mean recipe.toml?)",
-        ),
-        ("recipe", "(did you mean recipe.toml?)"),
-        ("nope.toml", "no recipe at nope.toml: check the path (recipes/ holds the ready-made ones)\n"),
-        ("sums", "(did you mean recipes/sums.toml?)"),
-    ):
-        assert ftis("train", name) == 1
-        assert said in capsys.readouterr().err
-
-
-def test_a_run_that_is_under_way_is_not_said_to_be_over(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 0
-    with locked(run_of(workplace) / "F-TIS" / ".lock@a", 0):
-        assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 1
-    said = capsys.readouterr().err
-    assert "is in use by another process: wait for it or stop it" in said
-    assert "--overwrite" not in said
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            ["task.name=jsonl", "task.path=sums.jsonl"],
-            "task.path = 'sums.jsonl': there is no such file or directory in",
-        ),
-        (["task.name=clok"], "task.name = 'clok'"),
-        (["training.prompts_per_round=100000"], "training.prompts_per_round = 100000, but the task has only"),
-        (["peers.a.model=models/nowhere"], "no model at models/nowhere in /"),
-        (["peers.b.train=lora", 'peers.b.lora_target_modules=["query"]'], "peer 'b': LoRA does not fit"),
-        (
-            ["peers.b.train=subset", 'peers.b.trainable_parameters=["none"]'],
-            "peer 'b': trainable_parameters = ['none']",
-        ),
-        (["reward.function=ftis.rewards.format_and_answer", "reward.pass_mark=0.5"], "reward.pass_mark = 0.5"),
-        (['sampling.stop=["1", "<eos>"]'], "sampling.stop: '<eos>' holds '<eos>', a special token of"),
-    ],
-)
-def test_a_dry_run_refuses_what_a_run_refuses_and_neither_writes(
-    keys: list[str], said: str, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = [part for key in keys for part in ("--set", key)]
-    for dry in (["--dry-run"], []):
-        assert ftis("train", "recipe.toml", *settings, *dry) == 1
-        heard = capsys.readouterr()
-        assert heard.err.startswith(f"error: {said}")
-        assert not heard.out
-    assert not (workplace / "runs").exists()
-
-
-def test_a_dry_run_says_what_would_be_done(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("train", "recipe.toml", "--dry-run") == 0
-    out = capsys.readouterr().out
-    assert re.search(
-        r"^task clock: [0-9,]+ problems to train on, 6 to validate on, 4 out of dist.* \(clock\)$", out, re.M
-    )
-    assert "6 validation problems: one of them moves an accuracy by 0.167" in out
-    assert "4 rounds, evaluated before the first, every 2 and after the last" in out
-    assert "F-TIS: a, b together; in a round a peer samples 8 rollouts and trains on 16" in out
-    assert "one arm: nothing is compared with it" in out
 
 
 def test_letters_of_a_prompt_that_a_model_never_sees_are_told(
@@ -766,79 +663,67 @@ def test_letters_of_a_prompt_that_a_model_never_sees_are_told(
 ) -> None:
     assert ftis("train", "recipe.toml", "--dry-run", "--set", "prompt.template=Q {question}=Q") == 0
     said = capsys.readouterr().out
-    for model in "ab":
-        assert re.search(rf"{model}: its tokenizer drops 2 of [0-9]+ letters of a prompt \('q'\)", said)
+    assert all(re.search(rf"{model}: .* 2 of [0-9]+ letters .*'q'", said) for model in "ab")
 
 
-def test_a_dry_run_counts_the_bytes_of_the_arms_that_are_run(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = "{name = 'long', set = {sampling.max_completion_length = 12}}"
-    arms = ("--set", f"arms=[{{name = 'short'}}, {long}, {{name = 'alone', collaborate = false}}]")
-    said = {}
-    for only in ("short", "long", "alone", ""):
-        assert ftis("train", "recipe.toml", "--dry-run", *arms, *(["--arm", only] if only else [])) == 0
-        wire = re.search("^wire: .*", capsys.readouterr().out, re.M)
-        said[only] = wire[0] if wire else ""
-    assert said["alone"] == ""
-    assert said["short"] != said["long"] == said[""]
-
-
-def test_a_dry_run_trains_nothing(
+def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "resident_bytes", lambda: 500_000_000)  # this process may hold more by now
     dry = ("train", "recipe.toml", "--dry-run", "--set", "peers.b.lora_r=4")
     assert ftis(*dry, "--set", "peers.b.train=lora") == 0
     out = capsys.readouterr().out
-    assert "{" not in out
+    for said in (
+        r"^task clock: [0-9,]+ problems to train on, 6 to validate on, 4 out of distribution \(clock\)$",
+        r"^6 validation problems: .* 0\.167",
+        r"^4 rounds, .* every 2 ",
+        r"^F-TIS: a, b together; .* 8 rollouts .* 16$",
+        r"^one arm: ",
+        r"^wire: ",
+        rf"^b: .* {2 * 4 * ((24 + 24) + (24 + 12)):,} trained",  # r (in + out) for q (24 → 24) and v (24 → 12), twice
+        r"^a: .*; a checkpoint [0-9.]+ kB; peak memory at most [0-9.]+ MB",
+        r"^together: at most [0-9.]+ [MG]B of memory .* kB of disk for 2 checkpoints of each$",
+    ):
+        assert re.search(said, out, re.M), said
     assert "lora_r" not in out
-    assert "wire: each peer offers at most" in out
-    # b is 24 wide with 2 layers: r (in + out) for q (24 → 24) and v (24 → 12)
-    assert f"{2 * 4 * ((24 + 24) + (24 + 12)):,} trained" in out
-    for peer in "ab":
-        assert re.search(
-            rf"^{peer}: .* trained; a checkpoint [0-9.]+ kB; peak memory at most [0-9.]+ MB, as if every "
-            r"group had signal and every completion the greatest length \(program ",
-            out,
-            re.M,
-        )
-    assert re.search(r"^together: at most [0-9.]+ [MG]B of memory .* kB of disk for 2 checkpoints of each$", out, re.M)
     assert ftis(*dry, "--resolved") == 0
     out = capsys.readouterr().out
     assert json.loads(out[: out.index("task clock:")])["training"]["rounds"] == 4
-    assert 'b: lora_r without effect, since it has no adapter: leave out, or set peers.b.train = "lora"' in out
+    assert "b: lora_r without effect" in out
+    long = "{name = 'long', set = {sampling.max_completion_length = 12}}"
+    arms = ("--set", f"arms=[{{name = 'short'}}, {long}, {{name = 'alone', collaborate = false}}]")
+    wire = {}
+    for only in ("short", "long", "alone", ""):
+        assert ftis("train", "recipe.toml", "--dry-run", *arms, *(["--arm", only] if only else [])) == 0
+        wire[only] = re.findall("^wire: .*", capsys.readouterr().out, re.M)
+    assert wire["alone"] == []
+    assert wire["short"] != wire["long"] == wire[""]
+    alone = ("--set", "experiment.baselines=['alone']")
+    for called in ("train", "experiment"):
+        assert ftis(called, "recipe.toml", "--seeds", "1-2", *arms, *alone, "--dry-run") == 0
+        assert "8 jobs, 0 of them finished before" in capsys.readouterr().out
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (["reward.pass_mark=0.5"], "reward.pass_mark = 0.5: answers of 'clock' are right or wrong"),
-        (["reward.partial_credit=true"], "reward.partial_credit = True: answers of 'clock' are right or wrong"),
-    ],
-)
-def test_scores_that_a_task_has_not(
-    keys: list[str], message: str, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = [part for key in ("reward.function=ftis.rewards.format_and_answer", *keys) for part in ("--set", key)]
-    assert ftis("train", "recipe.toml", *settings) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_doctor_and_starters_and_help(
+def test_the_commands_that_train_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ftis("doctor") == 0
-    assert "torch" in capsys.readouterr().out
+    assert ftis("doctor", "recipe.toml") == 0
+    assert "a, b exchange token ids" in capsys.readouterr().out
     monkeypatch.setenv("FTIS_HOME", str(workplace / "home"))
     monkeypatch.setattr(starters, "MAX_STEPS", 2)
-    assert ftis("models", "small@1") == 0
-    assert "starter:small@1" in capsys.readouterr().out
+    assert ftis("models") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*starters.STARTERS, *pretrained.MODELS))
+    assert ftis("models", "small@1", "starter:small") == 0
     made = next((workplace / "home" / "starters").iterdir())
+    assert all(str(place) in capsys.readouterr().out for place in (made,))
     AutoModelForCausalLM.from_pretrained(made)
-    assert ftis("models", "gigantic") == 1
-    assert ftis("--help") == 0
+    assert ftis("keys", "new", "ada", "--tls", "--host", "localhost") == 0
+    assert {"ca.pem", "ada.pem", "ada.tls.key"} <= {path.name for path in (workplace / "certs").iterdir()}
+    for option in ("--help", "--version"):
+        assert ftis(option) == 0
+    assert re.fullmatch(r"ftis [0-9.]+( [(][0-9a-f]{12}([+]changes)?[)])?", capsys.readouterr().out.splitlines()[-1])
 
 
 def test_a_peer_whose_process_dies_ends_the_run_in_words(workplace: Path) -> None:
@@ -875,7 +760,7 @@ def rounds_recorded(directory: Path) -> int:
 def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace: Path) -> None:
     recipe = workplace / "recipe.toml"
     recipe.write_text(recipe.read_text() + EXPERIMENT_ARMS)
-    base = ["experiment", "recipe.toml", "--seeds", "2", "--jobs", "2"]
+    base = ["train", "recipe.toml", "--seeds", "2", "--jobs", "2"]
     unbroken = subprocess.run(
         command(*base, "--set", f"output_dir={workplace / 'unbroken'}"), capture_output=True, text=True
     )
@@ -946,7 +831,7 @@ def sizes(workplace: Path, models: dict[str, Path]) -> Path:
 def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None:
     """As jobs of an experiment, one swarm each, and arm by arm in one process; with sizes and with swarms by hand."""
     done = subprocess.run(
-        command("experiment", "recipe.toml", "--seeds", "1", "--jobs", "2"), capture_output=True, text=True
+        command("train", "recipe.toml", "--seeds", "1", "--jobs", "2"), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "7 jobs, 0 of them finished before; 2 at a time, the longest first" in done.stdout
@@ -976,13 +861,13 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ftis.recipe.parsing import load
     from ftis.records.files import locked
-    from ftis.run.runs import run
+    from ftis.run.runs import run as train
 
     settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)
     pairs = run_of(sizes) / "pairs"
     with locked(pairs / ".lock@c", 0):
-        assert run(recipe, only=("pairs",), peer="b")
+        assert train(recipe, only=("pairs",), peer="b")
         assert {path.name for path in pairs.iterdir() if path.is_dir()} == {"a", "b"}
         arguments = ["train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)]
         assert ftis(*arguments, "--resume") == 1
@@ -993,36 +878,12 @@ def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.Captur
     assert (pairs / "d" / "checkpoint-1").exists()
 
 
-def test_a_replay_finds_the_swarm_that_a_size_makes(sizes: Path) -> None:
-    """With its own objective it gives the recorded weights."""
-    settings = ["processes=inline", "training.eval_every=0"]
-    assert ftis("train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)) == 0
-    assert research(replay_run, str(run_of(sizes)), "--arm", "pairs", "--peer", "d") == 0
-    (again,) = (run_of(sizes) / "replay").iterdir()
-    one, other = (weights(place / "d" / "checkpoint-4") for place in (again, run_of(sizes) / "pairs"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def strip_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: strip_times(v) for k, v in value.items() if "seconds" not in k and k not in ("directory", "started")}
     if isinstance(value, list):
         return [strip_times(v) for v in value]
     return value
-
-
-@pytest.mark.parametrize(("key", "instead"), [("seed=7", "--seeds 7-7"), (" processes = inline", "--jobs says how")])
-def test_an_experiment_refuses_keys_that_it_would_not_take(
-    key: str, instead: str, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ftis("experiment", "recipe.toml", "--set", key, "--dry-run") == 2
-    assert instead in capsys.readouterr().err
-
-
-def test_an_experiment_refuses_an_unknown_baseline(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for dry in ((), ("--dry-run",)):
-        assert ftis("experiment", "recipe.toml", "--seeds", "1", *dry) == 1
-        assert "experiment.baselines: 'alone' is none of the arms (F-TIS)" in capsys.readouterr().err
 
 
 def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
@@ -1045,59 +906,15 @@ def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
     assert not any(key.startswith("peer/a/") for row in read_jsonl(four / "c" / "metrics.jsonl") for key in row)
 
 
-def test_a_peer_that_finished_before_a_kill_goes_back_with_the_other(workplace: Path) -> None:
-    """A kill between two peers' last checkpoints leaves one of them ahead."""
-    import shutil
-
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
-    run = run_of(workplace)
-    expected = records_of(run)
-    shutil.rmtree(run / "F-TIS" / "b" / "checkpoint-4")
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--resume") == 0
-    assert differences(records_of(run), expected) == []
-    assert (run / "F-TIS" / "b" / "checkpoint-4").exists()
-
-
-def test_a_mended_recipe_is_not_refused_for_the_mistaken_one(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for mistake in ("task.train_size=2", "task.name=clocks", "reward.function=tiny_rewards.x", "peers.a.device=tpu"):
-        assert ftis("train", "recipe.toml", "--set", mistake, "--set", "processes=inline") == 1
-        assert not (workplace / "runs").exists()
-    # Met only once the model is loaded, when the run directory has been made.
-    late = ["--set", "peers.a.train=lora", "--set", 'peers.a.lora_target_modules=["nope"]']
-    assert ftis("train", "recipe.toml", *late, "--set", "processes=inline") == 1
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
-    before = records_of(run_of(workplace))
-    assert ftis("train", "recipe.toml", "--overwrite", "--set", f"peers.a.model={workplace}/nowhere") == 1
-    assert "no model at" in capsys.readouterr().err
-    assert differences(records_of(run_of(workplace)), before) == []
-
-
-def test_problems_trained_on_are_refused_as_out_of_distribution(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = [json.dumps({"question": f"{i}+1", "answer": str(i)}) for i in range(40)]
-    (workplace / "problems.jsonl").write_text("\n".join(lines) + "\n")
-    of_file = f'{{name="jsonl", path="{workplace}/problems.jsonl", validation_size=%d}}'
-    settings = ["--set", f"task={of_file % 10}", "--set", f"ood=[{of_file % 20}]"]
-    assert ftis("train", "recipe.toml", *settings) == 1
-    assert "of its questions are trained on" in capsys.readouterr().err
-
-
 def test_foreign_rollouts_without_advantage_are_not_called_used(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import dataclasses
-
-    from ftis.admission import Admitter
-
     admit = Admitter.admit
 
     def worthless(*arguments: Any) -> Any:
         admission = admit(*arguments)
-        equal = [dataclasses.replace(g, rewards=tuple(0.0 for _ in g.rewards)) for g in admission.admitted]
-        return dataclasses.replace(admission, admitted=tuple(equal))
+        equal = [replace(g, rewards=tuple(0.0 for _ in g.rewards)) for g in admission.admitted]
+        return replace(admission, admitted=tuple(equal))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Admitter, "admit", worthless)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,28 +45,29 @@ def test_a_machine_without_limits(write: Write) -> None:
     assert machine.cores() == 8
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "stat", "left"),
-    [
+def test_memory_of_a_container(write: Write) -> None:
+    cases: list[Any] = [
         ("3000000", "1000000", "anon 5\ninactive_file 400000\nfile 7", 2_400_000),  # files are given back
         ("3000000", "1000000", "", 2_000_000),
         ("90000000", "1000000", "", 6000 * 1024),  # the machine has less
         ("1000000", "1200000", "", 1),  # none is left, which is known
         ("max", "1000000", "", 6000 * 1024),
-    ],
-)
-def test_memory_of_a_container(limit: str, used: str, stat: str, left: int, write: Write) -> None:
-    write({"proc/self/cgroup": "0::/", **v2("/", memory_max=limit, memory_current=used, memory_stat=stat)})
-    assert machine.available_bytes() == left
+    ]
+    for limit, used, stat, left in cases:
+        write({"proc/self/cgroup": "0::/", **v2("/", memory_max=limit, memory_current=used, memory_stat=stat)})
+        assert machine.available_bytes() == left
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"),
-    [("200000 100000", 2), ("150000 100000", 2), ("5000 100000", 1), ("max 100000", 8), ("9900000 100000", 8)],
-)
-def test_cores_of_a_container(quota: str, cores: int, write: Write) -> None:
-    write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=quota)})
-    assert machine.cores() == cores
+def test_cores_of_a_container(write: Write) -> None:
+    for quota, cores in [
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("5000 100000", 1),
+        ("max 100000", 8),
+        ("9900000 100000", 8),
+    ]:
+        write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=quota)})
+        assert machine.cores() == cores
 
 
 def test_memory_is_what_the_container_may_hold(write: Write) -> None:
@@ -106,10 +108,10 @@ def test_version_1(write: Write) -> None:
     assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "0::", "max max", "-5 100000", "1 0"])
-def test_files_that_say_nothing_limit_nothing(text: str, write: Write) -> None:
-    write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=text, memory_max=text, memory_current=text)})
-    assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
+def test_files_that_say_nothing_limit_nothing(write: Write) -> None:
+    for text in ["", "nonsense", "0::", "max max", "-5 100000", "1 0"]:
+        write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=text, memory_max=text, memory_current=text)})
+        assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
 
 
 def test_elsewhere_than_on_linux_nothing_is_known(write: Write, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from ftis.check.plan import rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
 from ftis.policy import Policy
-from ftis.prompts import AnswerKind
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
 from ftis.records.events import (
@@ -90,9 +89,8 @@ FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
 """Rewards of ``WEIGHED`` where all formats, or three of four, and no answers are right."""
 
 
-@pytest.mark.parametrize(
-    ("looked", "reward", "said"),
-    [
+def test_advice() -> None:
+    cases: list[Any] = [
         (sounding(SOME, formats=16), TAGS, []),
         (sounding(SOME, formats=0), TAGS, []),
         (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
@@ -133,12 +131,11 @@ FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
         (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
-    ],
-)
-def test_advice(looked: Sounding, reward: RewardConfig, said: list[str]) -> None:
-    found = advice(looked, reward, (), PromptConfig())
-    assert len(found) == len(said)
-    assert all(part in line for part, line in zip(said, found, strict=True))
+    ]
+    for looked, reward, said in cases:
+        found = advice(looked, reward, (), PromptConfig())
+        assert len(found) == len(said)
+        assert all(part in line for part, line in zip(said, found, strict=True))
 
 
 def test_what_does_not_end_although_it_could() -> None:
@@ -147,9 +144,8 @@ def test_what_does_not_end_although_it_could() -> None:
     assert "sampling.stop" not in said
 
 
-@pytest.mark.parametrize(
-    ("prompt", "said"),
-    [
+def test_advice_leaves_out_what_the_recipe_has() -> None:
+    cases: list[Any] = [
         (
             {},
             "give easier problems (by task.options, or in the data), show worked ones in prompt.examples, in plain "
@@ -168,73 +164,52 @@ def test_what_does_not_end_although_it_could() -> None:
             {"chat_template": "never", "examples": [{"question": "1 + 1", "completion": "2"}]},
             "give easier problems (by task.options, or in the data)",
         ),
-    ],
-)
-def test_advice_leaves_out_what_the_recipe_has(prompt: dict[str, Any], said: str) -> None:
-    looked = sounding(FORMATS, formats=16, answers=0)
-    assert advice(looked, WEIGHED, (), PromptConfig(**prompt)) == [f"0 of 16 answers are right: {said}"]
+    ]
+    for prompt, said in cases:
+        looked = sounding(FORMATS, formats=16, answers=0)
+        assert advice(looked, WEIGHED, (), PromptConfig(**prompt)) == [f"0 of 16 answers are right: {said}"]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "keys", "said"),
-    [
-        (134_515_008, {}, "the learning rate is 1e-06, and models of 135 million parameters want more: SmolLM2-135M"),
-        (134_515_008, {"learning_rate": 2e-6}, ""),
-        (134_515_008, {"learning_rate": 1e-5}, ""),
-        (1_543_714_304, {}, ""),
-        (
-            1_543_714_304,
-            {"learning_rate": 1e-2},
-            "the learning rate is 0.01, and pretrained models break at such rates",
-        ),
-        (134_515_008, {"learning_rate": 1.1e-4}, "pretrained models break"),
-        (134_515_008, {"learning_rate": 1e-4}, ""),
-        (205_824, {"learning_rate": 1e-2}, ""),
-        (134_515_008, {"train": "subset", "trainable_parameters": ["norm"]}, ""),
-    ],
-)
-def test_a_rate_that_does_not_fit_a_models_size(parameters: int, keys: dict[str, Any], said: str) -> None:
-    found = rate_advice(PeerConfig(name="a", model="m", **keys), parameters)
-    assert len(found) == bool(said)
-    assert all(said in line for line in found)
+def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
+    small, large, starter, lora = 134_515_008, 1_543_714_304, 205_824, {"train": "lora"}
+    cases: list[Any] = [
+        (small, {}, "want more"),
+        (small, {"learning_rate": 2e-6}, ""),
+        (small, {"learning_rate": 1e-4}, ""),
+        (small, {"learning_rate": 1.1e-4}, "break"),
+        (large, {}, ""),
+        (large, {"learning_rate": 1e-2}, "break"),
+        (starter, {"learning_rate": 1e-2}, ""),
+        (small, {"train": "subset", "trainable_parameters": ["norm"]}, ""),
+        (large, lora, "LoRA wants about 1e-4"),
+        (large, lora | {"learning_rate": 9e-6}, "LoRA wants about 1e-4"),
+        (large, lora | {"learning_rate": 1e-5}, ""),
+        (large, lora | {"learning_rate": 3e-3}, ""),
+        (large, lora | {"learning_rate": 1e-2}, "LoRA wants about 1e-4"),
+    ]
+    for parameters, keys, said in cases:
+        found = rate_advice(PeerConfig(name="a", model="m", **keys), parameters)
+        assert len(found) == bool(said)
+        assert all(said in line for line in found)
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"train": "lora"}, "the learning rate is 1e-06, and LoRA wants about 1e-4 to 3e-4, of which begin with 1e-4"),
-        ({"train": "lora", "learning_rate": 9e-6}, "the learning rate is 9e-06, and LoRA"),
-        ({"train": "lora", "learning_rate": 1e-5}, ""),
-        ({"train": "lora", "learning_rate": 3e-3}, ""),
-        ({"train": "lora", "learning_rate": 1e-2}, "the learning rate is 0.01, and LoRA wants about 1e-4 to 3e-4"),
-        ({}, ""),
-    ],
-)
-def test_a_rate_that_does_not_fit_an_adapter(keys: dict[str, Any], said: str) -> None:
-    found = rate_advice(PeerConfig(name="a", model="m", **keys), 2 * 10**9)
-    assert len(found) == bool(said)
-    assert all(said in line for line in found)
-
-
-@pytest.mark.parametrize(
-    ("peer", "sets", "said"),
-    [
+def test_loras_settings_without_lora() -> None:
+    cases: list[Any] = [
         ({}, [{}, {"peers.a.lora_r": 4}], ["a: lora_r without effect, since it has no adapter"]),
         ({"lora_r": 4, "train": "lora"}, [{}, {"peers.a.train": "full"}], []),
         ({"lora_r": 4}, [{}, {"peers.a.train": "lora"}], []),
         ({}, [{}], []),
-    ],
-)
-def test_loras_settings_without_lora(peer: dict[str, Any], sets: list[dict[str, Any]], said: list[str]) -> None:
-    recipe = parse(
-        {
-            "name": "m",
-            "task": {"name": "clock"},
-            "peers": [{"name": "a", "model": "starter:small", **peer}],
-            "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
-        }
-    )
-    assert [line[: len(start)] for line, start in zip(without_effect(arms_of(recipe)), said, strict=True)] == said
+    ]
+    for peer, sets, said in cases:
+        recipe = parse(
+            {
+                "name": "m",
+                "task": {"name": "clock"},
+                "peers": [{"name": "a", "model": "starter:small", **peer}],
+                "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
+            }
+        )
+        assert [line[: len(start)] for line, start in zip(without_effect(arms_of(recipe)), said, strict=True)] == said
 
 
 def by_length(prompts: Any, completions: list[str], completion_ids: Any, **columns: Any) -> list[float]:
@@ -250,9 +225,8 @@ def by_format(
 KL_IDLE = "without effect, since VIS drops nothing by KL: leave out, or take F-TIS"
 
 
-@pytest.mark.parametrize(
-    ("keys", "sets", "said"),
-    [
+def test_settings_that_others_leave_without_effect() -> None:
+    cases: list[Any] = [
         (
             {"training": {"resample_budget": 3}},
             [{}],
@@ -303,63 +277,56 @@ KL_IDLE = "without effect, since VIS drops nothing by KL: leave out, or take F-T
             [{}],
             [],
         ),
-    ],
-)
-def test_settings_that_others_leave_without_effect(
-    keys: dict[str, Any], sets: list[dict[str, Any]], said: list[str]
-) -> None:
-    recipe = parse(
-        {
-            "name": "m",
-            "task": {"name": "clock"},
-            "peers": [{"name": "a", "model": "starter:small"}],
-            "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
-            **keys,
-        }
-    )
-    found = sorted(without_effect(arms_of(recipe)))
-    assert [line[: len(start)] for line, start in zip(found, sorted(said), strict=True)] == sorted(said)
+    ]
+    for keys, sets, said in cases:
+        recipe = parse(
+            {
+                "name": "m",
+                "task": {"name": "clock"},
+                "peers": [{"name": "a", "model": "starter:small"}],
+                "arms": [{"name": f"arm{n}", "set": values} for n, values in enumerate(sets)],
+                **keys,
+            }
+        )
+        found = sorted(without_effect(arms_of(recipe)))
+        assert [line[: len(start)] for line, start in zip(found, sorted(said), strict=True)] == sorted(said)
 
 
-@pytest.mark.parametrize(
-    ("task", "reward", "said"),
-    [
+def test_numbers_that_are_compared_as_text() -> None:
+    cases: list[Any] = [
         ("jsonl", {"extract": "last_number"}, True),
         ("jsonl", {"extract": "last_number", "answer": "number"}, False),
         ("jsonl", {"extract": "boxed"}, False),
         ("jsonl", {"extract": "last_number", "function": "test_preflight.by_format"}, False),
         ("word_problems", {"extract": "last_number"}, False),
-    ],
-)
-def test_numbers_that_are_compared_as_text(task: str, reward: dict[str, Any], said: bool) -> None:
-    recipe = parse(
-        {
-            "name": "m",
-            "task": {"name": task},
-            "reward": reward,
-            "peers": [{"name": "a", "model": "starter:small"}],
-        }
-    )
-    found = without_effect(arms_of(recipe))
-    assert len(found) == said
-    assert all("so 1,000 is not 1000: set reward.answer" in line for line in found)
+    ]
+    for task, reward, said in cases:
+        recipe = parse(
+            {
+                "name": "m",
+                "task": {"name": task},
+                "reward": reward,
+                "peers": [{"name": "a", "model": "starter:small"}],
+            }
+        )
+        found = without_effect(arms_of(recipe))
+        assert len(found) == said
+        assert all("so 1,000 is not 1000: set reward.answer" in line for line in found)
 
 
-@pytest.mark.parametrize(
-    ("processes", "number", "told"),
-    [
+def test_seconds_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[Any] = [
         ("inline", 4, "in turns, all peers' seconds: 80 s"),
         ("parallel", 4, "at the same time on 2 cores: 40 s"),
         ("parallel", 2, "at the same time, the slowest peer's seconds: 20 s"),
-    ],
-)
-def test_seconds_of_all_peers(processes: str, number: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "cores", lambda: 2)
-    peers = [{"name": name, "model": "starter:small"} for name in "abcd"[:number]]
-    keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
-    recipe = parse({**keys, "peers": peers}, where="test")
-    looked = [sounding(SOME, peer=peer["name"], seconds_to_sample=0.5, seconds_to_learn=1.5) for peer in peers]
-    assert f"10 rounds of all peers, {told}\n" in shown(looked, recipe)
+    ]
+    for processes, number, told in cases:
+        monkeypatch.setattr(tables, "cores", lambda: 2)
+        peers = [{"name": name, "model": "starter:small"} for name in "abcd"[:number]]
+        keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
+        recipe = parse({**keys, "peers": peers}, where="test")
+        looked = [sounding(SOME, peer=peer["name"], seconds_to_sample=0.5, seconds_to_learn=1.5) for peer in peers]
+        assert f"10 rounds of all peers, {told}\n" in shown(looked, recipe)
 
 
 def shown(looked: list[Sounding], recipe: Recipe) -> str:
@@ -408,32 +375,27 @@ def test_what_is_said_of_several_peers_is_said_once(tiny_model_dir: TinyModelDir
     )
 
 
-@pytest.mark.parametrize(
-    ("sections", "instruct", "parts"),
-    [
+def test_advice_that_a_recipe_follows_is_not_given_again(tiny_model_dir: TinyModelDir) -> None:
+    cases: list[Any] = [
         ({}, True, ["shown", "or"]),
         ({}, False, ["shown"]),
         ({"prompt": {"system_prompt": ""}, "reward": {"extract": "last_number"}}, True, ["shown"]),
         ({"prompt": {"system_prompt": "Be brief."}, "reward": {"extract": "last_number"}}, True, ["shown", "or"]),
         ({"prompt": {"system_prompt": ""}, "reward": {"extract": "boxed"}}, True, ["shown", "or"]),
-    ],
-)
-def test_advice_that_a_recipe_follows_is_not_given_again(
-    sections: dict[str, Any], instruct: bool, parts: list[str], tiny_model_dir: TinyModelDir
-) -> None:
-    recipe = parse(document(tiny_model_dir(), **sections), where="test")
-    said = shown([sounding(NONE, answers=0, instruct=instruct)], recipe)
-    told = {
-        "shown": "\nshown how in plain text",
-        "or": "\nor, where that is too little, a chat model asked for a number",
-    }
-    assert [name for name, text in told.items() if text in said] == parts
-    assert "how in plain text" not in shown([sounding(SOME)], recipe)
+    ]
+    for sections, instruct, parts in cases:
+        recipe = parse(document(tiny_model_dir(), **sections), where="test")
+        said = shown([sounding(NONE, answers=0, instruct=instruct)], recipe)
+        told = {
+            "shown": "\nshown how in plain text",
+            "or": "\nor, where that is too little, a chat model asked for a number",
+        }
+        assert [name for name, text in told.items() if text in said] == parts
+        assert "how in plain text" not in shown([sounding(SOME)], recipe)
 
 
-@pytest.mark.parametrize(
-    ("kind", "answers", "extract"),
-    [
+def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModelDir) -> None:
+    cases: list[Any] = [
         ("number", ["7", "1,200"], "last_number"),
         ("exact", ["7", "12"], "last_number"),
         ("exact", ["pit", 'ura "é'], "boxed"),
@@ -441,40 +403,36 @@ def test_advice_that_a_recipe_follows_is_not_given_again(
         ("math", ["\\frac{1}{2}", "x^2"], "boxed"),
         ("exact", ["1 2\n3 4", "1 2\n3 4\n5 6"], "boxed"),
         ("exact", ["", "no"], "boxed"),
-    ],
-    ids=["numbers", "numbers as text", "words", "both", "formulas", "grids", "one without an answer"],
-)
-def test_the_lines_advised_make_a_recipe_that_can_earn(
-    kind: AnswerKind, answers: list[str], extract: str, tiny_model_dir: TinyModelDir
-) -> None:
-    task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
-    before = parse(document(tiny_model_dir()), where="test")
-    looked = sounding(NONE, formats=0, compared=kind, example=example_to_show(task, before))
-    parts = easy_formats([looked], before.prompt, before.reward)
-    assert len(parts) == (2 if extract == "last_number" else 1)
-    for lines in (part.partition("\n")[2] for part in parts):
-        recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
-        assert recipe.reward.extract == extract
-        score = load_scorer(recipe.reward, recipe.prompt, kind)
-        require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
-        if extract == "boxed":
-            (example,) = recipe.prompt.examples
-            assert example.completion.startswith(recipe.prompt.prefill)
-            assert not any(end in example.completion for end in recipe.sampling.stop)
-            (shown,) = [problem for problem in task.train if problem.question == example.question]
-            assert graded(example.completion, shown.answer, kind, extract="boxed") == (True, 1.0)
+    ]
+    for kind, answers, extract in cases:
+        task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
+        before = parse(document(tiny_model_dir()), where="test")
+        looked = sounding(NONE, formats=0, compared=kind, example=example_to_show(task, before))
+        parts = easy_formats([looked], before.prompt, before.reward)
+        assert len(parts) == (2 if extract == "last_number" else 1)
+        for lines in (part.partition("\n")[2] for part in parts):
+            recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
+            assert recipe.reward.extract == extract
+            score = load_scorer(recipe.reward, recipe.prompt, kind)
+            require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
+            if extract == "boxed":
+                (example,) = recipe.prompt.examples
+                assert example.completion.startswith(recipe.prompt.prefill)
+                assert not any(end in example.completion for end in recipe.sampling.stop)
+                (shown,) = [problem for problem in task.train if problem.question == example.question]
+                assert graded(example.completion, shown.answer, kind, extract="boxed") == (True, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("compared", "answer", "said"),
-    [("exact", "auto", 2), ("math", "auto", 2), ("number", "auto", 0), ("math", "math", 0)],
-)
-def test_numbers_are_to_be_compared_as_numbers(
-    compared: str, answer: str, said: int, tiny_model_dir: TinyModelDir
-) -> None:
-    recipe = parse(document(tiny_model_dir(), reward={"answer": answer}), where="test")
-    looked = sounding(NONE, formats=0, compared=compared)
-    assert shown([looked], recipe).count('extract = "last_number"\n  answer = "number"\n') == said
+def test_numbers_are_to_be_compared_as_numbers(tiny_model_dir: TinyModelDir) -> None:
+    for compared, answer, said in [
+        ("exact", "auto", 2),
+        ("math", "auto", 2),
+        ("number", "auto", 0),
+        ("math", "math", 0),
+    ]:
+        recipe = parse(document(tiny_model_dir(), reward={"answer": answer}), where="test")
+        looked = sounding(NONE, formats=0, compared=compared)
+        assert shown([looked], recipe).count('extract = "last_number"\n  answer = "number"\n') == said
 
 
 def test_nothing_is_below_where_a_recipe_has_all_of_it(tiny_model_dir: TinyModelDir) -> None:
@@ -487,36 +445,34 @@ def test_nothing_is_below_where_a_recipe_has_all_of_it(tiny_model_dir: TinyModel
     assert "how in plain text" not in said
 
 
-@pytest.mark.parametrize(
-    ("compared", "said"),
-    [
+def test_how_answers_are_compared_is_told(tiny_model_dir: TinyModelDir) -> None:
+    cases: list[Any] = [
         ("number", "answers are compared as numbers"),
         ("math", "answers are compared as mathematics"),
         ("exact", "answers are compared as text, so only the task's own spelling is right"),
         ("reasoning_gym", "answers are compared by the data set's own score_answer"),
         (None, ""),
-    ],
-)
-def test_how_answers_are_compared_is_told(compared: str | None, said: str, tiny_model_dir: TinyModelDir) -> None:
-    recipe = parse(document(tiny_model_dir()), where="test")
-    out = shown([sounding(SOME, compared=compared), sounding(SOME, peer="b", compared=compared)], recipe)
-    assert out.count("answers are compared") == bool(said)
-    assert said in out
+    ]
+    for compared, said in cases:
+        recipe = parse(document(tiny_model_dir()), where="test")
+        out = shown([sounding(SOME, compared=compared), sounding(SOME, peer="b", compared=compared)], recipe)
+        assert out.count("answers are compared") == bool(said)
+        assert said in out
 
 
-@pytest.mark.parametrize("kind", ["shown how in plain text", "or, where that is too little"])
-def test_advice_holds_the_recipes_that_it_names(kind: str, tiny_model_dir: TinyModelDir) -> None:
-    recipe = parse(document(tiny_model_dir()), where="test")
-    said = shown([sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b")], recipe)
-    assert "docs/" not in said
-    (named,) = [line for line in said.splitlines() if line.startswith(kind)]
-    _, _, behind = said.partition(named)
-    lines = itertools.takewhile(lambda line: line.startswith("  "), behind.splitlines()[1:])
-    sections = tomllib.loads("\n".join(lines))
-    changed = {**document(tiny_model_dir()), **sections}
-    changed["sampling"] = {**document(tiny_model_dir())["sampling"], **sections.get("sampling", {})}
-    assert parse(changed, where="test").reward.extract == "last_number"
-    assert named not in shown([sounding(SOME)], recipe)
+def test_advice_holds_the_recipes_that_it_names(tiny_model_dir: TinyModelDir) -> None:
+    for kind in ["shown how in plain text", "or, where that is too little"]:
+        recipe = parse(document(tiny_model_dir()), where="test")
+        said = shown([sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b")], recipe)
+        assert "docs/" not in said
+        (named,) = [line for line in said.splitlines() if line.startswith(kind)]
+        _, _, behind = said.partition(named)
+        lines = itertools.takewhile(lambda line: line.startswith("  "), behind.splitlines()[1:])
+        sections = tomllib.loads("\n".join(lines))
+        changed = {**document(tiny_model_dir()), **sections}
+        changed["sampling"] = {**document(tiny_model_dir())["sampling"], **sections.get("sampling", {})}
+        assert parse(changed, where="test").reward.extract == "last_number"
+        assert named not in shown([sounding(SOME)], recipe)
 
 
 def test_shares() -> None:
@@ -818,20 +774,16 @@ def test_a_text_in_one_line() -> None:
     assert shortened("x" * 300) == "x" * 80 + " … " + "x" * 80
 
 
-@pytest.mark.parametrize(
-    ("few", "many", "wanted", "seconds"),
-    [
+def test_seconds_by_a_line_through_two_measurements() -> None:
+    cases: list[Any] = [
         ((8, 3.0), (16, 5.0), 96, 25.0),  # 1 + n / 4
         ((8, 2.0), (16, 2.0), 96, 2.0),  # a fixed cost
         ((8, 2.5), (16, 2.0), 96, 2.0),  # never less for more
         ((8, 1.0), (16, 4.0), 96, 24.0),  # a start below 0: in proportion
         ((4, 1.0), (4, 1.0), 96, 24.0),  # one measurement
-    ],
-)
-def test_seconds_by_a_line_through_two_measurements(
-    few: tuple[int, float], many: tuple[int, float], wanted: int, seconds: float
-) -> None:
-    assert extrapolated(*few, *many, wanted) == pytest.approx(seconds)
+    ]
+    for few, many, wanted, seconds in cases:
+        assert extrapolated(*(*few, *many, wanted)) == pytest.approx(seconds)
 
 
 class Clock:

@@ -71,16 +71,16 @@ def chat_model(tmp_path: Path) -> Chat:
     return make
 
 
-@pytest.mark.parametrize("split", ["training", "validation"])
-def test_a_prompt_longer_than_the_model_is_refused_before_the_run(split: str, tiny_model_dir: TinyModelDir) -> None:
-    model = tiny_model_dir(max_position_embeddings=60)
-    task = task_of(*QUESTIONS) if split == "training" else task_of(*QUESTIONS[:2], validation=QUESTIONS)
-    message = refused(recipe_of(model), task)
-    assert message.startswith(f"task 'mine', {split} problem 2 ('3333")
-    assert "its prompt has 42 tokens, and with a completion of 20 that is more than the 60 positions of" in message
-    assert f"1 of {4 if split == 'training' else 5} problems are too long" in message
-    fitting = recipe_of(tiny_model_dir(max_position_embeddings=62))
-    look_at_prompts(arms_of(fitting), [[task]])
+def test_a_prompt_longer_than_the_model_is_refused_before_the_run(tiny_model_dir: TinyModelDir) -> None:
+    for split in ["training", "validation"]:
+        model = tiny_model_dir(max_position_embeddings=60)
+        task = task_of(*QUESTIONS) if split == "training" else task_of(*QUESTIONS[:2], validation=QUESTIONS)
+        message = refused(recipe_of(model), task)
+        assert message.startswith(f"task 'mine', {split} problem 2 ('3333")
+        assert "its prompt has 42 tokens, and with a completion of 20 that is more than the 60 positions of" in message
+        assert f"1 of {4 if split == 'training' else 5} problems are too long" in message
+        fitting = recipe_of(tiny_model_dir(max_position_embeddings=62))
+        look_at_prompts(arms_of(fitting), [[task]])
 
 
 def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:

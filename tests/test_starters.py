@@ -87,15 +87,15 @@ def test_a_beginning_is_put_in_front_and_special_tokens_are_left_out_of_the_text
 # --- what they are warmed up on ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["reasoned", "direct"])
-def test_right_completions_earn_reward(style: str) -> None:
-    rng = np.random.default_rng(0)
-    for question in problems(60):
-        completion = write_completion(question, style, rng)
-        assert reward(question, completion) == 1.0
-        steps, answer = clock_solution(question)
-        reasoning = ";".join(steps) if style == "reasoned" else ""
-        assert completion == f"<think>{reasoning}</think><answer>{answer}</answer>"
+def test_right_completions_earn_reward() -> None:
+    for style in ["reasoned", "direct"]:
+        rng = np.random.default_rng(0)
+        for question in problems(60):
+            completion = write_completion(question, style, rng)
+            assert reward(question, completion) == 1.0
+            steps, answer = clock_solution(question)
+            reasoning = ";".join(steps) if style == "reasoned" else ""
+            assert completion == f"<think>{reasoning}</think><answer>{answer}</answer>"
 
 
 def test_untagged_completions_are_right_and_earn_none() -> None:
@@ -132,30 +132,30 @@ def test_slips_are_well_formed_with_one_wrong_step_and_carried_on_rightly() -> N
     assert np.mean(rewards) < 0.1  # now and then a multiplication makes up for it, as 5·2 does for 0·2
 
 
-@pytest.mark.parametrize("error", range(1, 10))
-def test_a_slip_is_off_by_its_error(error: int) -> None:
-    steps, _ = clock_solution("3+8*7-4")
-    for at in range(3):
-        slipped, answer = _with_slip(steps, at, error)
-        assert wrong_steps(list(slipped)) == [at]
-        assert slipped[:at] == steps[:at]
-        assert slipped[at][:4] == steps[at][:4]
-        assert int(slipped[at][4]) == (int(steps[at][4]) + error) % 10
-        assert answer == slipped[-1][4]
+def test_a_slip_is_off_by_its_error() -> None:
+    for error in range(1, 10):
+        steps, _ = clock_solution("3+8*7-4")
+        for at in range(3):
+            slipped, answer = _with_slip(steps, at, error)
+            assert wrong_steps(list(slipped)) == [at]
+            assert slipped[:at] == steps[:at]
+            assert slipped[at][:4] == steps[at][:4]
+            assert int(slipped[at][4]) == (int(steps[at][4]) + error) % 10
+            assert answer == slipped[-1][4]
 
 
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_no_warm_up_problem_is_ever_one_of_validation(name: str) -> None:
-    rng = np.random.default_rng(1)
-    questions = [_problem(STARTERS[name], rng, 1 + i % 4) for i in range(2000)]
-    questions += [_example(STARTERS[name], rng)[0].removesuffix("=") for _ in range(500)]
-    assert not any(clock_held_out(question) for question in questions)
-    assert all(clock_solution(question) for question in questions)  # they are problems
-    assert set("".join(questions)) == set("0123456789+-*")
-    assert "0" not in {digit for question in questions for digit in question[2::2]}
-    for operators in (2, 4):
-        task = load_task(TaskConfig(name="clock", options={"operators": operators}, train_size=50))
-        assert not {p.question for p in task.validation} & set(questions)
+def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
+    for name in list(STARTERS):
+        rng = np.random.default_rng(1)
+        questions = [_problem(STARTERS[name], rng, 1 + i % 4) for i in range(2000)]
+        questions += [_example(STARTERS[name], rng)[0].removesuffix("=") for _ in range(500)]
+        assert not any(clock_held_out(question) for question in questions)
+        assert all(clock_solution(question) for question in questions)  # they are problems
+        assert set("".join(questions)) == set("0123456789+-*")
+        assert "0" not in {digit for question in questions for digit in question[2::2]}
+        for operators in (2, 4):
+            task = load_task(TaskConfig(name="clock", options={"operators": operators}, train_size=50))
+            assert not {p.question for p in task.validation} & set(questions)
 
 
 def test_operators_are_drawn_with_their_weights() -> None:
@@ -184,25 +184,25 @@ def test_styles_come_with_their_shares() -> None:
 # --- names and places -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_a_starter_is_found_by_its_name(name: str) -> None:
-    assert starters.is_starter(f"starter:{name}")
-    assert starters.lookup(f"starter:{name}") == (name, STARTERS[name])
-    label, starter = starters.lookup(f"starter:{name}@77")
-    assert (label, starter.seed) == (f"{name}@77", 77)
-    assert starter != STARTERS[name]
+def test_a_starter_is_found_by_its_name() -> None:
+    for name in list(STARTERS):
+        assert starters.is_starter(f"starter:{name}")
+        assert starters.lookup(f"starter:{name}") == (name, STARTERS[name])
+        label, starter = starters.lookup(f"starter:{name}@77")
+        assert (label, starter.seed) == (f"{name}@77", 77)
+        assert starter != STARTERS[name]
 
 
 def test_other_models_are_no_starters() -> None:
     assert not any(starters.is_starter(m) for m in ("Qwen/Qwen2.5-1.5B", "./starter:small", "starters", ""))
 
 
-@pytest.mark.parametrize("model", ["tiny", "", "small@x", "small@-1", "small@1.5", "small@1@2", "../small", "@3"])
-def test_an_unknown_starter_names_those_there_are(model: str) -> None:
-    with pytest.raises(ModelError, match="unknown starter") as caught:
-        starters.lookup(f"starter:{model}")
-    assert all(name in str(caught.value) for name in STARTERS)
-    assert "\n" not in str(caught.value)
+def test_an_unknown_starter_names_those_there_are() -> None:
+    for model in ["tiny", "", "small@x", "small@-1", "small@1.5", "small@1@2", "../small", "@3"]:
+        with pytest.raises(ModelError, match="unknown starter") as caught:
+            starters.lookup(f"starter:{model}")
+        assert all(name in str(caught.value) for name in STARTERS)
+        assert "\n" not in str(caught.value)
 
 
 def test_variants_lie_under_home_and_their_paths_change_with_what_they_are_made_of(
@@ -267,63 +267,71 @@ def test_every_named_starter_is_shipped_and_nothing_else_is() -> None:
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_a_shipped_starter_is_the_model_it_was_when_it_was_made(name: str) -> None:
+def test_a_shipped_starter_is_the_model_it_was_when_it_was_made() -> None:
     """The digest of the file, every weight bit by bit, the configuration and the tokenizer."""
-    path = starters.make(f"starter:{name}")
-    assert path == starters.path_of(f"starter:{name}")
-    assert path.parent == PACKAGE
-    weights = path / "model.safetensors"
-    assert hashlib.sha256(weights.read_bytes()).hexdigest() == starters.SHIPPED[name]
-    policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
-    stored = load_file(weights)
-    loaded = dict(policy.model.named_parameters())
-    assert stored.keys() == loaded.keys()  # tied embeddings are one parameter and one tensor
-    for key, tensor in stored.items():
-        assert tensor.dtype == torch.float16
-        assert loaded[key].dtype == torch.float32
-        assert torch.equal(loaded[key], tensor.float())
-    starter = STARTERS[name]
-    assert policy.n_parameters == (91_008 if starter.merged else {64: 88_064, 96: 205_824}[starter.hidden_size])
-    assert policy.model.config.tie_word_embeddings
-    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
-        assert getattr(policy.model.config, key) == getattr(starter, key)
-    card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
-    assert {key: card.get(key, False) for key in asdict(starter)} == asdict(starter)
+    for name in list(STARTERS):
+        path = starters.make(f"starter:{name}")
+        assert path == starters.path_of(f"starter:{name}")
+        assert path.parent == PACKAGE
+        weights = path / "model.safetensors"
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == starters.SHIPPED[name]
+        policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
+        stored = load_file(weights)
+        loaded = dict(policy.model.named_parameters())
+        assert stored.keys() == loaded.keys()  # tied embeddings are one parameter and one tensor
+        for key, tensor in stored.items():
+            assert tensor.dtype == torch.float16
+            assert loaded[key].dtype == torch.float32
+            assert torch.equal(loaded[key], tensor.float())
+        starter = STARTERS[name]
+        assert policy.n_parameters == (91_008 if starter.merged else {64: 88_064, 96: 205_824}[starter.hidden_size])
+        assert policy.model.config.tie_word_embeddings
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+        ):
+            assert getattr(policy.model.config, key) == getattr(starter, key)
+        card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
+        assert {key: card.get(key, False) for key in asdict(starter)} == asdict(starter)
 
 
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_the_shipped_tokenizer_is_the_one_that_is_made(name: str) -> None:
-    path, made = starters.make(f"starter:{name}"), make_tokenizer(STARTERS[name].merged)
-    tokenizer = load_tokenizer(str(path))
-    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(made)
-    for question in problems(40):
-        for style in STYLES:
-            text = f"{question}={write_completion(question, style, np.random.default_rng(0))}"
-            assert tokenizer(text)["input_ids"] == made(text)["input_ids"]
-            assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-    assert Tokenizer.from_file(str(path / "tokenizer.json")).to_str() == made.backend_tokenizer.to_str()
-    assert json.loads((path / "tokenizer_config.json").read_text()).items() >= made.special_tokens_map.items()
+def test_the_shipped_tokenizer_is_the_one_that_is_made() -> None:
+    for name in list(STARTERS):
+        path, made = starters.make(f"starter:{name}"), make_tokenizer(STARTERS[name].merged)
+        tokenizer = load_tokenizer(str(path))
+        assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(made)
+        for question in problems(40):
+            for style in STYLES:
+                text = f"{question}={write_completion(question, style, np.random.default_rng(0))}"
+                assert tokenizer(text)["input_ids"] == made(text)["input_ids"]
+                assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+        assert Tokenizer.from_file(str(path / "tokenizer.json")).to_str() == made.backend_tokenizer.to_str()
+        assert json.loads((path / "tokenizer_config.json").read_text()).items() >= made.special_tokens_map.items()
 
 
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_a_shipped_starter_starts_where_the_documentation_says(name: str) -> None:
+def test_a_shipped_starter_starts_where_the_documentation_says() -> None:
     """Other processors add in another order, which may turn a close decision: hence one problem in a hundred."""
-    path = starters.make(f"starter:{name}")
-    card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
-    start = make_starters.start(path)
-    assert start["greedy"] == pytest.approx(card["start"]["greedy"], abs=0.01)
-    assert start["sampled"] == pytest.approx(card["start"]["sampled"], abs=0.02)
-    (row,) = re.findall(rf"^\| `{name}` \|.*", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.MULTILINE)
-    cells = [cell.strip(" `") for cell in row.strip("|").split("|")]
-    assert cells[1:] == [
-        f"{STARTERS[name].seed}",
-        f"{card['warm_up_steps']:,}",
-        f"{card['start']['greedy']:.3f}".lstrip("0"),
-        f"{card['start']['sampled']:.3f}".lstrip("0"),
-        f"{(path / 'model.safetensors').stat().st_size:,}",
-        starters.SHIPPED[name][: starters.DIGITS],
-    ]
+    for name in list(STARTERS):
+        path = starters.make(f"starter:{name}")
+        card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
+        start = make_starters.start(path)
+        assert start["greedy"] == pytest.approx(card["start"]["greedy"], abs=0.01)
+        assert start["sampled"] == pytest.approx(card["start"]["sampled"], abs=0.02)
+        (row,) = re.findall(
+            rf"^\| `{name}` \|.*", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        cells = [cell.strip(" `") for cell in row.strip("|").split("|")]
+        assert cells[1:] == [
+            f"{STARTERS[name].seed}",
+            f"{card['warm_up_steps']:,}",
+            f"{card['start']['greedy']:.3f}".lstrip("0"),
+            f"{card['start']['sampled']:.3f}".lstrip("0"),
+            f"{(path / 'model.safetensors').stat().st_size:,}",
+            starters.SHIPPED[name][: starters.DIGITS],
+        ]
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])

@@ -30,7 +30,7 @@ class Resuming(TyperCommand):
     """A command whose ``--resume`` may stand without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
+        following = [*args, ""][1:]
         bare = [word == "--resume" and not after.isdecimal() for word, after in zip(args, following, strict=True)]
         return super().parse_args(
             ctx, [f"--resume={NEWEST}" if alone else word for word, alone in zip(args, bare, strict=True)]
