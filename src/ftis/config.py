@@ -95,7 +95,7 @@ class PromptConfig(_Section):
 
 
 class RewardConfig(_Section):
-    """What a completion earns."""
+    """The reward of a completion."""
 
     function: str = "ftis.rewards.format_and_answer"
     """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``."""
@@ -106,9 +106,9 @@ class RewardConfig(_Section):
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
     pass_mark: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Where a data set scores answers itself, from 0 to 1: the least score that is right."""
+    """The least score of a right answer, for a data set that scores answers itself, from 0 to 1."""
     partial_credit: bool = False
-    """Where a data set scores answers itself: its score in place of 1 for right and 0 for wrong."""
+    """For such a data set: take its score instead of 1 for right and 0 for wrong."""
 
 
 class SamplingConfig(_Section):
@@ -120,7 +120,7 @@ class SamplingConfig(_Section):
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
-    """A completion ends with the token that completes one of these strings. What that token adds is not read."""
+    """A completion ends with the token that completes one of these strings. Text behind the string is not read."""
     end_tokens: Strings = ()
     """Tokens that end a completion for every peer, beside its own: of a base and an instruct model both ends."""
     sampler: str = "auto"
@@ -135,7 +135,7 @@ class TrainingConfig(_Section):
     prompts_per_round: Positive = 24
     """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
     prompts_per_peer: Positive | None = None
-    """In place of ``prompts_per_round``, in vertical mode: what one peer samples, however many peers its swarm has."""
+    """Instead of ``prompts_per_round``, in vertical mode: the prompts of one peer, in a swarm of any size."""
     mode: Literal["vertical", "horizontal"] = "vertical"
     """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
     swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
@@ -314,10 +314,11 @@ class ArmConfig(_Section):
     collaborate: bool = True
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated", "seconds"] = "trained"
-    """What a peer alone has as much of as one of a swarm of m. ``trained``: rollouts trained on, so it samples all of a
-    round's prompts. ``generated``: rollouts sampled, so 1/m of them. ``seconds``: by ``experiment.sampling_cost``."""
+    """The measure in which a peer alone equals one of a swarm of m. ``trained``: rollouts trained on, so it samples all
+    of a round's prompts. ``generated``: rollouts sampled, so 1/m of them. ``seconds``: by
+    ``experiment.sampling_cost``."""
     swarm_size: Positive | None = None
-    """m, in place of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
+    """m, instead of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
     that it mentions."""
@@ -332,13 +333,13 @@ class ArmConfig(_Section):
         if self.swarm_size == 1:
             raise ValueError(
                 f"arm {self.name!r}: a peer in a swarm of 1 trains alone on its own prompts: write collaborate = false "
-                f'and budget = "generated" in place of swarm_size = 1'
+                f'and budget = "generated" instead of swarm_size = 1'
             )
         return self
 
 
 class ExperimentConfig(_Section):
-    """What a comparison of arms over seeds asks."""
+    """The question of a comparison of arms over seeds."""
 
     title: str = ""
     question: str = ""
@@ -466,7 +467,7 @@ class Recipe(_Section):
 
     @property
     def reserve_per_peer(self) -> int:
-        """Prompts that one peer may sample in a round in place of others; 0 without ``training.resample``."""
+        """Prompts that one peer may sample in a round instead of others; 0 without ``training.resample``."""
         return self.prompts_per_peer * self.training.resample_budget if self.training.resample == "fill" else 0
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
@@ -482,7 +483,7 @@ class Recipe(_Section):
 
 
 def run_directory(recipe: Recipe) -> Path:
-    """Where :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
+    """The directory to which :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
 
 

@@ -17,7 +17,7 @@ ENOUGH = 0.25
 """The share of groups with signal from which on nothing is said about it."""
 
 BELOW = "as below"
-"""Where advice refers to :func:`easy_formats`."""
+"""The words by which advice refers to :func:`easy_formats`."""
 WITH_EXAMPLES = """\
   [prompt]
   system_prompt = ""
@@ -60,7 +60,7 @@ EXTRACT, AS_NUMBERS = '  extract = "last_number"\n', '  answer = "number"\n'
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a few groups of one peer.
+    """The rewards of a few groups of one peer.
 
     Attributes:
         rewards: by group.
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def verdict(outcome: Outcome) -> str:
-    """Whether there is something to learn from."""
+    """A sentence on whether there is something to learn from."""
     n = len(outcome.rewards)
     if not outcome.signal:
         return f"in none of {n} groups do the rewards differ, so nothing would be learned"
@@ -119,7 +119,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def advice(outcome: Outcome, reward: RewardConfig, stop: tuple[str, ...], prompt: PromptConfig) -> list[str]:
-    """What to change where a peer would hardly learn; empty where it would. What the recipe has already is left out.
+    """Changes that let a peer learn; empty if it would. Settings that the recipe has already are left out.
 
     Args:
         stop: the recipe's ``sampling.stop``.
@@ -187,7 +187,7 @@ def _easier(prompt: PromptConfig) -> tuple[str, str]:
 
 
 def _about_rewards(outcome: Outcome, reward: RewardConfig, prompt: PromptConfig) -> list[str]:
-    """What to change where few groups carry signal, or where it is that of the format alone."""
+    """Changes if few groups carry signal, or if it is that of the format alone."""
     n, formats, answers = outcome.completions, outcome.formats, outcome.answers
     easier, below = _easier(prompt)
     low, weight = outcome.signal < ENOUGH, reward.format_weight

@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and how to get it: ``ftis doctor``."""
+"""A look at this machine for ``ftis doctor``: the parts it has, those it lacks, and how to get them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ftis.run.prompting import tokenizers_here
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
-    """What the peers of a recipe would exchange, as rows of :func:`diagnose`, by the tokenizers on this machine."""
+    """Rows of :func:`diagnose` on what a recipe's peers would exchange, by the tokenizers on this machine."""
     arms = arms_of(recipe)
     try:
         rows = [("exchange", "ok", line, "") for line in exchanges(arms)]
@@ -41,7 +41,7 @@ def _remedy(model: str) -> str:
 
 
 def diagnose() -> list[tuple[str, str, str, str]]:
-    """What this machine has: (name, "ok"|"absent"|"problem", what was found, how to get it)."""
+    """Rows about this machine: (name, "ok"|"absent"|"problem", finding, how to get it)."""
     rows: list[tuple[str, str, str, str]] = []
     version = platform.python_version()
     rows.append(("python", "ok", version, ""))

@@ -1,4 +1,4 @@
-"""What a run would take, estimated before it starts: memory, disk, bytes on the wire, and swarms at a time."""
+"""Estimates before a run starts: memory, disk, bytes on the wire, and swarms at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True,
 CPU = torch.device("cpu")
 
 CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
-"""What loading a configuration or a tokenizer raises where a model is not here or is broken."""
+"""Errors of loading a configuration or a tokenizer of a model that is absent or broken."""
 
 
 def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
@@ -149,7 +149,7 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
 
 
 def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
-    """What lowers the largest part of the memory, of what the peers do not do already."""
+    """A setting that lowers the largest part of the memory and that the peers do not have yet."""
     peers = [peer for peer, _ in found]
     checkpointing = (
         "" if all(peer.gradient_checkpointing for peer in peers) else ", or set gradient_checkpointing = true"
@@ -206,7 +206,7 @@ def _checkpoint_of(peer: PeerConfig) -> int:
 
 
 def too_much_for(directory: str, needed: int) -> str:
-    """What to say in brackets where fewer bytes than needed are free below ``directory``; else nothing."""
+    """Words in brackets if fewer bytes than needed are free below ``directory``; else nothing."""
     place = Path(directory).absolute()
     free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
     return f" (more than the {in_bytes(free)} free: free some, or name another output_dir)" if needed > free else ""
@@ -235,11 +235,11 @@ def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
 
-    It is 1 where a peer of a large model cannot be examined or has a GPU: two jobs there share its memory, of which
-    sampling takes up to a quarter in each, and neither's seconds are then its own.
+    It is 1 if a peer of a large model cannot be examined or has a GPU: two jobs there would share its memory, and
+    neither's seconds would be its own.
 
     Args:
-        free: by default what this machine has available. Where that is not known, all fit.
+        free: by default the bytes that this machine has available. All jobs fit if that is not known.
     """
     arms = arms_of(recipe)
     if max(known_parameters(recipe, arms).values()) < SMALL:
@@ -267,7 +267,7 @@ def _job_bytes(swarm: Recipe, free: int) -> int:
 
 
 def in_one_process(examined: Sequence[tuple[PeerConfig, Memory]]) -> int:
-    """Bytes of a process with these peers, of which one works at a time."""
+    """Bytes of a process whose peers work one at a time."""
     lasting, working, program = 0, 0, 0
     bases: dict[tuple[str, ...], int] = {}
     for peer, memory in examined:

@@ -1,4 +1,4 @@
-"""What a peer's process takes at its peak: counted where that can be done, measured on two small layers where not."""
+"""The peak memory of a peer's process: counted if that can be done, else measured on two small layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is about to do, in lines for people: its problems, its arms, and rates that would not serve a peer."""
+"""The plan of a run in lines for people: its problems, its arms, and rates that would not serve a peer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(arms: Sequence[Arm], tasks: Sequence[Task], of_prompts: Sequence[str], 
 
     Args:
         tasks: the task that is trained on, and those out of distribution.
-        every: all arms of the recipe, one of which may use what these do not.
+        every: all arms of the recipe. Another one may use settings that these do not.
     """
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
@@ -88,8 +88,8 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
         return _without_adapter(arms) + _compared_as_text(arms)
     used = {key for key, why in settings if not why}
     idle = {key: why for key, why in settings[::-1] if key not in used}  # as the first of the arms has it
-    told = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}
-    lines = [f"{', '.join(keys)} without effect{why}" for why, keys in told.items()]
+    by_reason = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}
+    lines = [f"{', '.join(keys)} without effect{why}" for why, keys in by_reason.items()]
     return _without_adapter(arms) + lines[::-1] + _compared_as_text(arms)
 
 
@@ -184,7 +184,7 @@ def _swarms(arm: Arm) -> str:
 
 
 def budget(arm: Arm) -> str:
-    """What a peer of the arm samples and trains on in a round."""
+    """A sentence on the rollouts that a peer of the arm samples and trains on in a round."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
     reserve = arm.swarms[0].reserve_per_peer * arm.swarms[0].rollouts_per_group
     more = f" and up to {reserve} in place of groups without signal" if reserve else ""
@@ -202,7 +202,7 @@ def rates(arms: Sequence[Arm]) -> list[str]:
 
 
 def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
-    """What to change where a peer's learning rate does not fit the way it trains; empty where nothing is known."""
+    """A better learning rate for a peer whose rate does not fit the way it trains; empty if none is known."""
     rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
     if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA:
         return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4, of which {BEGIN_LORA}: {key}"]

@@ -46,14 +46,14 @@ QUICK = 10.0
 what they take. Where a group takes longer, the others are sampled and the first is learned from: its start is a small
 part."""
 LEARNING = 4
-"""What learning from a group counts, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
+"""The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
 AGAIN = 4
 """How many times as many groups are sampled where none of the first has signal, and sampling is quick."""
 
 
 @dataclass(frozen=True)
 class Sounding(Outcome):
-    """What a few groups of one peer tell.
+    """The findings of a few groups of one peer.
 
     Attributes:
         parameters: of the model.
@@ -251,7 +251,7 @@ def _idle_filter(objective: Objective, mean_length: float) -> float | None:
 
 
 def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> Outcome:
-    """What became of some groups. ``example`` is :func:`example_to_show`'s."""
+    """The outcome of some groups. ``example`` is :func:`example_to_show`'s."""
     formats, answers = _right(peer, tried.scored)
     _, trained = rollouts_per_round(swarm)
     return Outcome(

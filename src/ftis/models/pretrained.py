@@ -26,7 +26,7 @@ from ftis.records.files import partial_directory, write_json
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Where a model is to be had.
+    """The sources of a model.
 
     Attributes:
         kind: ``instruct`` or ``base``, by which prompts are written.

@@ -150,7 +150,7 @@ def threads_of(recipe: Recipe, cores: int) -> int:
 
 
 def tries(swarm: Recipe, signal: float) -> float:
-    """How many times as many groups a peer samples with ``training.resample``, of which a share ``signal`` has signal.
+    """The factor by which ``training.resample`` multiplies a peer's groups, if a share ``signal`` of them has signal.
 
     That is min(1 + reserve, 1 / signal): groups without signal give way to the reserve. 1 without it.
     """
@@ -169,5 +169,5 @@ def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
 
 
 def experiment_directory(recipe: Recipe) -> Path:
-    """Where the runs of an experiment lie side by side."""
+    """The directory of an experiment's runs, one beside the other."""
     return Path(recipe.output_dir) / recipe.name

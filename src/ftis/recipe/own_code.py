@@ -14,9 +14,9 @@ LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstd
 
 
 def told_as_own(error: BaseException) -> str | None:
-    """What went wrong in a function that ftis called, neither its own nor a library's; None if nothing did.
+    """An error in a user's own function, in words with its place and remedy; None for any other.
 
-    None of an FtisError, too: it names its place and remedy itself.
+    An FtisError names its place and remedy itself, so it gives None too.
     """
     called = False
     place = None

@@ -55,7 +55,7 @@ def load(
 
 
 def _refuse_other_modules(recipe: Recipe, beside: Path) -> None:
-    """Refuse a module of which one stands beside the recipe, and Python has or finds another with other contents."""
+    """Refuse a module beside the recipe if Python has, or finds first, another one of that name with other contents."""
     words = re.findall(r"[A-Za-z_]\w*(?=\.)", recipe.model_dump_json())
     for file in (beside / f"{name}.py" for name in dict.fromkeys(words)):
         found = importlib.util.find_spec(file.stem) if file.is_file() else None
@@ -93,7 +93,7 @@ def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequenc
 
     Args:
         where: names it in errors.
-        overrides: those that were applied to it. What is wrong with their keys is not put down to ``where``.
+        overrides: those that were applied to it. Mistakes in their keys name the override instead of ``where``.
     """
     try:
         return Recipe.model_validate(_table(document))
@@ -102,7 +102,7 @@ def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequenc
 
 
 def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
-    """What ``[network]`` would say, from a plain mapping."""
+    """The section ``[network]``, from a plain mapping."""
     try:
         return NetworkConfig.model_validate(dict(settings))
     except ValidationError as error:
@@ -222,27 +222,27 @@ def _table(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_MISTAKES = 3
-"""That one message names."""
+"""The mistakes that one message names; it counts the others."""
 KNOWN = "; known: "
-"""Before the list of :func:`nearest`, which one message has once."""
+"""The words before the list of :func:`nearest`. One message has each list once."""
 
 
 def _explain(error: ValidationError, document: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> str:
-    """What is wrong, in one line, with the nearest key where one was mistyped, and whose mistake it is."""
+    """The mistakes in one line: whose they are, and the nearest key to a mistyped one."""
     found: dict[str, list[str]] = {}
     listed = set()
     for one in error.errors():
-        place, told = _place(one["loc"], document), _told(one, document)
-        told, _, known = told.partition(KNOWN)
-        told += f"{KNOWN}{known}" if known and known not in listed else ""
+        place = _place(one["loc"], document)
+        mistake, _, known = _mistake(one, document).partition(KNOWN)
+        mistake += f"{KNOWN}{known}" if known and known not in listed else ""
         listed.add(known)
         set_by = [o for o in overrides if _says(o.partition("=")[0].strip(), place, one["loc"])]
         among = f" with {', '.join(f'--set {o!r}' for o in overrides)}" if overrides and not place else ""
         at = f"--set {set_by[-1]!r}" if set_by else f"{where}{among}"
-        found.setdefault(at, []).append(told)
+        found.setdefault(at, []).append(mistake)
     count = sum(map(len, found.values()))
-    shown = [f"{at}: {'; '.join(told[:MOST_MISTAKES])}" for at, told in [*found.items()][:MOST_MISTAKES]]
-    left = count - sum(len(told[:MOST_MISTAKES]) for told in [*found.values()][:MOST_MISTAKES])
+    shown = [f"{at}: {'; '.join(mistakes[:MOST_MISTAKES])}" for at, mistakes in [*found.items()][:MOST_MISTAKES]]
+    left = count - sum(len(mistakes[:MOST_MISTAKES]) for mistakes in [*found.values()][:MOST_MISTAKES])
     return "; ".join(shown) + (f" (and {'one' if left == 1 else left} more)" if left else "")
 
 
@@ -258,7 +258,7 @@ def _says(key: str, place: str, loc: tuple[int | str, ...]) -> bool:
 
 
 def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
-    """A dotted key, with an entry's name in place of its number where it has one."""
+    """A dotted key, with an entry's name instead of its number if it has one."""
     node: Any = document
     parts = []
     for part in loc:
@@ -271,7 +271,7 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
     return ".".join(parts)
 
 
-def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
+def _mistake(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     place = _place(one["loc"], document)
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
@@ -287,8 +287,9 @@ def _told(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     if one["type"] == "value_error":
         return str(one["ctx"]["error"])
     words = {"tuple_type": "an array", "model_type": "a table", "dict_type": "a table"}
-    said = one["msg"][0].lower() + one["msg"][1:]
-    message = f"input should be {words[one['type']]}" if one["type"] in words else said
+    message = one["msg"][0].lower() + one["msg"][1:]
+    if one["type"] in words:
+        message = f"input should be {words[one['type']]}"
     if one["type"] == "string_type" and isinstance(one["input"], int) and not isinstance(one["input"], bool):
         message += f': quote it, as in {place} = "{one["input"]}", and with --set \'{place}="{one["input"]}"\''
     return f"{place} = {one['input']!r}: {message}"

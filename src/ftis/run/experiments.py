@@ -46,7 +46,7 @@ class SwarmJob:
 
     @property
     def label(self) -> str:
-        """What messages call it: ``seed 0 F-TIS``, and which of the arm's swarms if there are several."""
+        """Its name in messages: ``seed 0 F-TIS``, and which of the arm's swarms if there are several."""
         whole = len(self.part.peers) == len(self.recipe.peers)
         more = len(self.part.peers) - 1
         which = "" if whole else f" {self.part.peers[0]}" + (f" and {more} more" if more else "")
@@ -122,17 +122,17 @@ def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop)
 
 
 def _with_time_left(jobs: Sequence[SwarmJob], at_a_time: int, say: Say) -> Say:
-    """A listener that passes events on, and says the time left as soon as it can be told and when a job ends."""
+    """A listener that passes events on and adds the time left, once it is known and whenever a job ends."""
     outlook = Outlook({job.label: Work(job.part.name, job.rounds_left, job.guess) for job in jobs}, at_a_time)
-    told = False
+    known = False
 
     def hear(event: Event) -> None:
-        nonlocal told
+        nonlocal known
         outlook.hear(event)
-        if isinstance(event, JobEnded) or not told:
+        if isinstance(event, JobEnded) or not known:
             left = outlook.seconds_left()
             if left is not None:
-                told = True
+                known = True
                 say(TimeLeft(left))
         say(event)
 

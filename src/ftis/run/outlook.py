@@ -32,7 +32,7 @@ FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What a job has left to do.
+    """The work that a job has left.
 
     Attributes:
         rounds: rounds of its peers, all peers together.
@@ -46,7 +46,7 @@ class Work:
 
 @dataclass
 class _Watch:
-    """What was seen of one job: when it began, when rounds ended, and whether it is finished."""
+    """The course of one job: when it began, when rounds ended, and whether it is finished."""
 
     began: float
     first: float = 0.0

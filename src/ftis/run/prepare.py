@@ -33,13 +33,13 @@ from ftis.text.messages import end_of_text
 from ftis.text.token_bytes import TokenBytes
 
 MOST_SWARMS = 4
-"""Whose exchange is told one by one."""
+"""The most swarms that have a line each."""
 OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainable_parameters"}
 """Settings of a peer that its model must fit."""
 
 
 class Checked(NamedTuple):
-    """What :func:`check` found: the first arm's task with those out of distribution, and remarks on the prompts."""
+    """The result of :func:`check`: the first arm's task with those out of distribution, and remarks on the prompts."""
 
     tasks: list[Task]
     remarks: list[str]
@@ -117,7 +117,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
 
 
 def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
-    """Where a peer's model is, and the settings that it must fit."""
+    """The place of a peer's model, and the settings that it must fit."""
     source = str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model
     return source, peer.model_dump_json(include=OF_TRAINABLE)
 
@@ -220,9 +220,9 @@ def exchanges(arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         here = tokenizers_here(arm)
         for swarm in with_exchange(arm, here).swarms:
-            said = _said(swarm, here) if len(swarm.peers) > 1 else []
-            by_ids.update(said if swarm.exchange == "ids" else [])
-            lines += said
+            of_swarm = _exchange(swarm, here) if len(swarm.peers) > 1 else []
+            by_ids.update(of_swarm if swarm.exchange == "ids" else [])
+            lines += of_swarm
     lines = list(dict.fromkeys(lines))
     if len(by_ids) <= MOST_SWARMS:
         return lines
@@ -230,7 +230,7 @@ def exchanges(arms: Sequence[Arm]) -> list[str]:
     return [together, *(line for line in lines if line not in by_ids)]
 
 
-def _said(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
+def _exchange(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
     names = ", ".join(peer.name for peer in swarm.peers)
     if swarm.exchange == "auto":
         absent = ", ".join(dict.fromkeys(peer.model for peer in swarm.peers if peer.model not in places))
@@ -272,10 +272,10 @@ def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a run asks of a tokenizer beforehand. A large one takes seconds to load, so this is kept.
+    """The facts of a tokenizer that a run checks beforehand. A large one takes seconds to load, so they are kept.
 
     Attributes:
-        ids: a digest of its map token → id. Where it is equal, equal ids mean the same text.
+        ids: a digest of its map token → id. Tokenizers with one digest mean the same text by equal ids.
         own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
         ends: those and those of ``sampling.end_tokens`` that it has.
     """
@@ -286,13 +286,13 @@ class Vocabulary:
 
 
 def _vocabularies(swarm: Recipe, places: Mapping[str, str]) -> dict[str, Vocabulary]:
-    """By peer, of those whose models are in ``places``."""
+    """The vocabularies by peer, for those whose models are in ``places``."""
     named = swarm.sampling.end_tokens
     return {peer.name: vocabulary(places[peer.model], named) for peer in swarm.peers if peer.model in places}
 
 
 def vocabulary(place: str, end_tokens: Sequence[str]) -> Vocabulary:
-    """That of the tokenizer at ``place``.
+    """The vocabulary of the tokenizer at ``place``.
 
     Raises:
         ModelError: there is none.

@@ -1,4 +1,4 @@
-"""What a recipe's prompts are to its models: refused where a run would fail on one, and what to know of them."""
+"""A look at a recipe's prompts with its models' tokenizers: refusals before a run fails on one, and remarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ftis.tasks.rendering import chat_text, conversation, is_chat, prompt_text, 
 SPECIAL = 16
 """Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
 ANSWER = "ANSWER"
-"""What stands for a completion where a turn's end is looked for."""
+"""A stand-in for a completion, behind which a turn's end is looked for."""
 
 
 def tokenizers_here(arm: Arm) -> dict[str, str]:

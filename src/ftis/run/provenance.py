@@ -1,4 +1,4 @@
-"""A run's provenance: what its numbers depend on besides the recipe, and whether a run may go on from it.
+"""A run's provenance: everything beside the recipe on which its numbers depend, and whether a run may go on from it.
 
 provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters, the
 objectives' numbers, digests of problems and of modules of one's own, versions, machine. (A *manifest* is something
@@ -36,7 +36,7 @@ from ftis.version import commit
 
 LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
-"""What may be another thing of an arm that was added later, or of rounds after a resume."""
+"""The parts that may differ for an arm that was added later, and for rounds after a resume."""
 
 LONGER = (
     "; for more rounds let a peer of a new run begin where one ended, with that checkpoint's directory as its model"
@@ -49,7 +49,7 @@ FREE_OF_PEERS = ("cuda_graphs",)
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
-    """What the numbers of a run started now depend on besides the recipe."""
+    """The provenance of a run that starts now."""
     packages = ["ftis", "torch", "transformers", "peft", "numpy"]
     if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in _peers(recipe)):
         packages.append("bitsandbytes")
@@ -132,7 +132,7 @@ def claim(
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
-        trains: whether rounds follow. Where it is with other code or on another machine that they do, that is noted.
+        trains: whether rounds follow. Then other code or another machine than before is noted.
         tasks: of the recipe, whose problems must be those that the run began with.
 
     Raises:

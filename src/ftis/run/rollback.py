@@ -1,4 +1,4 @@
-"""Going back: a run's peers go on from an earlier checkpoint, and whoever the honesty test accused stays accused.
+"""Going back: a run's peers go on from an earlier checkpoint, and senders that the honesty test accused stay accused.
 
 A kill in the middle leaves a run that goes on from where it was or from where it goes back to, and never from between::
 
@@ -28,7 +28,7 @@ from ftis.run.provenance import note_rollback
 from ftis.run.runs import peer_lock, swarm_lock
 
 DERIVED = ("summary.json", "learning_curves.svg", "report.html", "tables.md", "results.json", "scaling.json")
-"""What is made from a run's or an experiment's records, and is made again at its end or by ``ftis report``."""
+"""Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SwarmDirectory:
     joined: bool
 
     def locks(self) -> list[Path]:
-        """What a process holds that trains one of these peers."""
+        """The locks of a process that trains one of these peers."""
         if self.joined:
             return [self.directory / ".lock"]
         return [swarm_lock(self.directory, self.recipe), *(peer_lock(self.directory / name) for name in self.peers)]
@@ -57,7 +57,7 @@ class SwarmDirectory:
 
 @dataclass(frozen=True)
 class Undone:
-    """What one peer of one arm goes back over.
+    """The rounds that one peer of one arm goes back over.
 
     Attributes:
         finished: rounds it had finished.
@@ -85,7 +85,7 @@ class Undone:
         return [step for step in checkpoint.steps(self.records.directory) if step > self.step]
 
     def removed(self) -> Iterator[str]:
-        """What is deleted, in lines for people."""
+        """The files to delete, in lines for people."""
         directory = self.records.directory
         yield from (f"{directory / f'checkpoint-{step}'}" for step in self.checkpoints)
         for name, rows in (("metrics", self.records.rounds), ("evaluations", self.records.evaluations)):
@@ -95,7 +95,7 @@ class Undone:
         yield from map(str, written_after(directory, self.step))
 
     def told(self) -> Iterator[str]:
-        """Where the peer goes back to and who stays accused, in lines for people."""
+        """The step that the peer goes back to and the senders that stay accused, in lines for people."""
         place = f"{self.arm}, {self.name}"
         yield f"{place}: from step {self.finished} to step {self.step}"
         for sender, accusation in self.accused.items():
@@ -111,23 +111,23 @@ class Undone:
 
 @dataclass(frozen=True)
 class Rollback:
-    """What going back takes.
+    """The changes of going back.
 
     Attributes:
         peers: what each peer goes back over.
-        stale: files that other files of the run are made into.
+        stale: files that are made from the records of undone rounds.
     """
 
     peers: list[Undone]
     stale: list[Path]
 
     def told(self) -> Iterator[str]:
-        """Where the peers go back to and who stays accused, in lines for people."""
+        """The lines of all peers."""
         for peer in self.peers:
             yield from peer.told()
 
     def removed(self) -> Iterator[str]:
-        """What is deleted, in lines for people."""
+        """The files to delete, in lines for people."""
         yield from map(str, self.stale)
         for peer in self.peers:
             yield from peer.removed()
