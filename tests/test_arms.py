@@ -128,7 +128,7 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     own = recipe.prompts_per_peer * recipe.rollouts_per_group
     assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
     assert found["alone-part", "filled"]["text"].endswith(
-        f" A peer of filled may generate up to {own} more a round, in place of groups without signal."
+        f" A peer of filled may generate up to {own} more a round, instead of groups without signal."
     )
     assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
     in_time = in_seconds(2.0)
