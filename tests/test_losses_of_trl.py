@@ -9,14 +9,18 @@ import importlib.util
 import math
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ftis.config import ObjectiveConfig
+from ftis.learning import step_size
 from ftis.objectives import OBJECTIVES, StepSize, policy_loss, resolve
+from ftis.rollouts import Batch
+from ftis.sampling import Decoding
 
 # Â, log π_θ, log π_old. Ratios of tokens are between .6 and 9, those of sequences within and beyond GSPO's widths.
 ROWS: list[tuple[float, list[float], list[float]]] = [
@@ -239,3 +243,8 @@ def test_two_completions_by_hand(name: str) -> None:
 def test_a_recipe_names_them_and_keeps_their_clips() -> None:
     widened = resolve(ObjectiveConfig(name="GSPO", epsilon=0.1))
     assert (widened.ratio, widened.epsilon, widened.epsilon_high) == (OBJECTIVES["GSPO"].ratio, 0.1, 4e-4)
+
+
+def test_a_step_counts_all_of_its_rollouts() -> None:
+    batch = SimpleNamespace(rollouts=[[1, 2, 3], [4], [5, 6]], own_N=np.array([True, True, False]))
+    assert step_size(cast(Batch, batch), np.array([0, 2]), Decoding(9)) == StepSize(2, 5, 9)
