@@ -195,7 +195,7 @@ def probe(
     objectives: Sequence[str] = PAPERS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Compare objectives at ``checkpoint-<step>`` of a recorded peer; docs/diagnostics.md explains the result.
+    """Compare objectives at ``checkpoint-<step>`` of a recorded peer. The module explains the numbers.
 
     Memory holds ``fresh`` + 2 gradients, each as large as the trained parameters in float32.
 
