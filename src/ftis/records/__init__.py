@@ -1,1 +1,1 @@
-"""Records: what a run leaves behind, with one writer and one reader."""
+"""The records that a run leaves behind, with one writer and one reader."""

@@ -1,7 +1,8 @@
-"""What happens in a run, as typed values that displays, logs and trackers read.
+"""The events of a run, as typed values that displays, logs and trackers read.
 
-An event says what happened; its ``place`` says where. Each caller adds the part that it knows (:func:`placed`): a peer
-says that a round ended, the run adds the arm, an experiment adds the job. Its ``kind`` names it in events.jsonl.
+An event says what happened, and its ``place`` where. Each caller adds the part of the place that it knows
+(:func:`placed`): a peer reports that a round ended, the run adds the arm, an experiment adds the job. An event's
+``kind`` is its name in events.jsonl.
 
 ``step`` in events, metrics, cursors and checkpoint names counts finished rounds, a name kept for compatibility.
 Everywhere else a step is an optimiser's step.
@@ -15,15 +16,15 @@ from typing import Any, ClassVar
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
-    """The run was asked to stop. Whoever raises it has changed nothing since the last finished round."""
+    """The run was asked to stop. The code that raises it has changed nothing since the last finished round."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened. Parts that do not apply are empty.
+    """The place of an event. Parts that do not apply are empty.
 
     Attributes:
-        job: one swarm of one arm of an experiment under one seed, as ``seed 0 F-TIS`` or ``seed 0 alone small``.
+        job: one swarm of one arm of an experiment under one seed, such as ``seed 0 F-TIS`` or ``seed 0 alone small``.
     """
 
     arm: str = ""
@@ -44,7 +45,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run or an experiment is sound and begins: what it is about to do, in lines for people."""
+    """A run or an experiment was checked and begins; ``lines`` tell people what it is about to do."""
 
     kind: ClassVar[str] = "plan"
     lines: tuple[str, ...]
@@ -53,9 +54,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sounded:
-    """Pre-flight has done ``groups`` of a peer's ``most``; 0 once it is loaded.
+    """Pre-flight has done ``groups`` of a peer's ``most``; the first event has 0, once the peer is loaded.
 
-    A group counts once for sampling, and several times for learning, which takes longer.
+    A group counts once for sampling, and several times for learning, since learning takes longer.
     """
 
     kind: ClassVar[str] = "preflight"
@@ -66,14 +67,15 @@ class Sounded:
 
 @dataclass(frozen=True)
 class FirstGroup:
-    """Pre-flight has sampled the first of a peer's groups; it has learned from none.
+    """Pre-flight has sampled the first of a peer's groups, and has not learned from any.
 
     Attributes:
-        reward: the mean of its completions.
-        formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
+        reward: the mean reward of its completions.
+        formats, answers: completions with the right format, and with the right answer; None with the recipe's own
+            reward.
         unfinished: completions that reached the longest length.
-        tokens_per_second: sampled, the first calls of the process among them.
-        advice: what to change if nothing would be learned of it.
+        tokens_per_second: the speed of sampling, the first calls of the process included.
+        advice: changes to make if nothing would be learned from the group.
     """
 
     kind: ClassVar[str] = "first-group"
@@ -89,7 +91,7 @@ class FirstGroup:
 
 @dataclass(frozen=True)
 class JobsKnown:
-    """An experiment has ``jobs`` jobs; ``done`` of them were finished before."""
+    """An experiment has ``jobs`` jobs, and ``done`` of them were finished before."""
 
     kind: ClassVar[str] = "experiment"
     jobs: int
@@ -107,7 +109,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """An experiment's jobs are expected to take ``seconds`` more, by what their rounds have taken so far."""
+    """An experiment's jobs are expected to take ``seconds`` more, by the durations of their rounds so far."""
 
     kind: ClassVar[str] = "left"
     seconds: float
@@ -119,7 +121,7 @@ class ArmBegun:
     """An arm trains ``peers`` up to ``rounds`` rounds; peers that had finished are left out.
 
     Attributes:
-        text: whether they exchange text instead of token ids.
+        text: whether the peers exchange text instead of token ids.
     """
 
     kind: ClassVar[str] = "arm"
@@ -157,7 +159,7 @@ class RoundEnded:
     """A peer finished a round.
 
     Attributes:
-        metrics: its line of metrics.jsonl; docs/metrics.md explains the keys.
+        metrics: the round's line of metrics.jsonl; docs/metrics.md explains the keys.
     """
 
     kind: ClassVar[str] = "round"
@@ -166,7 +168,7 @@ class RoundEnded:
 
     @property
     def step(self) -> int:
-        """Rounds finished."""
+        """The number of finished rounds."""
         return int(self.metrics["step"])
 
 
@@ -190,10 +192,10 @@ class PeerFinished:
 
 @dataclass(frozen=True)
 class NetworkEvent:
-    """Something a peer noticed on the network.
+    """An observation of a peer on the network.
 
     Attributes:
-        what: one word; docs/metrics.md lists them.
+        what: the observation in one word; docs/metrics.md lists the words.
         text: the same as a sentence.
         round: the peer's round.
     """
@@ -244,11 +246,11 @@ Say = Callable[[Event], None]
 
 
 def unheard(event: Event) -> None:
-    """The listener of a run that nobody watches."""
+    """Ignore an event: the listener of a run that nobody watches."""
 
 
 def placed(say: Say, **parts: str) -> Say:
-    """A listener that adds these parts of :class:`Place` to each event and passes it on to ``say``."""
+    """A listener that adds ``parts`` of :class:`Place` to each event and passes it on to ``say``."""
 
     def say_where(event: Event) -> None:
         say(replace(event, place=replace(event.place, **parts)))

@@ -1,4 +1,4 @@
-"""Files and directories that are whole or absent, JSON lines, and locks that end with their process."""
+"""Files and directories that are either whole or absent, JSON lines, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ftis.config import FtisError
 from ftis.records.lines import Lines, any_row, damaged
 
 LARGEST_DOCUMENT = 1 << 26
-"""Bytes of a JSON document that is read."""
+"""The most bytes of a JSON document that is read."""
 
 
 class InUseError(FtisError):
@@ -44,7 +44,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, whole."""
+    """Write ``value`` as indented JSON with :func:`write_whole`."""
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
@@ -55,7 +55,7 @@ def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a line per row, whole."""
+    """Write a line per row with :func:`write_whole`."""
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows), sync=False)
 
 

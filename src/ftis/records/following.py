@@ -1,6 +1,6 @@
-"""A run's or an experiment's directory that is looked at again and again while it is written. Nothing is locked there.
+"""A run's or an experiment's directory, read again and again while it is written. Reading locks nothing.
 
-Records of a run that was killed, resumed, cut back or deleted are what they are at each look.
+Each look takes the records as they are, even if the run was killed, resumed, cut back or deleted since the last one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow, read_plan
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one peer of an arm is.
+    """The progress of one peer of an arm.
 
     Attributes:
-        accuracy: on validation, of the last evaluation; None without one.
-        evaluated: rounds that were finished then.
+        accuracy: accuracy on validation at the last evaluation; None without one.
+        evaluated: rounds that were finished at that evaluation.
         step_time: seconds of its last round.
-        changed: when it last recorded something, in seconds since the epoch; 0 if nothing.
+        changed: the time of its last record, in seconds since the epoch; 0 without records.
     """
 
     step: int = 0
@@ -47,7 +47,7 @@ class Directory:
     """A directory that ``ftis train`` or ``ftis join`` writes.
 
     Raises:
-        RecordsError: it holds neither a run nor an experiment, or one of another version of ftis.
+        RecordsError: the directory holds neither a run nor an experiment, or one of another version of ftis.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,14 +63,14 @@ class Directory:
             self._found = found
 
     def peers_of(self, seed: int, arm: Arm) -> Sequence[str]:
-        """The peers whose records are here: of a joined run, its one."""
+        """The peers with records in this directory: all peers of the arm, or the one of a joined run."""
         place = self.plan.run_of(seed) / arm.name
         here = [peer for peer in arm.peers if (place / peer).is_dir()]
         joined = len(here) == 1 and (place / here[0] / "events.jsonl").exists()
         return here if joined else arm.peers
 
     def progress(self, seed: int, arm: Arm, peer: str) -> Progress:
-        """From the last lines of its records; a file that has not changed is not read again."""
+        """A peer's progress by the last lines of its records; a file that has not changed is not read again."""
         place = self.plan.run_of(seed) / arm.name / peer
         row, changed = self._last(place / "metrics.jsonl", _last_round)
         last, written = self._last(place / "evaluations.jsonl", _last_validation)
@@ -86,7 +86,7 @@ class Directory:
         )
 
     def _last(self, path: Path, read: Callable[[Path], Any]) -> tuple[Any, float]:
-        """What ``read`` finds in a file, and when the file was last written."""
+        """The result of ``read`` on a file, and the time when the file was last written."""
         mark = _mark(path)
         if mark is None:
             self._marks.pop(path, None)
@@ -97,7 +97,7 @@ class Directory:
         return known[1], mark[2] / 1e9
 
     def busiest(self) -> tuple[int, Arm]:
-        """The run and arm that recorded something last; the first of all while nothing was recorded."""
+        """The seed and arm that recorded something last; the first ones while nothing was recorded."""
         found = [
             (max(self.progress(seed, arm, peer).changed for peer in arm.peers), -i, seed, arm)
             for seed in self.plan.seeds
@@ -108,7 +108,7 @@ class Directory:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """What changes whenever a file is written; None without a file."""
+    """A mark that changes whenever a file is written; None without a file."""
     try:
         stat = path.stat()
     except OSError:

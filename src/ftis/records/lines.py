@@ -1,8 +1,8 @@
-"""Files of JSON lines, read whole or followed while somebody still writes them: the one reader of both.
+"""The one reader of files of JSON lines, whether finished or still being written.
 
-A look takes the whole lines that were added since the last one; a file that nobody writes is read in one look. A line
-that was not written to its end is left for the next look. A file that became shorter, or is another one under the same
-name, was cut back by a resumed run: it is read again from its beginning.
+A look takes the whole lines that were added since the last look; a finished file is read in one look. A line that was
+not written to its end is left for the next look. A file that became shorter, or is another one under the same name, was
+cut back by a resumed run, and is read again from its beginning.
 
     RecordsError: records are absent, damaged, or larger than any run writes
 """
@@ -19,13 +19,13 @@ from typing import IO, Any, Generic, TypeVar
 from ftis.config import FtisError
 
 LARGEST = 1 << 30
-"""Bytes of a file that is read whole."""
+"""The most bytes of a file that is read whole."""
 
 OPENING = 24_000_000
-"""Bytes that are read of a followed file at most when it is opened, half of them from its end."""
+"""The most bytes of a followed file that are read when it is opened, half of them from its end."""
 
 MOST_ROWS = 512
-"""Rows that are kept of a followed file; beyond twice as many, every other one of the older ones is let go."""
+"""Rows that are kept of a followed file; beyond twice as many, every other one of the older rows is dropped."""
 
 BLOCK = 1 << 16
 
@@ -37,12 +37,12 @@ class RecordsError(FtisError):
 
 
 def damaged(file: Path, error: object) -> RecordsError:
-    """The error of a file that holds something else than a run writes."""
+    """The error for a file with content that no run writes."""
     return RecordsError(f"{file} is damaged ({error}): restore it or run again")
 
 
 def any_row(line: dict[str, Any]) -> dict[str, Any]:
-    """A line as it is."""
+    """Accept any line as it is."""
     return line
 
 
@@ -50,15 +50,15 @@ class Lines(Generic[Row]):
     """One file of JSON lines, as far as it was written when :meth:`refresh` last looked.
 
     Args:
-        understand: makes a row of a line's object. ``KeyError``, ``TypeError`` and ``ValueError`` mean that it is none.
-        opening: follow the file, and read so many bytes of it at most when it is opened; None reads all of it.
+        understand: makes a row from a line's object; ``KeyError``, ``TypeError`` and ``ValueError`` reject the line.
+        opening: follow the file, and read at most so many bytes of it when it is opened; None reads all of it.
         most_rows: rows that are kept of a followed file.
 
     Attributes:
-        rows: in the file's order; all of a short file, of a long one that is followed the last ones and some before.
+        rows: the rows in the file's order. A long followed file has only its last rows and some earlier ones.
         thinned: whether some rows are missing from ``rows``.
-        changed: when the file was last written, in seconds since the epoch; 0 without a file.
-        damage: the first line that is no row, and why; "" without one. Such lines are left out of ``rows``.
+        changed: the time when the file was last written, in seconds since the epoch; 0 without a file.
+        damage: the first line that was rejected, with the reason; "" without one. ``rows`` leaves such lines out.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Lines(Generic[Row]):
         return self.rows
 
     def refresh(self) -> bool:
-        """Read what was added. Returns whether anything is new; a file that is not there has no rows.
+        """Read the lines that were added, and return whether anything is new. A missing file has no rows.
 
         Raises:
-            RecordsError: a file that is not followed is too large to be read whole.
+            RecordsError: a file that is not followed cannot be read, or is too large to be read whole.
         """
         try:
             stat = self.path.stat()
@@ -117,14 +117,14 @@ class Lines(Generic[Row]):
         except OSError as error:
             if self._opening is None:
                 raise RecordsError(f"{self.path} cannot be read ({error})") from None
-            return False  # replaced between the two looks: the next one finds the new file
+            return False  # the file was replaced just now: the next look finds the new one
         self.changed = stat.st_mtime
         if self._opening is not None:
             self._thin()
         return self._read != read
 
     def _sample(self, file: IO[bytes], size: int, opening: int) -> None:
-        """Rows from places that lie equally far apart, and go on near the end."""
+        """Take rows from places at equal distances, and continue near the end of the file."""
         start, end = self._read, size - opening // 2
         places = min(self._most, max(8, opening // 2 // _length_of_a_line(file, end)))
         self.thinned = True
@@ -157,7 +157,7 @@ class Lines(Generic[Row]):
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file that holds an object, however long the file is; None without one."""
+    """The object in the last whole line that holds one, however long the file is; None without such a line."""
     try:
         with path.open("rb") as file:
             for line in _backwards(file):
@@ -194,7 +194,7 @@ def _length_of_a_line(file: IO[bytes], near: int) -> int:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """A line's object; rows have hundreds of keys, which they share."""
+    """A line's object. Its keys are interned, since all rows share the same hundreds of keys."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise TypeError("no object")

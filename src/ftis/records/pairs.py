@@ -1,4 +1,4 @@
-"""What the peers of one arm measured of each other round by round, from one seed or several, whole or followed."""
+"""Measures of one arm's peers about each other round by round, from one seed or several, finished or followed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ftis.recipe.arms import Arm
 from ftis.records.reading import ArmOfRun, RoundRow, Study
 
 MOST_FIGURES = 12
-"""Figures of a kind, as of the pairs in a swarm of four. Beyond, figures show several pairs together."""
+"""The most figures of a kind, enough for the pairs in a swarm of four. With more, a figure shows several pairs."""
 
 
 @dataclass(frozen=True)
 class PairMeasures:
-    """What learners measured of sources: one of one, or several pairs together as if each were a seed.
+    """Measures of learners about sources: of one pair, or of several pairs together as if each were a seed.
 
     Attributes:
-        rounds: for each pair and seed, the source's name and the learner's rounds.
+        rounds: the source's name and the learner's rounds, for each pair and seed.
     """
 
     arm: str
@@ -28,7 +28,10 @@ class PairMeasures:
     rounds: Sequence[tuple[str, Sequence[RoundRow]]]
 
     def values(self, measure: str, absent: float | None = None) -> dict[int, list[float]]:
-        """A measure by finished rounds, a value per pair and seed; those without it count ``absent``, or not at all."""
+        """A measure by finished rounds, with a value per pair and seed.
+
+        A pair without the measure counts as ``absent``; if that is None, it is left out.
+        """
         found: dict[int, list[float]] = {}
         for source, rounds in self.rounds:
             key = peer_key(source, measure)
@@ -41,12 +44,12 @@ class PairMeasures:
 
 @dataclass(frozen=True)
 class ArmRounds:
-    """One arm's peers whose records are here.
+    """The rounds of one arm's peers with records here.
 
     Attributes:
-        arm: its name.
-        sources: whom each of them learns from, the next of its swarm first.
-        runs: by seed, the rounds of each of them.
+        arm: the arm's name.
+        sources: the peers that each peer learns from, by learner; the next one in its swarm comes first.
+        runs: the rounds of each peer, by seed and peer.
     """
 
     arm: str
@@ -55,20 +58,20 @@ class ArmRounds:
 
     @staticmethod
     def studied(study: Study, name: str) -> ArmRounds:
-        """Every round of an arm, of the seeds that the report shows."""
+        """Every round of an arm, for the seeds that the report shows."""
         arms = {seed: study.arm_of(seed, name) for seed in study.seeds_shown}
         runs = {seed: {peer: of.rounds for peer, of in arm.peers.items()} for seed, arm in arms.items()}
         return ArmRounds(name, _sources(next(iter(arms.values())).arm, study.peer_names), runs)
 
     @staticmethod
     def followed(arm: ArmOfRun) -> ArmRounds:
-        """The rounds that are known of one run, which may still be written."""
+        """The known rounds of one run; it may still be running."""
         runs = {name: peer.rounds for name, peer in arm.peers.items()}
         return ArmRounds(arm.arm.name, _sources(arm.arm, arm.peers), {arm.arm.recipe.seed: runs})
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Learners and sources, in an order in which a line of panels has each learner once."""
+        """Pairs of a learner and a source, in such an order that a line of panels has each learner once."""
         of_learners = ([(learner, source) for source in sources] for learner, sources in self.sources.items())
         return [pair for line in zip_longest(*of_learners) for pair in line if pair]
 
@@ -77,12 +80,15 @@ class ArmRounds:
         return any(rounds for run in self.runs.values() for rounds in run.values())
 
     def measures(self, learner: str, sources: Sequence[str], name: str = "") -> PairMeasures:
-        """What a learner measured of some sources, which are called ``name`` if there are several."""
+        """Measures of a learner about some sources; ``name`` is their common name if there are several."""
         rounds = [(source, run[learner]) for source in sources for run in self.runs.values()]
         return PairMeasures(self.arm, learner, name or sources[0], rounds)
 
     def grouped(self) -> list[PairMeasures]:
-        """For figures: each pair; of many pairs each learner with all its sources; of many learners all in one."""
+        """The measures for each figure: one pair each if there are few.
+
+        With many pairs, a figure has one learner with all its sources; with many learners, one figure has all.
+        """
         if len(self.pairs) <= MOST_FIGURES:
             return [self.measures(learner, [source]) for learner, source in self.pairs]
         by_learner = [self.measures(learner, sources, "others") for learner, sources in self.sources.items()]

@@ -31,16 +31,16 @@ from ftis.records.writing import read_columns, read_rollouts, rollouts_path
 VALIDATION = "validation"
 
 LAST_EVALUATIONS = 3
-"""A final accuracy is the mean of so many last evaluations: a single one of a few hundred problems swings."""
+"""Evaluations in the mean that is a final accuracy: a single one of a few hundred problems is noisy."""
 
 NO_NUMBERS = ("first_rejection", "honesty/passages")
-"""Ends of the keys under which a line of metrics has a text or a list."""
+"""Endings of the keys of metrics that hold a text or a list."""
 
 SHOWN = (
     *("round", "source", "question", "completion", "reward", "advantage"),
     *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit"),
 )
-"""Columns of a round's rollouts that a reader looks at; the others are for replaying it."""
+"""Columns of a round's rollouts that a reader needs; the others serve a replay."""
 
 Row = TypeVar("Row")
 
@@ -56,7 +56,7 @@ class EvaluationRow:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> EvaluationRow:
-        """The row of a line. Raises KeyError or TypeError if it is none."""
+        """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
         accuracy = line["accuracy"]
         if not isinstance(accuracy, (int, float)):
             raise TypeError(f"accuracy is {accuracy!r}")
@@ -68,7 +68,7 @@ class RoundRow:
     """A line of ``metrics.jsonl``; docs/metrics.md lists the keys.
 
     Attributes:
-        step: rounds that were finished then.
+        step: the number of finished rounds, this one included.
         measures: the whole line.
     """
 
@@ -77,7 +77,7 @@ class RoundRow:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
-        """The row of a line. Raises KeyError or TypeError if it is none."""
+        """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
         for key, value in line.items():
             if not isinstance(value, (int, float, type(None))) and not key.endswith(NO_NUMBERS) and "/" in key:
                 raise TypeError(f"{key} is {value!r}")
@@ -88,7 +88,7 @@ class RoundRow:
 
     @cached_property  # a line of a large swarm has thousands of keys
     def by_peer(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the line says about each peer, by name and measure."""
+        """The line's measures about each peer, by name and measure."""
         return by_peer(self.measures)
 
 
@@ -101,10 +101,10 @@ def _whole(line: Mapping[str, Any], key: str) -> int:
 
 @dataclass(frozen=True)
 class OwnSeconds:
-    """What a peer worked itself over some rounds, without evaluation and without waiting for the others.
+    """Seconds of a peer's own work over some rounds, without evaluation and without waiting for the others.
 
     Attributes:
-        sampling: of its own rollouts, with their rewards.
+        sampling: sampling its own rollouts, and their rewards.
         exchange: writing its own message, reading and judging the others'.
         training: log-probabilities and the update.
     """
@@ -119,7 +119,7 @@ class OwnSeconds:
 
     @staticmethod
     def over(rounds: Sequence[RoundRow]) -> OwnSeconds | None:
-        """The sum over rounds; None if one lacks ``time/wait``: an older version counted waiting as work."""
+        """The sum over rounds; None if a round lacks ``time/wait``, since an older version counted waiting as work."""
         measures = [row.measures for row in rounds]
         if any("time/wait" not in of_round for of_round in measures):
             return None
@@ -134,8 +134,8 @@ class PeerRun:
     """The records of one peer in one arm under one seed, as far as they were written at the last look.
 
     Args:
-        directory: the peer's; a peer that was not started has none, and no records.
-        opening: follow the records, and read so many bytes of a file at most when it is opened; None reads all.
+        directory: the peer's directory; a peer that was not started has none, and no records.
+        opening: follow the records, and read at most so many bytes of a file when it is opened; None reads all.
     """
 
     def __init__(self, directory: Path, opening: int | None = None) -> None:
@@ -162,7 +162,7 @@ class PeerRun:
         return peer
 
     def refresh(self) -> bool:
-        """Read what was added; whether anything was."""
+        """Read the records that were added, and return whether there were any."""
         changed = [lines.refresh() for lines in (self._metrics, self._evaluations, self._events)]
         if changed[0]:
             self._spent = {}
@@ -170,7 +170,7 @@ class PeerRun:
 
     @property
     def rounds(self) -> Sequence[RoundRow]:
-        """The rounds that are known; of a long run that is followed some between are left out."""
+        """The known rounds; if a long run is followed, some in between are left out."""
         return self._metrics.rows
 
     @property
@@ -179,28 +179,28 @@ class PeerRun:
 
     @property
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """What the peer noticed; the lines of events.jsonl."""
+        """The events that the peer noticed, as the lines of events.jsonl."""
         return self._events.rows
 
     @property
     def thinned(self) -> bool:
-        """Whether some rounds between are left out."""
+        """Whether some rounds in between are left out."""
         return self._metrics.thinned
 
     @property
     def damage(self) -> str:
-        """The first line that is left out since it is none of a run's, and why; "" without one."""
+        """The first line that was rejected, with the reason; "" without one."""
         files = (self._metrics, self._evaluations, self._events)
         return next((f"{lines.path.name}, {lines.damage}" for lines in files if lines.damage), "")
 
     @property
     def changed(self) -> float:
-        """When the peer last recorded something, in seconds since the epoch; 0 if nothing."""
+        """The time of the peer's last record, in seconds since the epoch; 0 without records."""
         return max(lines.changed for lines in (self._metrics, self._evaluations, self._events))
 
     @property
     def noticed(self) -> float:
-        """When it last noticed something after its last round, in seconds since the epoch; 0 if not."""
+        """The time of its last event after its last round, in seconds since the epoch; 0 without one."""
         return self._events.changed if self._events.changed >= self._metrics.changed else 0.0
 
     @property
@@ -213,11 +213,11 @@ class PeerRun:
 
     @property
     def step(self) -> int:
-        """How far it came, in rounds; one that joined late or was away has fewer lines."""
+        """The number of its last round. It can exceed the number of lines, if the peer joined late or was away."""
         return self.rounds[-1].step if self.rounds else 0
 
     def standing_for(self) -> Iterator[tuple[RoundRow, int]]:
-        """Each round, and how many it stands for: itself and those before it that are left out."""
+        """Each known round, and the number of rounds it stands for: itself and the left-out ones before it."""
         before = 0
         for row in self.rounds:
             yield row, row.step - before if self.thinned else 1
@@ -229,16 +229,16 @@ class PeerRun:
 
     @property
     def own_seconds(self) -> OwnSeconds | None:
-        """Its own work in all rounds; None if waiting was not recorded apart."""
+        """Seconds of its own work in all rounds; None if waiting was not recorded apart."""
         return OwnSeconds.over(self.rounds)
 
     @property
     def seconds_waited(self) -> float | None:
-        """For the others, over all rounds; None if it was not recorded apart."""
+        """Seconds of waiting for the others, over all rounds; None if it was not recorded apart."""
         return self.total("time/wait") if self.own_seconds is not None else None
 
     def _spent_by(self, step: int) -> tuple[int | None, float | None]:
-        """Tokens and seconds of its first ``step`` rounds."""
+        """Its own tokens and seconds in its first ``step`` rounds; None for each that is not known."""
         if not self._spent:
             seconds: float | None = 0.0
             self._spent[0] = (0, 0.0)
@@ -251,16 +251,16 @@ class PeerRun:
         return self._spent.get(step, (None, None))
 
     def tokens_after(self, step: int) -> int | None:
-        """Tokens the peer sampled itself in its first ``step`` rounds; None if the last of them is not recorded."""
+        """Tokens that the peer sampled in its first ``step`` rounds; None if the last of these is not recorded."""
         return self._spent_by(step)[0]
 
     def seconds_after(self, step: int) -> float | None:
-        """Its own seconds in its first ``step`` rounds; None if they are not known."""
+        """Seconds of its own work in its first ``step`` rounds; None if they are not known."""
         return self._spent_by(step)[1]
 
     @property
     def bytes_sent(self) -> int:
-        """What the peer offered to each of the others, over all rounds."""
+        """Bytes that the peer offered to each of the others, over all rounds."""
         return sum(n * row.by_peer.get(self.name, {}).get("bytes", 0) for row, n in self.standing_for())
 
     @property
@@ -280,7 +280,7 @@ class PeerRun:
 
     @property
     def last_recorded(self) -> int | None:
-        """The last round whose rollouts are there."""
+        """The last round with recorded rollouts, counted from 0; None without one."""
         last = self.step - 1
         if last >= 0 and rollouts_path(self.directory, last).exists():
             return last
@@ -288,10 +288,10 @@ class PeerRun:
         return recorded[-1] if recorded else None
 
     def rollouts(self, round: int) -> list[dict[str, Any]]:
-        """A round's rollouts, a row each, without what only a replay needs.
+        """A round's rollouts, a row each, without the columns that only a replay needs.
 
         Raises:
-            RecordsError: they are not there, damaged, or larger than any run writes.
+            RecordsError: the rollouts are absent, damaged, or larger than any run writes.
         """
         rows = read_rollouts(self.directory, round, SHOWN)
         for number, row in enumerate(rows):
@@ -300,7 +300,7 @@ class PeerRun:
         return rows
 
     def rollouts_kept_and_tokens(self) -> tuple[int, int] | None:
-        """Rollouts that carried gradient and tokens of all rollouts, over all rounds; None unless all are recorded."""
+        """The number of rollouts with gradient, and the tokens of all rollouts; None unless every round is recorded."""
         recorded = self.recorded
         if len(recorded) != len(self.rounds):
             return None
@@ -313,13 +313,13 @@ class PeerRun:
 
     @property
     def tokenizer(self) -> Path | None:
-        """The tokenizer in its newest checkpoint; None without a checkpoint."""
+        """The file of the tokenizer in its newest checkpoint; None without a checkpoint."""
         steps = (path.name.removeprefix("checkpoint-") for path in self.directory.glob("checkpoint-*"))
         newest = max((int(step) for step in steps if step.isdecimal() and len(step) < 10), default=None)
         return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
 
     def missing(self, rounds: int) -> str | None:
-        """What a run of ``rounds`` rounds still lacks, in words; None if it is complete."""
+        """A text that names the records still missing from a run of ``rounds`` rounds; None if it is complete."""
         if not self.evaluations:
             return "not started"
         if self.step < rounds:
@@ -330,7 +330,7 @@ class PeerRun:
 
 
 def _is_rollout(row: Mapping[str, Any]) -> bool:
-    """Whether a row has what every rollout has, and arrays that belong together."""
+    """Whether a row has the fields of every rollout, with arrays of matching lengths."""
     if any(row.get(key) is None for key in (*SHOWN[:6], "completion_ids", "gen_logp")):
         return False
     old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
@@ -342,14 +342,14 @@ def _is_rollout(row: Mapping[str, Any]) -> bool:
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
-    """The mean of the last three evaluations; the untrained model's counts only if there is no other."""
+    """The mean accuracy of the last three evaluations; the untrained model's counts only if there is no other."""
     trained = [row for row in evaluations if row.step] or evaluations
     return fmean(row.accuracy for row in trained[-LAST_EVALUATIONS:])
 
 
 @dataclass(frozen=True)
 class ArmOfRun:
-    """One arm of one run, by the peers whose records are here."""
+    """One arm of one run: the peers with records here."""
 
     run: Path
     arm: Arm
@@ -357,7 +357,7 @@ class ArmOfRun:
 
     @staticmethod
     def followed(run: Path, arm: Arm, here: Sequence[str]) -> ArmOfRun:
-        """The arm as it is written, before the first look."""
+        """An arm to follow while it is written, before the first look."""
         opening = OPENING // max(1, len(here))
         return ArmOfRun(run, arm, {name: PeerRun(run / arm.name / name, opening) for name in here})
 
@@ -366,12 +366,12 @@ class ArmOfRun:
         return self.arm.recipe.training.rounds
 
     def refresh(self) -> bool:
-        """Read what was added; whether anything was."""
-        return sum(peer.refresh() for peer in self.peers.values()) > 0  # every one of them is asked
+        """Read the records that were added, and return whether there were any."""
+        return sum(peer.refresh() for peer in self.peers.values()) > 0  # a sum, unlike any(), refreshes every peer
 
     @property
     def started(self) -> bool:
-        """Whether anything of it was recorded."""
+        """Whether any of its peers has records."""
         return any(peer.changed for peer in self.peers.values())
 
     def swarm_of(self, peer: str) -> tuple[str, ...]:
@@ -384,7 +384,7 @@ class ArmOfRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a directory holds: one run, or the runs of an experiment, one per seed."""
+    """The plan of a directory: one run, or the runs of an experiment, one per seed."""
 
     directory: Path
     recipe: Recipe
@@ -400,7 +400,7 @@ def read_plan(directory: Path) -> Plan:
     """The recipe, seeds and arms of a directory.
 
     Raises:
-        RecordsError: it holds neither a run nor an experiment, or one of another version of ftis.
+        RecordsError: the directory holds neither a run nor an experiment, or one of another version of ftis.
     """
     file = next((f for name in ("experiment.json", "recipe.json") if (f := directory / name).exists()), None)
     if file is None:
@@ -420,7 +420,7 @@ def read_plan(directory: Path) -> Plan:
 
 
 def _of_another_version(file: Path, why: str) -> str:
-    """The error of a recipe that this version does not understand, with the version that wrote it."""
+    """The error text for a recipe that this version cannot read, with the version that wrote it."""
     here = importlib.metadata.version("ftis")
     wrote = _recorded(file, "versions", "ftis")
     if wrote and wrote != here:
@@ -431,7 +431,7 @@ def _of_another_version(file: Path, why: str) -> str:
 
 
 def _recorded(file: Path, *keys: str) -> str:
-    """What the provenance beside a recipe says, "" if nothing."""
+    """The entry under nested ``keys`` of the provenance beside a recipe; "" without one."""
     for name in (file.name, PROVENANCE):
         try:
             found: Any = read_json(file.parent / name)
@@ -454,18 +454,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """What a directory holds: one run, or the runs of an experiment, one per seed.
+    """All records of a directory: of one run, or of the runs of an experiment, one per seed.
 
     Attributes:
-        runs: by seed.
-        arms: those that were started under some seed.
-        not_run: names of those that were not.
-        seeds: the complete ones, in which every arm and peer was trained and evaluated to its last round. Only they
-            are compared.
-        left_out: why each other seed is not complete.
-        peer_names: the peers whose records are here.
-        elsewhere: the other peers of a joined run, whose records are on their own machines.
-        provenances: with which versions, commit and machine, of each time that rounds were trained.
+        runs: the runs by seed.
+        arms: the arms that were started under some seed.
+        not_run: the names of the other arms.
+        seeds: the complete seeds, with every arm and peer trained and evaluated to its last round. Only these seeds are
+            compared.
+        left_out: the reason why each other seed is not complete.
+        peer_names: the peers with records here.
+        elsewhere: the other peers of a joined run; their records are on their own machines.
+        provenances: versions, commit and machine of each time that rounds were trained.
     """
 
     directory: Path
@@ -490,7 +490,7 @@ class Study:
 
     @property
     def seeds_shown(self) -> tuple[int, ...]:
-        """The complete seeds; while there is none, those that were started."""
+        """The complete seeds; while there are none, the seeds that were started."""
         return self.seeds or tuple(self.runs)
 
     @property
@@ -500,7 +500,7 @@ class Study:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The arms that each other arm is compared with, of those that were run."""
+        """The started arms that every other arm is compared with."""
         run = {arm.name for arm in self.arms}
         return tuple(name for name in self.recipe.experiment.baselines if name in run)
 
@@ -509,7 +509,7 @@ def read_run(directory: Path) -> Run:
     """Read the records of one run.
 
     Raises:
-        RecordsError: no run is there, it is of another version of ftis, or a file is damaged.
+        RecordsError: the directory holds no run or one of another version of ftis, or a file is damaged.
     """
     if not (directory / "recipe.json").exists():
         raise RecordsError(
@@ -522,7 +522,8 @@ def read_study(directory: Path) -> Study:
     """Read the records of an experiment or of one run.
 
     Raises:
-        RecordsError: neither is there, nothing was recorded yet, a file is damaged, or of another version of ftis.
+        RecordsError: the directory holds neither, nothing was recorded yet, or a file is damaged or of another version
+            of ftis.
     """
     plan = read_plan(directory)
     recipe = plan.recipe
@@ -555,7 +556,7 @@ def read_study(directory: Path) -> Study:
 
 
 def _provenances(run: Path) -> list[dict[str, Any]]:
-    """What its provenance says of when the run began, and of when arms were added or it went on otherwise."""
+    """The provenances of a run: of its start, of arms added later, and of each time that it was continued."""
     of_run = read_json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
     return [of_run, *of_run.get("added", {}).values(), *of_run.get("continued", ())]
 
@@ -570,7 +571,7 @@ def _run(directory: Path, recipe: Recipe) -> Run:
 
 
 def _unfinished(run: Run, rounds: Mapping[str, int], peers: Sequence[str]) -> str | None:
-    """What the first incomplete peer of a run lacks, in words."""
+    """A text that names the first incomplete peer of a run and its missing records; None if all are complete."""
     for arm, of_arm in rounds.items():
         for peer in peers:
             if missing := run.peers[arm, peer].missing(of_arm):
@@ -579,7 +580,7 @@ def _unfinished(run: Run, rounds: Mapping[str, int], peers: Sequence[str]) -> st
 
 
 def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
-    """The peers that a joined run has no records of: ``ftis join`` keeps one peer's and the events it met."""
+    """The peers of a joined run without records here: ``ftis join`` keeps only its own peer's records and events."""
     records = [peer for run in runs.values() for peer in run.peers.values() if peer.evaluations]
     here = {peer.name for peer in records}
     if len(here) > 1 or not all((peer.directory / "events.jsonl").exists() for peer in records):

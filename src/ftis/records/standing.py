@@ -1,4 +1,4 @@
-"""How a peer stands in a run, from its last rounds: the facts that a sentence about it is made of.
+"""The state of a peer in a run, from its last rounds: the facts for a sentence about it.
 
 Everything here is counted from records, and nothing is put into words.
 """
@@ -16,43 +16,44 @@ from ftis.records.reading import ArmOfRun, PeerRun, RoundRow
 from ftis.rewards.parts import right_formats
 
 WINDOW = 10
-"""Rounds that "lately" means."""
+"""The number of last rounds that count as lately."""
 
 MEAN_OF = 3
-"""Rounds over which a reward is averaged before it is compared: one of a few dozen completions swings."""
+"""Rounds over which a reward is averaged before it is compared: the mean of a few dozen completions is noisy."""
 
 FALLEN, WORTH_FALLING = 0.5, 0.1
-"""The part of the best reward below which a reward has fallen, and the least best reward that can fall."""
+"""The fraction of the best reward below which a reward has fallen, and the smallest best reward that can fall."""
 
 CLEARLY = 0.2
-"""How far a mean reward lies below its best, or below the other peers', before somebody should look."""
+"""The distance of a mean reward below its best, or below the other peers', at which somebody should look."""
 
 NOTICE_SECONDS = 60.0
-"""Seconds after which something a peer said about the network is no longer news."""
+"""Seconds after which a peer's remark about the network is no longer news."""
 
 NEWS = ("waiting", "alone", "aside", "mismatch", "behind")
-"""The network events that say why a peer does not go on."""
+"""The network events that explain why a peer does not go on."""
 
 REASONED = ("rejected/", "dropped/")
-"""Beginnings of measures that count by reason."""
+"""Prefixes of measures that count by reason."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What became of another peer's rollouts in some of the learner's rounds.
+    """The fate of another peer's rollouts in some of the learner's rounds.
 
     Attributes:
-        name: of the peer that sampled them.
-        offered: rollouts that came, whatever became of them.
-        used: those learned from.
-        zero, dropped: those in groups whose rewards are all equal; those that a selection dropped, by reason.
+        name: the peer that sampled the rollouts.
+        offered: rollouts that came, whether they were used or not.
+        used: rollouts that the learner learned from.
+        zero: rollouts in groups with equal rewards.
+        dropped: rollouts that a selection dropped, by reason.
         rejected: groups, messages or offers that were rejected, by reason.
-        first_rejection: the first of them in words, with whatever the sender wrote.
+        first_rejection: the first rejection in words, with the text that the sender wrote.
         missing: rounds in which nothing came.
         late: messages that came in a later round than their own.
-        behind: rounds that it is behind the learner; 0 if that is not known.
-        quarantined_since: the round, counted from 1, in which the honesty test found it; None if it did not.
-        accused_only: whether it was found, but is still learned from.
+        behind: rounds that the peer is behind the learner; 0 if that is not known.
+        quarantined_since: the round, counted from 1, in which the honesty test found the peer; None if it did not.
+        accused_only: whether the honesty test found the peer, but the learner still learns from it.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Formats:
-    """How many of the last own completions have the format that the reward asks for."""
+    """The number of the last own completions with the format that the reward asks for, and the number of all."""
 
     right: int
     of: int
@@ -79,21 +80,22 @@ class Formats:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one peer is.
+    """The state of one peer.
 
     Attributes:
-        lately: rounds that the counts are about.
-        reward, change: the mean reward of the last rounds, and by how much it is above that ``change_over`` rounds ago.
-        best: the highest such mean of all rounds that are known.
-        others: the median reward of the other peers whose records are here; None without any.
+        lately: the number of rounds that the counts cover.
+        reward: the mean reward of the last rounds.
+        change: the difference of that mean from the one ``change_over`` rounds ago.
+        best: the highest such mean over all known rounds.
+        others: the median reward of the other peers with records here; None without any.
         together: whether it learns together with others.
-        unrewarded: the last rounds without any reward, one after the other.
-        without_foreign: the same, without a foreign rollout learned from.
-        seconds_left: by its last rounds; None while it is not known.
-        silent_for: seconds since its records last changed; None of a peer whose records are complete or not there.
-        usual: seconds of one of its last rounds.
-        notice: the last thing that it said about the network, if it is about the present round.
-        damage: the first line of its records that is left out, and why; "" without one.
+        unrewarded: the number of last rounds in a row without any reward.
+        without_foreign: the number of last rounds in a row that used no foreign rollout.
+        seconds_left: an estimate by its last rounds; None while there is none.
+        silent_for: seconds since its records last changed; None if they are complete or absent.
+        usual: mean seconds of its last rounds.
+        notice: its last remark about the network, if that concerns the present round.
+        damage: the first line of its records that was rejected, with the reason; "" without one.
     """
 
     name: str
@@ -123,10 +125,10 @@ class Standing:
 
 
 def standings(arm: ArmOfRun, now: float | None = None) -> list[Standing]:
-    """How each peer of an arm stands.
+    """The state of each peer of an arm.
 
     Args:
-        now: seconds since the epoch, to say who has been silent; None for records that nobody writes any more.
+        now: seconds since the epoch, to find silent peers; None for records that nobody writes any more.
     """
     found = []
     steps = {name: peer.step for name, peer in arm.peers.items()}
@@ -155,11 +157,11 @@ def standing(
     steps: Mapping[str, int] | None = None,
     silent_for: float | None = None,
 ) -> Standing:
-    """How a peer stands, by its rows; between the last ones there are no gaps.
+    """The state of a peer by its rows. The last rows have no gaps.
 
     Args:
-        swarm: the names of those who learn together, its own too.
-        steps: rounds that each of them has finished.
+        swarm: the names of the peers that learn together, its own included.
+        steps: the number of rounds that each of these peers has finished.
     """
     together = len(swarm) > 1
     if not rows:
@@ -191,12 +193,12 @@ def standing(
 
 
 def has_fallen(reward: float, best: float) -> bool:
-    """Whether a mean reward has fallen so far below the best that a rate or an objective may be wrong."""
+    """Whether a mean reward is so far below the best that the learning rate or the objective may be wrong."""
     return best >= WORTH_FALLING and reward < FALLEN * best
 
 
 def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:
-    """The step of each row with a reward, and the mean reward of the rows up to it, :data:`MEAN_OF` at most."""
+    """The step of each row with a reward, and the mean reward of the last rows up to it, at most :data:`MEAN_OF`."""
     last: deque[float] = deque(maxlen=MEAN_OF)
     means = []
     for row in rows:
@@ -207,7 +209,7 @@ def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:
-    """The last mean, its change and over how many rounds: :data:`WINDOW`, or as many as there are beyond the mean's."""
+    """The last mean, its change, and the number of rounds of that change: :data:`WINDOW`, or fewer in a short run."""
     if not means:
         return None, None, 0
     step, now = means[-1]
@@ -219,20 +221,20 @@ def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | N
 
 
 def _last_without(rows: Sequence[RoundRow], seen: Callable[[RoundRow], bool]) -> int:
-    """Rounds since the last row with something, by their steps: rows of a long run have gaps."""
+    """Rounds since the last row that ``seen`` accepts, by their steps: rows of a long run have gaps."""
     found = next((row for row in reversed(rows) if seen(row)), None)
     return rows[-1].step - (rows[0].step - 1 if found is None else found.step)
 
 
 def _notice(peer: PeerRun, now: float) -> str:
-    """The last thing it said about the network, unless a round has ended since or it is long ago."""
+    """The peer's last remark about the network; "" if a round has ended since, or if it is too old or no news."""
     heard = [event for event in peer.events if event.get("kind") == "network"][-1:]
     news = heard and peer.noticed and now - peer.noticed < NOTICE_SECONDS and heard[0].get("what") in NEWS
     return str(heard[0].get("text", "")) if news else ""
 
 
 def _formats(arm: ArmOfRun, peer: PeerRun) -> Formats | None:
-    """How many of a peer's last own completions have the format of the built-in reward; None under another reward."""
+    """The formats of a peer's last own completions under the built-in reward; None under another reward."""
     last = peer.last_recorded
     if last is None:
         return None
@@ -245,7 +247,7 @@ def _formats(arm: ArmOfRun, peer: PeerRun) -> Formats | None:
 
 
 def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
-    """What became of a peer's rollouts in one or more of a learner's rounds."""
+    """The fate of a peer's rollouts in one or more of a learner's rounds."""
     measured = [row.by_peer.get(name, {}) for row in rounds]
     rejected: Counter[str] = Counter()
     dropped: Counter[str] = Counter()

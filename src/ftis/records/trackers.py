@@ -1,4 +1,4 @@
-"""The experiment trackers that ``report_to`` knows by name. Each package is imported here, when it is asked for."""
+"""The experiment trackers that ``report_to`` knows by name. A package is imported when a recipe names it."""
 
 from __future__ import annotations
 

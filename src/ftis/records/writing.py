@@ -1,4 +1,4 @@
-"""What a peer leaves behind in its directory: metrics, rollouts and evaluations, appended as the run goes on.
+"""The records in a peer's directory: metrics, rollouts and evaluations, appended as the run goes on.
 
     metrics.jsonl                  one line per round
     evaluations.jsonl              one line per evaluation and split
@@ -24,7 +24,7 @@ from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whol
 from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
 
-if TYPE_CHECKING:  # it loads torch, which a reader of records does without
+if TYPE_CHECKING:  # ftis.measures loads torch, and a reader of records does not need it
     from ftis.measures import RoundRecord
 
 ROLLOUTS = pa.schema(
@@ -58,29 +58,29 @@ ROLLOUTS = pa.schema(
 is null throughout a round."""
 
 TEXTS = ["source", "question", "completion"]
-"""Those of them that hold text."""
+"""The columns that hold text."""
 
 LARGEST_ROUND = 1 << 30
-"""Bytes of a round's rollouts in memory."""
+"""The most bytes of a round's rollouts in memory."""
 
 
 class Tracker(Protocol):
-    """Shows a run's numbers elsewhere. A recipe's ``report_to`` names ``f(project, run, directory) -> Tracker``."""
+    """A display of a run's numbers elsewhere. ``report_to`` names ``f(project, run, directory) -> Tracker``."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take the numbers after ``step`` finished rounds."""
 
     def finish(self) -> None:
-        """The run has ended or stopped."""
+        """Close the tracker: the run has ended or stopped."""
 
 
 class TrackerError(FtisError):
-    """A tracker raised. The numbers that it was given are recorded and saved."""
+    """A tracker raised an error. The numbers that it got are recorded and saved."""
 
 
 @contextmanager
 def _named(tracker: Tracker) -> Iterator[None]:
-    """Say which tracker raised."""
+    """Name the tracker in the error that it raises."""
     try:
         yield
     except Exception as error:  # the user's code, or a service that is not there
@@ -94,13 +94,13 @@ def open_trackers(names: Sequence[str], project: str, run: str, directory: Path)
     """The trackers that ``report_to`` names.
 
     Raises:
-        RecipeError: no such tracker, or its package is not installed.
+        RecipeError: a tracker does not exist, or its package is not installed.
     """
     return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
 
 
 class Records:
-    """Writes one peer's records under ``directory``."""
+    """A writer of one peer's records under ``directory``."""
 
     def __init__(self, directory: Path, trackers: Sequence[Tracker] = (), keep_rollouts: bool = True) -> None:
         self.directory = directory
@@ -119,7 +119,7 @@ class Records:
             path.unlink()
 
     def round(self, record: RoundRecord) -> None:
-        """Write a finished round. Rollouts come first, so a line of metrics means that the round is complete."""
+        """Write a finished round. Rollouts are written first, so a line of metrics means that the round is complete."""
         step = int(record.metrics["step"])
         if self.keep_rollouts:
             self._write_rollouts(step - 1, record.rollouts)
@@ -172,7 +172,7 @@ def rollouts_path(directory: Path, round: int) -> Path:
 
 
 def read_rollouts(directory: Path, round: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """A round's rollouts as rows, of all columns or of those named. A list of numbers is an array of the column's type.
+    """A round's rollouts as rows, with all columns or the named ones. A list of numbers is a typed array.
 
     Raises:
         RecordsError: as :func:`read_columns`.
@@ -186,11 +186,11 @@ def read_rollouts(directory: Path, round: int, columns: Sequence[str] | None = N
 
 
 def read_columns(directory: Path, round: int, columns: Sequence[str] | None = None) -> Any:
-    """A round's rollouts as an Arrow table, of all columns or of those named; a column that was not recorded is left
+    """A round's rollouts as an Arrow table, with all columns or the named ones. Columns that were not recorded are left
     out.
 
-    Compression makes a file of kilobytes out of gigabytes. So the file's own counts of values and bytes are looked at
-    before it is read, and a text that repeats stays a number in a dictionary until the lengths of all are known.
+    Compression can hide gigabytes in a file of kilobytes. So the file's own counts of values and bytes are checked
+    before it is read, and a repeated text stays an index into a dictionary until the total length is known.
 
     Raises:
         RecordsError: the file cannot be read, holds something else, or more than :data:`LARGEST_ROUND`.
@@ -201,13 +201,13 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
             schema, about = parquet.schema_arrow, parquet.metadata
             if strange := [f.name for f in schema if f.name not in ROLLOUTS.names or not _fits(f.type, f.name)]:
                 raise RecordsError(f"{file} holds no rollouts (column {strange[0]}): delete its directory")
-            parquet.scan_contents()  # pyarrow aborts the process if it is asked for damaged counts
+            parquet.scan_contents()  # finds damage before the counts are read: these would make pyarrow abort
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
         _refuse_beyond(file, sum(max(of.total_uncompressed_size, 8 * of.num_values) for of in chunks))
         names = [name for name in schema.names if columns is None or name in columns]
         with pq.ParquetFile(file, read_dictionary=[name for name in names if name in TEXTS]) as parquet:
-            table = parquet.read(columns=names, use_threads=False)  # a third of the time that read_table takes
+            table = parquet.read(columns=names, use_threads=False)  # takes a third of read_table's time
     except (OSError, pa.ArrowException) as error:
         raise RecordsError(f"{file} cannot be read ({error}): restore it, or delete its directory") from None
     texts = [table[name] for name in names if name in TEXTS]
@@ -219,7 +219,7 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
 
 
 def _fits(found: Any, name: str) -> bool:
-    """Whether a column has its type; a text may be a number in a dictionary, and parts of ``sent`` came later."""
+    """Whether a column has the expected type; texts may be dictionary-encoded, and old files lack parts of ``sent``."""
     expected = ROLLOUTS.field(name).type
     if pa.types.is_struct(expected):
         return bool(pa.types.is_struct(found))
@@ -227,7 +227,7 @@ def _fits(found: Any, name: str) -> bool:
 
 
 def _letters(chunk: Any) -> int:
-    """Bytes of all texts of a column whose texts are numbers in a dictionary."""
+    """The total bytes of the texts in a dictionary-encoded column."""
     lengths = pc.take(pc.binary_length(chunk.dictionary), chunk.indices)
     return pc.sum(lengths).as_py() or 0
 

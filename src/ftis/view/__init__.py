@@ -1,1 +1,1 @@
-"""What people see of runs: the terminal, the report and the live page."""
+"""Everything that people see of runs: the terminal, the report and the live page."""

@@ -1,6 +1,6 @@
 """One arm of a run, as sections of a page: is it working, curves, cost, events.
 
-The page that is watched and the static report lay out the same values.
+The live page and the static report lay out the same values.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LATELY = 32
 """Rounds over which a round's seconds are averaged."""
 
 LAST_EVENTS = 40
-"""Events that are shown."""
+"""The number of events that a page shows."""
 
 LONGEST_EVENT = 400
-"""Letters of an event's text that are shown."""
+"""The most letters of an event's text that a page shows."""
 
 
 @dataclass(frozen=True)
 class Glance:
-    """Whether it is working: of all together, and a sentence per peer."""
+    """Whether the arm is working: a headline on all peers together, and a sentence per peer."""
 
     headline: str
     peers: Sequence[About]
@@ -40,7 +40,7 @@ class Glance:
 
 @dataclass(frozen=True)
 class CurveAxis:
-    """Curves over one thing; ``key`` names it in the page."""
+    """Charts over one x axis; ``key`` names the axis in the page."""
 
     key: str
     label: str
@@ -49,7 +49,7 @@ class CurveAxis:
 
 @dataclass(frozen=True)
 class CurveSet:
-    """The same curves over rounds, own tokens and own seconds; a page shows one of them."""
+    """The same curves over rounds, own tokens and own seconds; a page shows one of the three at a time."""
 
     overs: Sequence[CurveAxis]
     thinned: bool
@@ -75,7 +75,7 @@ class Events:
 
 
 def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
-    """How the peers stand; ``now`` in seconds since the epoch, or None for records that nobody writes any more."""
+    """The state of every peer at ``now``, in seconds since the epoch; None if nobody writes the records any more."""
     found = standings(arm, now)
     peers = [about(of) for of in found]
     return Glance(headline(peers, found), peers)
@@ -108,7 +108,7 @@ def rounds(arm: ArmOfRun) -> CurveSet | None:
 
 
 def spent_table(arm: ArmOfRun) -> Cost | None:
-    """What each peer has spent so far; None before the first round. If rows are left out, totals are about right."""
+    """A table of each peer's cost so far; None before the first round. Totals are approximate if rows are left out."""
     rows = []
     for name, peer in arm.peers.items():
         if not peer.rounds:
@@ -141,7 +141,7 @@ def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
 
 
 def events(arm: ArmOfRun) -> Events | None:
-    """What happened, the newest first: what peers noticed, and evaluations."""
+    """The arm's events and evaluations, the newest first; None if there are none."""
     found: list[tuple[str, int, EventLine]] = []
     for name, peer in arm.peers.items():
         for row in peer.events:
@@ -181,7 +181,7 @@ def _evaluated(splits: Mapping[str, float]) -> str:
 
 
 def sections_of(arm: ArmOfRun, seen: Glance) -> dict[str, tuple[str, Callable[[], object]]]:
-    """What a page shows of an arm, by anchor: titles, and what makes the views."""
+    """An arm's sections by anchor: each a title and a function that makes the view."""
     pairs = ArmRounds.followed(arm)
     return {
         "glance": ("Is it working?", lambda: seen),

@@ -1,10 +1,10 @@
-"""Charts as values: where their lines, areas, dots and words lie, light enough to be drawn after every round.
+"""Charts as values: the places of their lines, areas, dots and words. They are cheap enough to draw after every round.
 
 :class:`Plot` puts data into the frame of a chart; ``templates/chart.svg`` draws a :class:`Chart`, in a page and in a
 file. There is no other way to draw.
 
 People who see red and green alike can tell the colours apart, and an arm has the same colour, line and marker in every
-chart. An ink is a name: ``page.css`` has its colour by day and in the dark, :data:`INKS` its colour on paper.
+chart. An ink is a name: ``page.css`` has its colours in light and dark mode, :data:`INKS` its colour on paper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ftis.check.formatting import true_minus
 
 LONGEST_NAME = 18
 LONGEST_BESIDE = 26
-"""Letters of a name beside a line; the chart grows by it."""
+"""The most letters of a name beside a line; the chart grows by its length."""
 
 INKS: Mapping[str, str] = {
     "line-0": "#1f5fd0",
@@ -39,7 +39,7 @@ INKS: Mapping[str, str] = {
     "dropped": "#e8a33d",
     "weights": "#6a3d9a",
 }
-"""The inks, as they are on paper and by day."""
+"""The colours of the inks, on paper and in light mode."""
 
 LINES = 8
 """The number of inks ``line-0``, ``line-1``, … for lines without a style of their own."""
@@ -48,7 +48,7 @@ COLOURS = ("line-0", "line-1", "line-2", "line-3", "line-4", "line-6")
 BASELINE_COLOURS = ("line-5", "line-7")
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 2.5), (2.5, 2), (7, 2, 2, 2))
 MARKERS = "osADvP"
-"""Circle, square, triangle up, diamond, triangle down, upright bar: of the points of an arm's line."""
+"""Markers of the points of arms' lines: circle, square, triangle up, diamond, triangle down, upright bar."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Style:
 
 
 def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style]:
-    """A style for each arm; baselines are black or grey, and broken lines."""
+    """A style for each arm; baselines have broken lines in black or grey."""
     styles = {}
     others = [arm for arm in arms if arm not in baselines]
     for i, arm in enumerate(others):
@@ -74,7 +74,7 @@ def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style
 
 
 def in_short(value: float) -> str:
-    """1.5M for 1,500,000, 20k for 20,000; smaller numbers as they are."""
+    """A number in short: 1.5M for 1,500,000, 20k for 20,000; smaller numbers stay as they are."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:g}{letter}"
@@ -82,7 +82,7 @@ def in_short(value: float) -> str:
 
 
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """The heights moved as little as needed to lie ``gap`` apart and within 0 … 1, their order kept."""
+    """Move heights as little as needed, so that they lie ``gap`` apart and within 0 … 1, in the same order."""
     order = sorted(range(len(heights)), key=lambda i: (heights[i], -i))
     placed, least, most = [0.0] * len(heights), 0.0, 1.0
     for i in order:
@@ -95,7 +95,7 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name of at most ``longest`` letters, that leaves room for the chart; names may have 64."""
+    """Cut a name to ``longest`` letters, so that it leaves room for the chart; names may have 64."""
     return name if len(name) <= longest else f"{name[: longest - 6]}…{name[-5:]}"
 
 
@@ -106,14 +106,14 @@ LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
 LETTER = 7
 """The approximate width of a letter in a label. A chart with long labels is wider than others."""
 NAMED = 12
-"""Up to this many lines are labelled; with more, labels would overlap."""
+"""The most lines with labels; the labels of more would overlap."""
 
 ROUND = "round"
 """The label of an axis of whole numbers."""
 
 MOST_POINTS = 300
 GAP = 0.075
-"""Between two names, as a part of the height."""
+"""The least distance between two names, as a part of the height."""
 
 LEGEND_ROW = 14
 
@@ -161,7 +161,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Words:
-    """Text whose middle of height is at ``y``; ``anchor`` is "start", "middle" or "end"."""
+    """A text centred vertically at ``y``; ``anchor`` is "start", "middle" or "end"."""
 
     x: float
     y: float
@@ -176,7 +176,7 @@ Mark = Polyline | Area | Dot | Words
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its title; ``empty`` says why there is none, "" if there is one."""
+    """A drawing with its title; ``empty`` is the reason why there is no drawing, or ""."""
 
     title: str
     alt: str
@@ -197,7 +197,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark of an axis: at which value, and what it says."""
+    """A mark of an axis: its value and its text."""
 
     at: float
     text: str
@@ -212,7 +212,7 @@ def logarithmic(value: float) -> float:
 
 
 def both_sides_logarithmic(inner: float) -> Scale:
-    """Linear within ±``inner``, logarithmic beyond."""
+    """A scale that is linear within ±``inner`` and logarithmic beyond."""
     return lambda value: math.asinh(value / inner)
 
 
@@ -268,7 +268,7 @@ class Plot:
         self._marks.append(Words(last, height - 7, x_label, anchor="end"))
 
     def place(self, x: float, y: float) -> Point:
-        """Where a value lies in the drawing; what is beyond the frame lies on its edge."""
+        """The place of a value in the drawing; a value beyond the frame is put on its edge."""
         first, top, last, bottom = self._frame
         across, up = (
             min(max((scale(value) - scale(low)) / (scale(high) - scale(low)), 0.0), 1.0)
@@ -287,7 +287,7 @@ class Plot:
         marker: str = "",
         opacity: float = 1.0,
     ) -> None:
-        """A line, with its name at its end and a marker at each of its points, if any."""
+        """Draw a line, with its name at its end and a marker at each point, if these are given."""
         points = thinned(points)
         placed = [self.place(x, y) for x, y in points]
         if placed and (len(placed) > 1 or not marker):
@@ -298,7 +298,7 @@ class Plot:
             self.name(points[-1][1], name, ink)
 
     def band(self, points: Sequence[tuple[float, float, float]], ink: str, opacity: float = 0.14) -> None:
-        """An area between two heights at each x."""
+        """Draw an area between two heights at each x."""
         points = thinned(points)
         edge = [self.place(x, high) for x, _, high in points] + [self.place(x, low) for x, low, _ in reversed(points)]
         if len(points) > 1:
@@ -307,41 +307,41 @@ class Plot:
             self._marks.append(Polyline(edge, ink, 3, opacity=opacity))
 
     def box(self, x: tuple[float, float], y: tuple[float, float], ink: str) -> None:
-        """A rectangle."""
+        """Draw a rectangle."""
         if y[1] > y[0]:
             corners = [(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1])]
             self._marks.append(Area([self.place(*corner) for corner in corners], ink))
 
     def level(self, y: float, name: str, ink: str = "bad") -> None:
-        """A line across, with its name."""
+        """Draw a line across the frame, with its name."""
         (first, _, last, _), at = self._frame, self.place(self._x[0], y)[1]
         self._marks.append(Polyline(((first, at), (last, at)), ink, 1, (2, 2)))
         if name:
             self.name(y, name, ink)
 
     def upright(self, x: float) -> None:
-        """A line from the bottom to the top."""
+        """Draw a line from the bottom to the top."""
         (_, top, _, bottom), at = self._frame, self.place(x, self._y[0])[0]
         self._marks.append(Polyline(((at, top), (at, bottom)), "ink", 1))
 
     def mark(self, x: float, y: float, marker: str, ink: str, size: float = 2.3, opacity: float = 1.0) -> None:
-        """A marker by itself."""
+        """Draw a single marker."""
         self._marks.append(_marker(marker, self.place(x, y), size, ink, opacity))
 
     def name(self, y: float, text: str, ink: str) -> None:
-        """A name at the right edge; names that would overlap are pushed apart."""
+        """Write a name at the right edge; names that would overlap are pushed apart."""
         self._names.append((y, text, ink))
 
     def legend(self, ink: str, text: str, opacity: float = 1.0) -> None:
-        """A line below that says what an ink means."""
+        """Add a line below the frame with the meaning of an ink."""
         self._legend.append((ink, text, opacity))
 
     def words(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Words at a place in units of the drawing."""
+        """Write words at a place in units of the drawing."""
         self._marks.append(Words(x, y, text, anchor=anchor))
 
     def chart(self, title: str, alt: str, subtitle: str = "") -> Chart:
-        """All of it."""
+        """The finished chart."""
         marks, (_, top, last, bottom) = list(self._marks), self._frame
         width = WIDTH
         if len(self._names) <= NAMED:
@@ -362,7 +362,7 @@ class Plot:
 
 
 def empty(title: str, alt: str, why: str, subtitle: str = "") -> Chart:
-    """A chart of nothing, which says why."""
+    """A chart without data that says why it is empty."""
     return Chart(title, alt, subtitle=subtitle, empty=why)
 
 
@@ -378,7 +378,7 @@ class Series:
 def chart(
     title: str, x_label: str, series: Sequence[Series], *, low: float | None = None, high: float | None = None
 ) -> Chart:
-    """A chart of some plain lines; ``low`` and ``high`` are the ends of the y axis, by default what they need."""
+    """A chart of plain lines; ``low`` and ``high`` are the ends of the y axis, by default those of the data."""
     known = [(s, points) for s in series if (points := finite(s.points))]
     if not known:
         why = "nothing was measured yet"
@@ -396,7 +396,7 @@ def chart(
 
 
 def thinned(points: Sequence[AnyPoint]) -> list[AnyPoint]:
-    """At most so many points that a line or a band shows, the last one among them."""
+    """Thin out points to at most :data:`MOST_POINTS`; the last one stays."""
     if len(points) <= MOST_POINTS:
         return list(points)
     step = len(points) / (MOST_POINTS - 1)
@@ -408,7 +408,7 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def powers_of_ten(low: float, high: float) -> list[Tick]:
-    """Ticks of a logarithmic axis, six at most."""
+    """At most six ticks of a logarithmic axis."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     step = max(1, -(-(last - first + 1) // 6))
     return [Tick(10.0**power, f"{10.0**power:g}") for power in range(first, last + 1, step)]
@@ -431,7 +431,7 @@ def _marker(kind: str, at: Point, r: float, ink: str, opacity: float = 1.0) -> M
 
 
 def _path(points: Sequence[Point]) -> str:
-    """A polyline; one point is a short dash, which would else not be seen."""
+    """A polyline as an SVG path; a single point becomes a short dash, since it would be invisible otherwise."""
     if len(points) == 1:
         (x, y) = points[0]
         return f"M{x - 3:g} {y:g}h6"
@@ -440,12 +440,12 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, never the same."""
+    """The ends of an axis, moved apart if they are equal."""
     return (low, high) if high - low >= 1e-9 else (low - 0.5, high + 0.5)
 
 
 def _round_numbers(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
-    """Round numbers from ``low`` to ``high``, about so many, and at least ``least`` apart."""
+    """Round numbers from ``low`` to ``high``, about ``most`` of them, and at least ``least`` apart."""
     rough = max((high - low) / most, least)
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * times for times in (1, 2, 5, 10) if size * times >= rough * 0.999)

@@ -1,5 +1,5 @@
-"""What an experiment or a run of several arms came to: verdicts with what to know before believing them, curves over
-arms, accuracy with its tests, budgets and cost.
+"""The results of an experiment or of a run with several arms: verdicts with cautions, curves over arms, accuracy with
+its tests, budgets and cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 
 
 def headlines(results: Mapping[str, Any]) -> list[str]:
-    """A sentence for each baseline on the comparisons with it on validation, or one on why nothing is compared."""
+    """A sentence per baseline on the comparisons with it on validation, or one on why nothing is compared."""
     baselines = results["baselines"]
     if not results["seeds"]:
         unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
@@ -90,7 +90,7 @@ class VerdictRow:
 
 @dataclass(frozen=True)
 class VerdictGroup:
-    """The verdicts against one baseline; ``equal`` says in words which budget is the same."""
+    """The verdicts against one baseline; ``equal`` names the budget that is the same, in words."""
 
     baseline: ArmLabel
     equal: str
@@ -100,7 +100,7 @@ class VerdictGroup:
 
 @dataclass(frozen=True)
 class Card:
-    """The verdicts on one peer, or on the mean over all; ``model`` says which model it trains."""
+    """The verdicts on one peer, or on the mean over all; ``model`` names the model that it trains."""
 
     peer: str
     model: str
@@ -109,12 +109,12 @@ class Card:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The section.
+    """The section of verdicts.
 
     Attributes:
-        comparisons: the number of those that p is corrected for, in words; "" if none.
-        mean: the mean over peers; None of one peer, or if nothing is compared.
-        folded: whether the cards are shown on request only, as there are many.
+        comparisons: the number of comparisons that p is corrected for, in words; "" if there are none.
+        mean: the card of the mean over peers; None with one peer, or if nothing is compared.
+        folded: whether the peers' cards are shown on request only, since there are many.
     """
 
     baselines: str
@@ -131,8 +131,8 @@ class SplitCurves:
     """The curves of one split.
 
     Attributes:
-        mean: of the mean over peers, if it is compared or there are many peers; else None.
-        folded: whether those of the peers lie under a line that opens, as there are many.
+        mean: the curves of the mean over peers; None unless the mean is compared or there are many peers.
+        folded: whether the peers' own curves are shown on request only, since there are many.
     """
 
     heading: str
@@ -172,7 +172,7 @@ def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, St
 
 
 def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """Comparisons in groups: by baseline, and by what is equal to it in words."""
+    """Comparisons in groups, by baseline and by the words for the budget that is equal."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for c in comparisons:
         groups.setdefault((c["baseline"], c["equal"]), []).append(c)
@@ -180,7 +180,7 @@ def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str],
 
 
 def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
-    """Comparisons by baseline and budget; ``name`` is the peer's, or that of the mean."""
+    """The verdicts by baseline and budget; ``name`` is the name of the peer, or of the mean."""
     return [
         VerdictGroup(
             baseline=ArmLabel(baseline, styles[baseline].ink),
@@ -205,7 +205,7 @@ def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> Verd
 
 
 def model_in_words(peer: PeerConfig) -> str:
-    """Which model a peer trains, and what of it."""
+    """The model that a peer trains, and the part of it that is trained, in words."""
     how = {"full": "trained in full", "lora": f"LoRA, r = {peer.lora_r}", "subset": "a subset trained"}[peer.train]
     return f"{peer.model}, {how}"
 
@@ -254,9 +254,10 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
 
 
 def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
-    """Validation over rounds, tokens and seconds, a line of panels per peer; the other splits over rounds.
+    """The curves of one split: validation over rounds, tokens and seconds; other splits over rounds.
 
-    Where means over peers are compared, or of many peers, the mean comes first.
+    On validation each peer has a line of panels. If means over peers are compared, or if there are many peers, the mean
+    comes first.
     """
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
     peers = len(results["peers"])
@@ -268,15 +269,15 @@ def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, S
 
 
 SHOWN = ("better", "worse")
-"""The verdicts that a difference is shown."""
+"""The verdicts with which a difference counts as shown."""
 
 MOST_PEER_COLUMNS = 8
-"""More peers would make the table of means wider than a page."""
+"""The most peers with columns of their own: more would make the table of means wider than a page."""
 
 
 OF_ROLLOUTS = ("Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated")
 OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received")
-"""Headings of what a peer spent."""
+"""Headings of a peer's seconds and bytes."""
 
 
 @dataclass(frozen=True)
@@ -284,8 +285,8 @@ class SplitAccuracy:
     """The accuracy on one split.
 
     Attributes:
-        means: of the mean over peers; None of one peer, or if nothing is compared.
-        folded: whether the peers' own table is shown on request only, as they are many.
+        means: the table of means over peers; None with one peer, or if nothing is compared.
+        folded: whether the peers' own table is shown on request only, since there are many peers.
     """
 
     heading: str
@@ -296,7 +297,7 @@ class SplitAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A table per split; ``compared`` says whether they have tests."""
+    """The section of accuracy, with a table per split; ``compared`` is whether the tables have tests."""
 
     compared: bool
     splits: Sequence[SplitAccuracy]
@@ -304,12 +305,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Cost:
-    """What each peer spent; ``matched`` are sentences on what arms have as much of.
+    """The section of budgets and cost; ``matched`` are sentences on the amounts that arms have in common.
 
     Attributes:
-        collaborative: whether an arm's peers learn together, so that joining can have saved something.
-        means: of rollouts, and of seconds and bytes, over many peers, whose own tables are shown on request only; empty
-            if they are few.
+        collaborative: whether the peers of any arm learn together, so that joining can have saved something.
+        means: tables of means over peers, if there are many; their own tables are then shown on request only.
+        rollouts: a table of each peer's rollouts and tokens.
+        seconds: a table of each peer's seconds and bytes.
     """
 
     matched: Sequence[str]
@@ -320,7 +322,7 @@ class Cost:
 
 
 def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accuracy | None:
-    """None while no seed is finished."""
+    """The section of accuracy; None while no seed is finished."""
     if not results["seeds"]:
         return None
     splits = []
@@ -332,7 +334,7 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accurac
 
 
 def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table | None:
-    """A row per arm: each peer's final accuracy if they are few, their mean, and its distance from each baseline."""
+    """A row per arm: each peer's final accuracy if there are few, their mean, and its distance from each baseline."""
     compared = {(c["arm"], c["baseline"]): c for c in results["together"] if c["split"] == split}
     if not compared:
         return None
@@ -404,7 +406,7 @@ def _mcnemar(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:
-    """None while no seed is finished."""
+    """The section of budgets and cost; None while no seed is finished."""
     if not results["seeds"]:
         return None
     budget, arms, peers = results["budget"], results["arms"], results["peers"]
@@ -421,7 +423,7 @@ def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) 
 def _spent_tables(
     means: str, spent: Mapping[str | None, Mapping[str, Mapping[str, Any]]], styles: Mapping[str, Style]
 ) -> list[Table]:
-    """What was spent of rollouts, and of seconds and bytes: under each title a row per arm."""
+    """Two tables, of rollouts, and of seconds and bytes: under each title a row per arm."""
     captions = {"Rollouts per round, tokens over all rounds": OF_ROLLOUTS, "Seconds and bytes over all rounds": OF_TIME}
     tables = []
     for caption, columns in captions.items():
@@ -437,7 +439,7 @@ def _spent_tables(
 
 
 def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
-    """What a peer spent, by the heading of its column."""
+    """The amounts that a peer spent as text, by the heading of the column."""
     return {
         "Rounds": amount(spent["rounds"]),
         "Trained on": amount(spent["rollouts_trained"], spent["rounds"]),

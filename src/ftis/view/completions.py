@@ -1,4 +1,4 @@
-"""Completions as a section: own ones beside others', each token coloured by its importance weight."""
+"""A section of completions: a peer's own beside those of others, each token coloured by its importance weight."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from ftis.records.reading import ArmOfRun, PeerRun, Study
 from ftis.view.exchanges import cap_of
 
 MOST_LEARNERS = 8
-"""Peers of an arm whose completions are shown; a page of 64 would have thousands."""
+"""The most peers of an arm whose completions a page shows; with 64 peers it would show thousands."""
 
 MOST_LISTED = 200
-"""Completions of one learner that can be searched."""
+"""The most completions of one learner that a reader can search."""
 
 LOOK_BACK = 12
-"""The last rounds that are searched for what the report shows."""
+"""The number of last rounds in which the report looks for samples."""
 
 MAX_TOKENS = 400
-"""A sample completion is shown up to here."""
+"""The most tokens of a sample completion that a page shows."""
 
 MAX_LETTERS = 600
-"""Letters of a question, or of a completion without colours, that are shown."""
+"""The most letters of a question, or of a completion without colours, that a page shows."""
 
 LARGEST_TOKENIZER = 1 << 27
-"""Bytes of a tokenizer's file that is loaded."""
+"""The most bytes of a tokenizer's file that is loaded."""
 
 NEVER_CUT = 2.0
-"""Stands for C in the colours if no weight was ever cut."""
+"""A stand-in for C in the colours if no weight was ever truncated."""
 
 FATES = {False: "dropped", True: "kept", None: "no signal"}
-"""By what is recorded as ``kept``."""
+"""Words for a rollout's fate, by its recorded ``kept``."""
 
 KINDS = {"best": "Best", "worst": "Worst", "dropped": "Dropped", "truncated": "Above C"}
 
 NEUTRAL = (0.8, 1.25)
 WEIGHT_STEPS = ((0.1, "w1"), (0.5, "w2"), (NEUTRAL[0], "w3"), (NEUTRAL[1], "w4"))
-"""Upper bounds of a token's ratio and the CSS class that colours it; beyond the last it is w5, above C w6."""
+"""Upper bounds of a token's ratio, each with its CSS class. A ratio beyond the last bound has w5, one above C w6."""
 
 UNCOLOURED = "w4"
 LARGEST_LOG_RATIO = 50.0
@@ -67,7 +67,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class SampleView:
-    """A completion with its tokens; ``cut_off`` counts those that are not shown."""
+    """A completion with its tokens; ``cut_off`` counts the tokens that are not shown."""
 
     title: str
     facts: Sequence[str]
@@ -78,7 +78,7 @@ class SampleView:
 
 @dataclass(frozen=True)
 class Listed:
-    """A completion of the list that can be searched."""
+    """A completion in the searchable list."""
 
     source: str
     facts: str
@@ -92,11 +92,11 @@ class Learner:
     """A peer and completions that it learned from.
 
     Attributes:
-        round: the last that was recorded, counted from 1.
-        own, others: samples of its own and of other peers'.
-        listed: completions of that round that can be searched; none in the report.
-        left_out: completions of the round that are not listed.
-        coloured: whether the tokenizer is known, which tells one token from the next.
+        round: its last recorded round, counted from 1.
+        own, others: samples of its own completions, and of other peers'.
+        listed: searchable completions of that round; none in the report.
+        left_out: the number of completions of that round that are not listed.
+        coloured: whether the tokenizer is known; without it a text cannot be split into tokens.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class ArmCompletions:
-    """One arm's learners; ``left_out`` counts those that are not shown."""
+    """One arm's learners; ``left_out`` counts the learners that are not shown."""
 
     name: str
     learners: Sequence[Learner]
@@ -122,7 +122,7 @@ class Completions:
     """The section; ``legend`` gives CSS classes and the ratios they stand for.
 
     Attributes:
-        seed: that of the report's samples; None on the page that is watched, which is about one arm's last rounds.
+        seed: the seed of the report's samples; None on the live page, which shows one arm's last rounds.
     """
 
     seed: int | None
@@ -131,7 +131,7 @@ class Completions:
 
 
 def completions(study: Study) -> Completions | None:
-    """Of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
+    """Samples of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
     seed = study.seeds_shown[0]
     shown, caps = [], set[float | None]()
     for config in study.arms:
@@ -144,7 +144,10 @@ def completions(study: Study) -> Completions | None:
 
 
 def latest(arm: ArmOfRun) -> Completions | None:
-    """Of one arm, from each learner's last recorded round, with all of it to search; None if none were recorded."""
+    """Completions of one arm from each learner's last recorded round, samples and a searchable list.
+
+    The result is None if no round was recorded.
+    """
     cap, read = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective), []
     for peer in arm.peers.values():
         round = peer.last_recorded
@@ -177,14 +180,17 @@ def _section(seed: int | None, cap: float | None, arms: Sequence[ArmCompletions]
 def _of_arm(
     name: str, read: Sequence[tuple[PeerRun, Iterable[Sequence[Row]]]], cap: float | None, most_listed: int
 ) -> ArmCompletions:
-    """Of each peer; its last rounds are read as far as they are needed."""
+    """The completions of each peer. Of its last rounds only as many are read as the samples need."""
     shown = read[:MOST_LEARNERS]
     learners = [_learner(peer, rounds, cap or NEVER_CUT, most_listed) for peer, rounds in shown]
     return ArmCompletions(name, [learner for learner in learners if learner is not None], len(read) - len(shown))
 
 
 def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float, most_listed: int) -> Learner | None:
-    """Beside others' completions, its own are of the last round alone: no further rounds are read for them."""
+    """A peer's own and others' completions; None without a round.
+
+    If there are others' completions, its own come from the last round alone: no further rounds are read for them.
+    """
     for_last, for_own, for_others = tee(rounds, 3)
     last = next(for_last, [])
     if not last:
@@ -203,11 +209,11 @@ def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float, most_li
 
 
 def choose(rounds: Iterable[Sequence[Row]], cap: float) -> dict[str, Row]:
-    """The completions that are shown, by :data:`KINDS`; none is shown twice.
+    """Choose completions to show, by :data:`KINDS`; none is shown twice.
 
-    Best and worst are those of highest and lowest advantage; dropped is the one of highest KL among those dropped;
-    truncated is the one with most tokens whose ratio exceeds ``cap``. Each is from the newest round that has one. If no
-    round has signal, completions without it are shown.
+    Best and worst have the highest and the lowest advantage. Dropped has the highest KL of the dropped ones. Truncated
+    has the most tokens whose ratio exceeds ``cap``. Each comes from the newest round that has one. If no round has
+    signal, completions without signal are shown.
 
     Args:
         rounds: the newest round's rows first.
@@ -232,7 +238,7 @@ def _fill(chosen: dict[str, Row], rows: Sequence[Row], cap: float) -> None:
 
 
 def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
-    """The row that is shown as ``kind``, of one row at least; None if none is one."""
+    """The row to show as ``kind``; None if no row fits. ``rows`` holds at least one."""
     if kind == "best":
         return max(rows, key=lambda row: row["advantage"])
     if kind == "worst":
@@ -244,7 +250,7 @@ def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
 
 
 def _ratios(row: Row) -> list[float]:
-    """π_old/π_gen of the unit of each token; 1 if log π_old was not needed, as Â = 0."""
+    """π_old/π_gen of each token's unit; 1 if Â = 0, since log π_old was not computed then."""
     if row["old_logp"] is None:
         return [1.0] * len(row["completion_ids"])
     n, unit = len(row["old_logp"]), row.get("unit")
@@ -270,7 +276,7 @@ def _tokenizer(file: Path) -> Any:
 
 @lru_cache(maxsize=2 * MOST_LEARNERS)
 def _as_written(file: Path, written: tuple[int, int, int]) -> Any:
-    """A run that is started anew writes another file under the same name: ``written`` tells them apart."""
+    """Load a tokenizer, once for each ``written``: a run that is started anew writes another file of the same name."""
     from tokenizers import Tokenizer
 
     if written[1] > LARGEST_TOKENIZER:
@@ -282,21 +288,23 @@ def _as_written(file: Path, written: tuple[int, int, int]) -> Any:
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """What each id adds to the text; "" if a character is only complete with a later token."""
+    """The text that each id adds; "" if a character is only complete with a later token."""
     found, before = [], ""
     for n in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:n], skip_special_tokens=False).rstrip("\ufffd")
         if text.startswith(before):
             found.append(text[len(before) :])
-        else:  # a decoder that tidies up what came before
+        else:  # a decoder that changed the text before this token
             found.append(tokenizer.decode([ids[n - 1]], skip_special_tokens=False))
         before = text
     return found
 
 
 def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
-    """A recorded rollout with its tokens coloured, or its text if no tokenizer spells it. Without log π_old, where
-    Â = 0, no token has a colour."""
+    """A recorded rollout with its tokens coloured, or its text alone if there is no tokenizer.
+
+    If Â = 0, the record has no log π_old, and no token has a colour.
+    """
     ids, weighed, ratios = [int(i) for i in row["completion_ids"]], row["old_logp"] is not None, _ratios(row)
     above = sum(ratio > cap for ratio in ratios)
     facts = [
@@ -322,7 +330,7 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
 
 
 def _in_part(text: str) -> str:
-    """A long text up to :data:`MAX_LETTERS`."""
+    """Cut a text to :data:`MAX_LETTERS`."""
     return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …"
 
 

@@ -1,4 +1,4 @@
-"""What the peers of an arm took from each other, as sections of the report and of the page that is watched."""
+"""The exchange between the peers of an arm, as sections of the report and of the live page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftis.view.figures import EFFECTIVE
 from ftis.view.sections import Cell, PanelRow, RowGroup, Table
 
 LONGEST_REASON = 300
-"""Letters of a first rejection, or of telling passages, that are shown."""
+"""The most letters of a first rejection, or of telling passages, that a page shows."""
 
 LEARNED = {
     "admitted": ("Came", 1),
@@ -31,15 +31,15 @@ LEARNED = {
     "sampling/importance_sampling_weight/mean": ("Weight", 3),
     EFFECTIVE: ("Effective sample size", 2),
 }
-"""Measures of a source's rollouts: their titles in the table, and digits."""
+"""Measures of a source's rollouts: each with its title in the table and its number of digits."""
 
 GAP = "sampling/checked_logp_difference/max"
 
 LAST_ROUNDS = 30
-"""Columns of the matrix."""
+"""The most columns of the matrix, one per round."""
 
 MOST_ROWS = 24
-"""Rows of the matrix, one per pair of a learner and a source. Of more pairs, each learner has one row."""
+"""The most rows of the matrix, one per pair of a learner and a source. With more pairs, each learner has one row."""
 
 STATES: Mapping[str, tuple[str, str]] = {
     "kept": ("●", "learned from"),
@@ -50,14 +50,14 @@ STATES: Mapping[str, tuple[str, str]] = {
     "missing": ("–", "nothing came"),
     "quarantined": ("■", "in quarantine"),
 }
-"""What a cell of the matrix may say: its sign and its meaning."""
+"""The states of a cell of the matrix: each with its sign and its meaning."""
 
 TROUBLE = ("late", "rejected", "missing", "quarantined")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A cell of the matrix: one of :data:`STATES`, its sign and what it says in words."""
+    """A cell of the matrix: one of :data:`STATES`, its sign, and its text in words."""
 
     state: str
     sign: str
@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A row of the matrix: who learns from whom, and a mark per round, None if nothing is known of it."""
+    """A row of the matrix: a learner, a source, and a mark per round; None for a round without a record."""
 
     learner: str
     source: str
@@ -75,7 +75,7 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Taken:
-    """Who learned from whom in the last rounds, a mark for each round."""
+    """The matrix of learners and sources in the last rounds."""
 
     first: int
     last: int
@@ -85,7 +85,7 @@ class Taken:
 
     @property
     def is_news(self) -> bool:
-        """Whether it says more than counts of rollouts do: that something came late, was rejected or did not come."""
+        """Whether the matrix shows trouble: rollouts that came late, were rejected or did not come, or a quarantine."""
         return any(mark and mark.state in TROUBLE for row in self.rows for mark in row.marks)
 
 
@@ -100,17 +100,17 @@ class Weighed:
 
 @dataclass(frozen=True)
 class ArmExchange:
-    """One arm's figures and what stands between them.
+    """One arm's figures, and the tables and texts between them.
 
     Attributes:
-        together: what a figure shows together, in words; "" if each pair has figures of its own.
+        together: words for the pairs that one figure shows together; "" if each pair has figures of its own.
         expected: rollouts that a peer offers in a round.
-        taken: mark by mark, of one seed in which something did not come as it should; None else.
-        learned: what became of each source's rollouts, its own among them, in numbers.
-        refusals: what was refused and why; None if nothing was.
-        honesty: the evidence on each source; None if there was no test.
-        sampler_gap: by how many nats sampler and learner disagree on the own tokens that were checked, at most; "" if
-            it was not measured.
+        taken: the matrix of one seed with trouble; None if no seed had any.
+        learned: a table of the fate of each source's rollouts; a learner's own are among them.
+        refusals: a table of refusals with reasons; None if nothing was refused.
+        honesty: a table of the evidence on each source; None if there was no test.
+        sampler_gap: the largest difference in nats between sampler and learner on the own tokens that were checked; ""
+            if it was not measured.
     """
 
     name: str
@@ -126,7 +126,7 @@ class ArmExchange:
 
 
 def exchanges(study: Study) -> list[ArmExchange] | None:
-    """Of each arm whose peers learn together; None if there is none."""
+    """The exchange in each arm whose peers learn together; None if there is no such arm."""
     together = [arm for arm in study.arms if arm.collaborate and len(study.recipe.peers) > 1]
     return [_arm_exchange(study, arm) for arm in together] or None
 
@@ -152,7 +152,7 @@ def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
 
 
 def taken(rounds: ArmRounds) -> Taken | None:
-    """Who learned from whom in the last rounds of one seed; None if nobody learns together or no round has ended."""
+    """The matrix of the last rounds of one seed; None if no peers learn together or no round has ended."""
     (run,) = rounds.runs.values()
     last = max((of_peer[-1].step for of_peer in run.values() if of_peer), default=0)
     if not rounds.pairs or not last:
@@ -170,7 +170,7 @@ def taken(rounds: ArmRounds) -> Taken | None:
 
 
 def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
-    """What became of the rollouts of some sources in one round; the worst of them decides."""
+    """The mark for the rollouts of some sources in one round: that of the worst source."""
     measured = [row.by_peer.get(other, {}) for other in others]
 
     def total(measure: str) -> int:
@@ -195,7 +195,10 @@ def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
 
 
 def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
-    """None if nothing was recorded. Recipe and records say what C and the filter are: no objective is imported."""
+    """Figures of weights and divergence; None if nothing was recorded.
+
+    C and the filter come from the recipe and the records: no objective is imported.
+    """
     if not rounds.pairs or not rounds.recorded:
         return None
     heard, learners = rounds.grouped(), len(rounds.sources)
@@ -212,7 +215,7 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
 
 
 def cap_of(rounds: ArmRounds, objective: ObjectiveConfig) -> float | None:
-    """C of the recipe, or a weight that its ratio was above; None if none ever was."""
+    """C by the recipe, else by the first round with a ratio above its largest weight; None without such a round."""
     if objective.importance_sampling_clip_max is not None:
         return objective.importance_sampling_clip_max
     for learner, source in rounds.pairs:
@@ -224,7 +227,7 @@ def cap_of(rounds: ArmRounds, objective: ObjectiveConfig) -> float | None:
 
 
 def _learned(rounds: ArmRounds) -> Table:
-    """What became of each learner's own rollouts and of every other's, on the mean over rounds and seeds."""
+    """A table of the fate of each learner's own rollouts and of the others', as means over rounds and seeds."""
     rows = []
     for learner, sources in rounds.sources.items():
         measured = [rounds.measures(learner, [learner], f"{learner} itself")]
@@ -246,7 +249,7 @@ def _means(heard: PairMeasures) -> list[str]:
 
 
 def _refusals(rounds: ArmRounds) -> Table | None:
-    """What each learner refused of each source and why, and what came late or not at all, over all rounds and seeds."""
+    """A table of refused, late and missing rollouts with reasons, by learner and source, over all rounds and seeds."""
     rows = []
     for learner, source in sorted(rounds.pairs):
         found = [source_of(source, run[learner]) for run in rounds.runs.values() if run[learner]]
@@ -262,7 +265,7 @@ def _refusals(rounds: ArmRounds) -> Table | None:
 
 
 def honesty(rounds: ArmRounds) -> Table | None:
-    """The honesty test's evidence on each source: the highest that any learner had in any round, and who found it."""
+    """A table of the honesty test's highest evidence on each source, and of the learner and round that had it."""
     tested: dict[str, list[tuple[float, str, Mapping[str, Any]]]] = {}
     found: dict[str, list[str]] = {}
     for seed, run in rounds.runs.items():

@@ -1,7 +1,7 @@
-"""The charts of the pages: accuracy, differences from a baseline, and what one peer took from another.
+"""The charts of the pages: accuracy, differences from a baseline, and the exchange between peers.
 
-A chart shows one peer, or one pair of them, so that a page can set charts beside each other if there is room and below
-each other on a phone.
+A chart shows one peer or one pair of peers. So a page can set charts side by side if there is room, and one below the
+other on a phone.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from ftis.view.charts import (
 from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8
-"""Panels in a line of ``learning_curves.svg``."""
+"""The most panels in a line of ``learning_curves.svg``."""
 
 MOST_OF_USUAL = 3.0
-"""How many times as far as the median row of a chart of differences reaches its axis goes at most."""
+"""The longest axis of a chart of differences, as a multiple of the median row's reach."""
 
 MEAN = "mean over peers"
-"""No peer can be called so: a name has no blanks."""
+"""The name of the mean in charts. No peer can have it, since a peer's name has no blanks."""
 
 MIN_SEEDS_OF_BAND = 3
-"""The 95 % band of two seeds is 18 times as wide as they lie apart: a wash over the whole chart that says nothing."""
+"""The fewest seeds with a band. The 95 % band of two seeds is 18 times as wide as their distance and says nothing."""
 
 
 @dataclass(frozen=True)
 class XAxis:
-    """What a learning curve runs over: ``key`` names the values in each of its points, "" for rounds."""
+    """The x axis of a learning curve: ``key`` names the values in each point of the curve, "" for rounds."""
 
     key: str
     label: str
@@ -79,11 +79,11 @@ def learning(
 ) -> Panel:
     """Accuracy of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line.
 
-    Over tokens or seconds, means are drawn at the mean over seeds of what had been spent by that evaluation; points of
-    which that is unknown are left out.
+    Over tokens or seconds, the x of a mean is the mean over seeds of the amount spent by that evaluation. Points with
+    an unknown amount are left out.
     """
     known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
-    # The untrained model alone is no curve, but all there is if nothing else was measured.
+    # The untrained model's point alone is no curve; it is drawn only if nothing else was measured.
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
@@ -131,14 +131,14 @@ def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: 
 
 
 def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
-    """One axis for all panels of a split, from what was measured and not from bands, which few seeds make very wide."""
+    """The ends of one axis for all panels of a split, from measured values alone: bands of few seeds are very wide."""
     values = [value for points in curves for point in points for value in point["per_seed"].values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
     return with_room(low, high)
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
-    """An axis for values from ``low`` to ``high``; shares of 1 stay within it."""
+    """The ends of an axis for values from ``low`` to ``high``, with room around them; for shares, at most 1.02."""
     room = max(0.12 * (high - low), 0.02)
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
 
@@ -146,7 +146,7 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> Panel:
     """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed.
 
-    What lies beyond the axis stands as an arrow on its edge, a mean with its number.
+    A value beyond the axis is drawn as an arrow on the edge; a mean there has its number beside it.
     """
     baseline = comparisons[0]["baseline"]
     reach = _reach(comparisons)
@@ -190,7 +190,7 @@ def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Map
 
 
 def _reach(comparisons: Sequence[Mapping[str, Any]]) -> float:
-    """How far an axis of differences goes to both sides: neither a single far row nor a wide interval sets it."""
+    """The reach of an axis of differences to both sides. Neither a single far row nor a wide interval determines it."""
     measured = [max(abs(v) for v in (*c["per_seed"].values(), c["mean"])) for c in comparisons]
     bounds = [[abs(v) for v in (c["low"], c["high"]) if v is not None] for c in comparisons]
     rows = [max([own, *ends]) for own, ends in zip(measured, bounds, strict=True)]
@@ -199,7 +199,7 @@ def _reach(comparisons: Sequence[Mapping[str, Any]]) -> float:
 
 
 def write_figures(directory: Path, panels: Sequence[Panel]) -> None:
-    """Write each panel that shows something as ``<name>.svg``."""
+    """Write each panel that is not empty as ``<name>.svg``."""
     directory.mkdir(parents=True, exist_ok=True)
     for panel in panels:
         if not panel.chart.empty:
@@ -209,8 +209,8 @@ def write_figures(directory: Path, panels: Sequence[Panel]) -> None:
 def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
     """Draw accuracy over rounds as ``learning_curves.svg``: a column per peer, a row per split.
 
-    The mean over several peers comes first, on a line and a scale of its own. Of more than :data:`MOST_SIDE_BY_SIDE`
-    peers the others stand on further lines.
+    The mean over several peers comes first, on its own line and scale. Beyond :data:`MOST_SIDE_BY_SIDE`, peers stand on
+    further lines.
     """
     styles = arm_styles(results["arms"], results["baselines"])
     rows: list[Sequence[Chart]] = []
@@ -230,10 +230,10 @@ PARTICIPATION = {
     "dropped": ("dropped by the filter", "dropped"),
     "refused": ("refused or missing", "bad"),
 }
-"""What became of rollouts: its name and ink."""
+"""The fates of rollouts: each with its name and ink."""
 
 SMALLEST_RATIO = 1e-4
-"""Ratios below are drawn there: a token that the learner would never have written weighs nothing anyway."""
+"""The smallest ratio on the axis. Smaller ratios are drawn on the edge: their tokens weigh next to nothing."""
 
 NOTHING = "no rollout of it was weighed"
 
@@ -244,7 +244,7 @@ RATIO = "sampling/importance_sampling_ratio/"
 
 
 def participation(heard: PairMeasures, expected: int) -> Panel:
-    """What became of the source's rollouts, round by round; ``expected`` is how many it offers in a round."""
+    """The fate of the source's rollouts, round by round; ``expected`` is the number that it offers in a round."""
     counted = {"kept": "kept", "zero": "zero_advantage", "dropped": "dropped"}
     counts = {name: [fmean(of) for of in heard.values(measure, 0).values()] for name, measure in counted.items()}
     came = heard.values("admitted", 0)
@@ -267,7 +267,7 @@ def participation(heard: PairMeasures, expected: int) -> Panel:
 
 
 def _bars(plot: Plot, rounds: Sequence[int], floor: Sequence[float], top: Sequence[float], ink: str) -> None:
-    """A bar per round; of many rounds, one area."""
+    """Draw a bar per round; with many rounds, one area."""
     if len(rounds) <= MOST_BARS:
         for round, low, high in zip(rounds, floor, top, strict=True):
             plot.box((round - 0.43, round + 0.43), (low, high), ink)
@@ -284,10 +284,10 @@ def _name(kind: str, heard: PairMeasures) -> str:
 
 
 def weights(heard: PairMeasures, cap: float | None) -> Panel:
-    """π_old/π_gen per token: all tokens, 10 % to 90 % of them, and the median; the objective truncates above C.
+    """π_old/π_gen per token: the range of all tokens, of the middle 80 %, and the median.
 
     Args:
-        cap: C; None if it is not known.
+        cap: C, above which the objective truncates; None if it is not known.
     """
     rounds = list(heard.values(f"{RATIO}p50"))
 
@@ -333,8 +333,8 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
     """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
 
     Args:
-        reduction: over a completion's tokens; None if it is not known.
-        threshold: the estimator that the filter applies it to, and g; None without a filter, or if it is not known.
+        reduction: the filter's reduction over a completion's tokens; None if it is not known.
+        threshold: the filter's estimator and its threshold g; None without a filter, or if they are not known.
     """
     drawn = {"k1": ("dropped", heard.values("kl/k1")), "k3": ("kept", heard.values("kl/k3"))}
     unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
@@ -364,7 +364,7 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
 
 
 Drawn = Mapping[str, tuple[str, Mapping[int, Sequence[float]]]]
-"""Lines by name: their ink, and values by finished rounds."""
+"""Lines by name: each with its ink, and its values by finished rounds."""
 
 
 def _rounds(drawn: Drawn) -> list[int]:
@@ -372,7 +372,7 @@ def _rounds(drawn: Drawn) -> list[int]:
 
 
 def _lines_over_seeds(plot: Plot, drawn: Drawn, label: str) -> str:
-    """Draw each line's mean over seeds and the range of seeds around it; returns what they are at the end."""
+    """Draw each line's mean over seeds and the range of seeds around it; return the last means as text."""
     ends = []
     for name, (ink, at_round) in drawn.items():
         if at_round:

@@ -1,4 +1,4 @@
-"""An experiment's arms and seeds as they finish, and how long they still take, as a section of a page."""
+"""A section of a page on an experiment's arms and seeds: the progress of each, and the time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftis.run.outlook import in_time
 from ftis.view.sentences import share
 
 RECENT = 60.0
-"""A job is at work if it recorded something in so many seconds, or in three of its rounds."""
+"""Seconds without a record after which a job counts as silent, unless three of its rounds take longer."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class GridCell:
     """One arm under one seed: ``state`` is waiting, working, silent or done; ``text`` says how far it is.
 
     Attributes:
-        part: of its rounds that are finished, 0 to 1.
-        address: of its own page, if there is one.
+        part: the share of its rounds that are finished, 0 to 1.
+        address: the address of its own page, if there is one.
     """
 
     state: str
@@ -42,7 +42,7 @@ class ArmJobs:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The grid; ``sentence`` says how many are done and how long the rest takes."""
+    """The grid of arms and seeds; ``sentence`` says how many jobs are done and how long the rest takes."""
 
     sentence: str
     seeds: Sequence[int]
@@ -50,10 +50,10 @@ class Jobs:
 
 
 def jobs(directory: Directory, now: float) -> Jobs:
-    """Every arm under every seed.
+    """The grid of every arm under every seed.
 
     Args:
-        now: seconds since the epoch; math.inf for records that nobody writes any more: no job is at work.
+        now: seconds since the epoch; math.inf if nobody writes the records any more, so that no job is at work.
     """
     swarms = [
         (seed, arm, [directory.progress(seed, arm, peer.name) for peer in swarm.peers])
@@ -68,7 +68,7 @@ def jobs(directory: Directory, now: float) -> Jobs:
         ArmJobs(arm.name, [_job(seed, arm.name, by_job[seed, arm.name], now) for seed in directory.plan.seeds])
         for arm in directory.plan.arms
     ]
-    # A job of the sentence is one swarm, as in the terminal; a square of the grid has all swarms of its arm.
+    # The sentence counts swarms as jobs, as the terminal does; a cell of the grid has all swarms of its arm.
     states = [_job(seed, arm.name, peers, now).state for seed, arm, peers in swarms]
     done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
@@ -104,10 +104,11 @@ def _at_work(peer: Progress, now: float) -> bool:
 
 
 def seconds_left(swarms: Sequence[tuple[int, Arm, Sequence[Progress]]], now: float) -> float | None:
-    """Until the last swarm is through, if as many are always at work as now; None while none is or none is measured.
+    """Seconds until the last swarm is done, if as many swarms are always at work as now.
 
-    A swarm's round takes as long as the slowest of its peers' last ones. Swarms that have not begun take as long as
-    those of their arm; arms without a round as long as the mean of the others.
+    The result is None while no swarm is at work or no round was measured. A swarm's round takes as long as the slowest
+    of its peers' last rounds. A swarm that has not begun takes as long as the other swarms of its arm. An arm without a
+    round takes as long as the mean of the other arms.
     """
     measured: dict[str, list[float]] = {}
     for _, arm, peers in swarms:

@@ -1,8 +1,7 @@
-"""The pages that are kept up to date, of an arm of a run, an experiment or a swarm, and which of their sections to draw
-again now.
+"""The live pages of an arm, an experiment or a swarm, and the choice of sections to draw again.
 
-A section is drawn again when what it is about has changed, and at most in a small part of the time: what takes long is
-drawn rarely, so that watching costs a run next to nothing however much there is to show.
+A section is drawn again when its records have changed, but drawing takes at most a small part of the time. So a slow
+section is drawn rarely, and watching costs a run next to nothing, however much there is to show.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ from ftis.view.jobs import Jobs, jobs
 from ftis.view.sections import Page, PageLink, Section, Watching, render_around, render_header, render_section
 
 PART_OF_TIME = 0.001
-"""The fraction of one core's time that each section beyond the first ones may take."""
+"""The fraction of one core's time that drawing a section may take, except those in :data:`AT_ONCE`."""
 
 SOON, SELDOM = 0.5, 60.0
-"""Seconds after which a section may be drawn again at the earliest, and at the latest if there is something new."""
+"""The least and the most seconds between two drawings of a section with news."""
 
 AT_ONCE = ("glance", "taken", "jobs", "members")
-"""Sections that are drawn again at every look with something new: a round's end is there within two seconds."""
+"""Sections that are drawn again at every look with news, so that a round's end is visible within two seconds."""
 
 OF_THE_TIME = ("glance", "jobs")
-"""Sections that say how long something took or still takes."""
+"""Sections that show a time left or a time of silence."""
 
 CLOCK = 5.0
-"""Seconds after which time left and silence are shown anew although nothing was recorded."""
+"""Seconds after which time left and silence are drawn again although nothing was recorded."""
 
 MOST_PLACES = 12
-"""Arms of a run that are offered as pages; an experiment of more is walked from its grid."""
+"""The most pages of arms that a page links to; an experiment with more is browsed from its grid."""
 
 RECORDS = "The page follows the records as they are written, and changes nothing. ftis report writes it down."
 SWARM = "The page only listens: no peer counts it, waits for it or sends it what was sampled."
 
 Link = Callable[..., str]
-"""Makes addresses of the page's parts: ``link("", seed=0, arm="F-TIS")`` and the like."""
+"""A maker of addresses of the page's parts, called as in ``link("", seed=0, arm="F-TIS")``."""
 
 Makers = Mapping[str, tuple[str, Callable[[], object]]]
-"""Sections by anchor: titles, and what makes the views; a view may be None for no section."""
+"""Sections by anchor: each a title and a function that makes the view; a view of None leaves the section out."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Which page: an arm of a run under a seed; without an arm the experiment, or the arm that is at work."""
+    """The page asked for: an arm under a seed; without an arm, the experiment or the busiest arm."""
 
     seed: int | None = None
     arm: str | None = None
@@ -61,7 +60,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Shown:
-    """A page as it stands: its header and sections as HTML. ``number`` grows with each change."""
+    """A page at one moment: its header and sections as HTML. ``number`` grows with each change."""
 
     number: int
     title: str
@@ -71,13 +70,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Made:
-    """What a page would show now.
+    """The content of a page now, not yet drawn.
 
     Attributes:
-        about: what the page is about; of something else all is drawn again.
+        about: an identity of the subject; if it changes, all sections are drawn again.
         changed: whether anything is new.
         page: the page around its sections.
-        places: the pages beside it.
+        places: links to the other pages.
     """
 
     about: object
@@ -88,17 +87,17 @@ class Made:
 
 
 class Content(Protocol):
-    """What a page is about."""
+    """The subject of a page."""
 
     following: str
 
     def look(self, tell_time: bool) -> Made:
-        """What there is now; ``tell_time`` asks for what depends on the time alone, too."""
+        """Look at the subject now. ``tell_time`` asks to renew also the parts that depend on the time alone."""
 
 
 @dataclass
 class _Drawn:
-    """A section's HTML, when it was drawn, how long that took, and whether the records have changed since."""
+    """A section's HTML, the time and duration of its drawing, and whether the records have changed since."""
 
     html: str = ""
     at: float = float("-inf")
@@ -107,7 +106,7 @@ class _Drawn:
 
 
 class View:
-    """One page, for all who watch it."""
+    """One page, shared by all its readers."""
 
     def __init__(self, content: Content, address: Address, link: Link) -> None:
         self._content = content
@@ -121,20 +120,20 @@ class View:
         self._page = Page("", [], "", [], [])
 
     def look(self) -> Shown:
-        """The page as things are now; at most twice a second anything is read."""
+        """The page now. Records are read at most twice a second."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked >= SOON:
                 self._looked = now
                 try:
                     self._draw(now)
-                except FtisError as error:  # what was last drawn stays
+                except FtisError as error:  # the sections drawn last stay
                     page = replace(self._page, title="Cannot be read", headlines=[str(error)], watching=self._watching)
                     self._show(page, self._shown.sections)
             return self._shown
 
     def document(self) -> str:
-        """The whole page."""
+        """The whole page as HTML."""
         shown = self.look()
         with self._lock:
             return render_around(self._page, list(shown.sections.values()))
@@ -173,7 +172,7 @@ class View:
 
 
 def of_directory(directory: Directory, address: Address, link: Link) -> Content:
-    """The content of a directory's page."""
+    """The subject of a directory's page: an experiment or an arm."""
     if directory.plan.is_experiment and address.arm is None:
         return OfExperiment(directory, link)
     return OfArm(directory, address, link)
@@ -201,7 +200,10 @@ class OfArm:
         return Made(arm, changed, page, sections_of(arm, self._seen), self._places(name))
 
     def _followed(self) -> tuple[int, ArmOfRun]:
-        """The arm that the address names, or that recorded something last; followed on while it stays the same."""
+        """The arm that the address names, else the arm that recorded something last, with its seed.
+
+        The same records are followed on while the arm stays the same.
+        """
         directory, address = self._directory, self._address
         plan = directory.plan
         seed, arm = address.seed, next((arm for arm in plan.arms if arm.name == address.arm), plan.arms[0])
@@ -256,7 +258,7 @@ class OfExperiment:
         return replace(grid, arms=arms)
 
     def _compare(self, grid: Jobs) -> None:
-        """Compare the seeds that are complete, again when another one is."""
+        """Compare the complete seeds anew when another seed is complete."""
         done = frozenset((job.seed, job.arm) for row in grid.arms for job in row.jobs if job.state == "done")
         plan = self._directory.plan
         complete = frozenset(seed for seed in plan.seeds if all((seed, arm.name) in done for arm in plan.arms))
@@ -269,7 +271,7 @@ class OfExperiment:
 
 
 class OfSwarm:
-    """A swarm as an onlooker hears it."""
+    """A swarm, as an onlooker hears it."""
 
     following = SWARM
 

@@ -1,4 +1,4 @@
-"""What a run shows while it is running: bars on a terminal, plain lines elsewhere."""
+"""The progress of a run while it is running: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from ftis.records.standing import MEAN_OF, has_fallen
 from ftis.run.outlook import in_time
 
 LEAST_IN_JOBS = 4
-"""Rounds in a row after which a job of an experiment says what does not work."""
+"""Rounds in a row that a problem must last before a job of an experiment prints it."""
 SECONDS_BETWEEN_LINES = 60.0
-"""Between two lines about rounds of an experiment's jobs, off a terminal."""
+"""The least seconds between two lines about rounds of an experiment's jobs, if the output is no terminal."""
 
 WORTH_WAITING = 5.0
-"""Seconds left from which on pre-flight tells them, off a terminal."""
+"""The least seconds left that pre-flight prints, if the output is no terminal."""
 
 WIDTH_OF_BARS = 110
-"""Columns of a terminal from which on there is room for a bar beside what a round is like."""
+"""Columns that a terminal needs so that a bar fits beside a round's notes."""
 NOTES = ("reward", "val", "signal", "tokens/s")
-"""What stands first beside a bar, so that a narrow terminal does not cut it off."""
+"""The notes that stand first beside a bar, so that a narrow terminal does not cut them off."""
 
 
 class Display:
@@ -60,7 +60,7 @@ class Display:
             *((BarColumn(bar_width=24),) if console.width >= WIDTH_OF_BARS else ()),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            # It takes what the others leave, or rich would cut the rounds and the time left first.
+            # The note gets the width that the other columns leave, or rich would cut the rounds and the time left.
             TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
             expand=True,
@@ -79,10 +79,10 @@ class Display:
 
     @contextmanager
     def live(self, resumes: bool = True) -> Iterator[None]:
-        """Show bars while something runs, on a terminal; say what is left if Ctrl-C ends it at once.
+        """Show bars while something runs on a terminal; if Ctrl-C ends it at once, say how to go on.
 
         Args:
-            resumes: whether the same command goes on with it.
+            resumes: whether the same command can continue the work.
         """
         try:
             with self._bars if self.console.is_terminal else nullcontext():
@@ -111,13 +111,13 @@ class Display:
                 else:
                     self._advised = event.advice or self._advised
                     for advice in event.advice:
-                        # Lines of a recipe are for everybody.
+                        # Advice of several lines is a piece of recipe and concerns every peer.
                         whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
                         self._print(f"{whose}{advice}")
             case JobsKnown():
                 self._jobs = (event.done, event.jobs)
                 self._line(f"{counted(event.jobs, 'job')}, {event.done} of them finished before")
-                # What a bar tells from the jobs' number is wrong: they differ tenfold.
+                # A bar's own estimate of the time left would be wrong: jobs differ tenfold in length.
                 self._bars.columns = tuple(c for c in self._bars.columns if not isinstance(c, TimeRemainingColumn))
                 self._advance("jobs", *self._jobs, "")
             case TimeLeft():
@@ -142,7 +142,7 @@ class Display:
                 self._print(event.text)
 
     def _sounded_line(self, event: Sounded) -> str:
-        """How far pre-flight is with a peer."""
+        """A line on pre-flight's progress with a peer."""
         peer, now = event.place.peer, self._clock()
         if not event.groups:
             self._first[peer] = (0, now)
@@ -160,10 +160,10 @@ class Display:
         self._advance("jobs", done, jobs, f"{self._left}  {label}")
 
     def _of_job(self, event: Event) -> None:
-        """Show a job of an experiment: its bar has the peer that has just finished a round.
+        """Show a job of an experiment: its bar shows the peer that has just finished a round.
 
-        Off a terminal one line is printed every :data:`SECONDS_BETWEEN_LINES`, since an experiment has thousands of
-        rounds. What does not work is printed once it has lasted for :data:`LEAST_IN_JOBS` rounds.
+        If the output is no terminal, one line is printed every :data:`SECONDS_BETWEEN_LINES`, since an experiment has
+        thousands of rounds. A problem is printed once it has lasted for :data:`LEAST_IN_JOBS` rounds.
         """
         job = event.place.job
         match event:
@@ -189,7 +189,7 @@ class Display:
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
                 line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))
-                if event.step == 1:  # on a terminal too: what a round is like, beside what preflight expected
+                if event.step == 1:  # on a terminal too, to compare a real round with preflight's estimate
                     self._print(line)
                 else:
                     self._line(line)
@@ -201,7 +201,7 @@ class Display:
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
 
     def _warn(self, name: str, peer: str, metrics: Mapping[str, Any], least: int = 1) -> None:
-        """Print what does not work; what lasts for less than ``least`` rounds is let pass."""
+        """Print a round's problems; skip rounds without learning or foreign rollouts until ``least`` come in a row."""
         self._count_unlearned(name, metrics, least)
         self._compare_rewards(name, metrics["reward"])
         self._of_honesty(name, metrics)
@@ -212,7 +212,7 @@ class Display:
             self._print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
 
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
-        """Say once that log-probabilities are not the learner's, and what is done about it."""
+        """Print once that the sampler's log-probabilities differ from the learner's, and the remedy taken."""
         recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
         if "log-probs" in notes or not (recomputed or in_step):
             return
@@ -225,12 +225,12 @@ class Display:
         self._line(f"{name}: {why}: {done}")
 
     def _of_honesty(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Say of each peer, once, that its log-probabilities cannot be true."""
+        """Print once for each peer that the honesty test found its log-probabilities to be false."""
         for peer, of_peer in by_peer(metrics).items():
             if of_peer.get("honesty/found_in_round") != metrics["step"]:
                 continue
             if of_peer["honesty/found_after_tokens"] > of_peer["honesty/tokens"]:
-                continue  # found before the run went back, and not heard since
+                continue  # found before the run was cut back; no tokens of this peer came since
             passages = ", ".join(repr(text[:80]) for text in of_peer["honesty/passages"])
             follows = "nothing of it is learned from now on"
             if not of_peer["honesty/quarantined"]:
@@ -242,7 +242,7 @@ class Display:
             )
 
     def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """A round's reward, and its groups with signal and tokens a second if they are known, by name."""
+        """A round's notes by name: reward and, if known, the share of groups with signal and tokens a second."""
         notes = {"reward": f"{metrics['reward']:.2f}"}
         if "frac_reward_zero_std" in metrics:
             notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
@@ -253,7 +253,7 @@ class Display:
         return notes
 
     def _round_line(self, name: str, total: int, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
-        """A round in a line, with the time left by the rounds since the first that was seen, or by that one."""
+        """A line on a round. It estimates the time left by the rounds since the first seen, or by that one alone."""
         step, now = int(metrics["step"]), self._clock()
         first, began = self._first.setdefault(name, (step, now))
         parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
@@ -282,7 +282,10 @@ class Display:
         return "  ".join(parts)
 
     def _count_unlearned(self, name: str, metrics: Mapping[str, Any], least: int = 1) -> None:
-        """Say after 1, 2, 4, 8 … rounds in a row, from ``least`` on, that nothing was learned or no answer right."""
+        """Print after 1, 2, 4, 8 … rounds in a row that nothing was learned or no answer was right.
+
+        Nothing is printed before ``least`` rounds in a row.
+        """
         no_signal, no_answer = metrics.get("frac_reward_zero_std") == 1, metrics.get("answer_right") == 0
         found = None
         if rounds := self._in_a_row(name, "no answer", no_answer, least):
@@ -297,8 +300,10 @@ class Display:
             self._print(f"{name}: {found}")
 
     def _in_a_row(self, name: str, what: str, happened: bool, least: int = 1) -> str:
-        """For how many rounds in a row something has happened, in words: after 1, 2, 4, 8 …, from ``least`` on, else
-        empty."""
+        """Count the rounds in a row in which something happened, and return the count in words.
+
+        The text is empty unless the count is 1, 2, 4, 8 … and at least ``least``.
+        """
         rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
         return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
 
@@ -312,7 +317,7 @@ class Display:
                 f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {counted(len(rewards), 'round')}: "
                 f"lower learning_rate or, if objective.name has no filter, take F-TIS"
             )
-            best = 0.0  # say it once for each fall
+            best = 0.0  # print each fall once
             rewards.clear()
         self._best[name] = max(best, now)
 
@@ -347,6 +352,6 @@ def _in_line(notes: Mapping[str, str]) -> str:
 
 
 def _why(own: str, metrics: Mapping[str, Any]) -> str:
-    """Why a round used nothing of the others, for the line that says so."""
+    """The reason why a round used no foreign rollout, as the end of a line."""
     parts = [f"{name}: {f'{count:g} ' if count else ''}{reason}" for name, reason, count in unused(own, metrics)]
     return f" ({', '.join(parts)})" if parts else ""

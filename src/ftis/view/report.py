@@ -1,7 +1,7 @@
-"""One static HTML page about an experiment or a run: what the page that is watched showed at last, then verdicts and
-what they rest on.
+"""One static HTML page about an experiment or a run: the last state of the live page, then verdicts and their evidence.
 
-``report.html`` has everything in it: no script, no network, no other file. The same records give the same bytes.
+``report.html`` is self-contained: it uses no script, no network and no other file. The same records give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ftis.view.jobs import jobs
 from ftis.view.sections import Page, Section, markdown, parts_of, render
 
 OF_THE_END = ("glance", "rounds", "events")
-"""Sections of the page that is watched which a run's report shows too. It has its own on exchanges and completions.
+"""Sections of the live page that a run's report shows too.
 
-What a run has spent is in its own section on cost, once the run is complete.
+The report has its own sections on exchanges and completions and, once a run is complete, on cost.
 """
 
 
 @dataclass(frozen=True)
 class WhatWasRun:
-    """The last section: names and texts, and the recipe as JSON."""
+    """The report's last section: facts as names and texts, and the recipe as JSON."""
 
     facts: Sequence[tuple[str, str]]
     recipe: str
@@ -46,7 +46,7 @@ class WhatWasRun:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An arm's sections by anchor, with their titles; the first is shown open."""
+    """An arm's sections; the page shows the first one open."""
 
     arm: str
     headline: str
@@ -59,7 +59,7 @@ def write_page(directory: str | Path) -> Path:
     records of an experiment or a run.
 
     Raises:
-        RecordsError: there is no experiment or run, nothing was recorded yet, or records are damaged.
+        RecordsError: the directory holds no experiment or run, nothing was recorded yet, or records are damaged.
     """
     directory = Path(directory)
     study = read_study(directory)
@@ -87,7 +87,7 @@ def write_page(directory: str | Path) -> Path:
 
 
 def _standing(study: Study, anchors: Sequence[str]) -> list[Section]:
-    """What the page that is watched would show, as it is now: of an experiment the grid, of a run its arms."""
+    """The sections of the live page as it would be now: an experiment's grid, or a run's arms."""
     if study.plan.is_experiment:
         return [Section("jobs", "Arms and seeds", jobs(Directory(study.directory), math.inf))]
     (seed,) = study.runs
@@ -139,7 +139,10 @@ def _what_was_run(study: Study) -> WhatWasRun:
 
 
 def _each(study: Study, of: Callable[[Mapping[str, Any]], str]) -> str:
-    """What the provenances say, each thing once: rounds may have been trained with other code or on another machine."""
+    """The different values that ``of`` finds in the provenances, each once.
+
+    A run can have several: its rounds may have been trained with different code or on different machines.
+    """
     return "; ".join(dict.fromkeys(text for part in study.provenances if (text := of(part)))) or "–"
 
 
@@ -157,7 +160,7 @@ ALONE = {
     "generated": "as many rollouts generated",
     "seconds": "as many seconds at the assumed cost of sampling",
 }
-"""What a peer alone has as much of as one in the swarm, by the arm's ``budget``."""
+"""Words for the quantity that a peer alone and a peer in the swarm have in equal amounts, by the arm's ``budget``."""
 
 
 def _arm_in_words(study: Study, arm: ArmConfig) -> str:

@@ -1,9 +1,9 @@
-"""What pages, a terminal and documents show, as values, and the ways to show it: HTML, a table of rich, Markdown.
+"""The content of pages, terminal tables and documents as values, and their renderers: HTML, rich and Markdown.
 
-A section's view is a value of its own type, made of the pieces here. All text in them is unescaped. Text that models,
-peers or data sets wrote is shown, never interpreted: templates escape every value, Markdown gets what it would take for
-markup escaped, a terminal gets plain text, and every character is made visible. A page has no script except the watched
-one's own file, and reads nothing from elsewhere.
+A section's view is a value of its own type, made of the pieces here. All text in the pieces is unescaped. Text from
+models, peers or data sets is shown, never interpreted: templates escape every value, Markdown's own signs are escaped,
+a terminal gets plain text, and every character is made visible. A page reads nothing from elsewhere. Only the live page
+has a script, in a file of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ftis.records.reading import VALIDATION
 from ftis.view.charts import INKS, Chart, Panel
 
 MOST_COLUMNS = 3
-"""Charts that stand side by side."""
+"""The most charts that stand side by side."""
 
 MOST_UNFOLDED = 4
-"""Peers that a page shows one by one; of more, each lies under a line that opens, below their mean."""
+"""The most peers that a page shows one by one. With more, each is folded under a line, below the mean of all."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ArmLabel:
-    """An arm's name behind a patch of its ink."""
+    """An arm's name with a patch of its ink before it."""
 
     name: str
     ink: str
@@ -54,7 +54,7 @@ class ArmLabel:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: an arm, or text and an interval after it. ``claimed``: anybody could have said so."""
+    """A cell of a table: an arm, or a text and an interval. ``claimed`` marks a text that anybody could have sent."""
 
     text: str = ""
     interval: str = ""
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        """All of it as plain text."""
+        """The whole cell as plain text."""
         text = f"“{self.text}”" if self.claimed else self.text
         return " ".join(part for part in (self.arm.name if self.arm else "", text, self.interval) if part)
 
@@ -74,7 +74,7 @@ Row = Sequence[Cell]
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows under a title that spans the table; None is no title."""
+    """Rows under a title that spans the table; ``title`` is None if there is none."""
 
     title: str | None
     rows: Sequence[Row]
@@ -82,7 +82,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; ``note`` explains its columns below it."""
+    """A table; ``note`` stands below it and explains its columns."""
 
     caption: str
     head: Sequence[str]
@@ -108,13 +108,13 @@ class PanelRow:
 
 
 def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
-    """A cell with a mean and its interval, if there is one."""
+    """A cell with a mean and its interval; without an interval, the mean alone."""
     ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
     return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
 
 
 def parts_of(view: object, kind: type[T]) -> Iterator[T]:
-    """Everything of a kind, as panels or tables, anywhere in a view."""
+    """All values of type ``kind``, such as panels or tables, anywhere in a view."""
     if isinstance(view, kind):
         yield view
     elif is_dataclass(view):
@@ -135,7 +135,7 @@ ABOVE = 38
 
 @dataclass(frozen=True)
 class PageLink:
-    """A page beside this one, as another arm's; ``current`` is this one."""
+    """A link to a page, such as that of another arm; ``current`` marks the page that is open."""
 
     title: str
     address: str
@@ -144,10 +144,10 @@ class PageLink:
 
 @dataclass(frozen=True)
 class Watching:
-    """What a watched page needs: the addresses of its stylesheet, its script and its events.
+    """The addresses that a live page needs: its stylesheet, its script and its events.
 
     Attributes:
-        about: what it follows, as a sentence.
+        about: a sentence that names the records or the swarm that the page follows.
     """
 
     stylesheet: str
@@ -159,7 +159,7 @@ class Watching:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. ``facts`` stand above its title, ``headlines`` below; ``watching`` is None of the static report."""
+    """A page. ``facts`` stand above its title, ``headlines`` below; ``watching`` is None for the static report."""
 
     title: str
     facts: Sequence[str]
@@ -170,23 +170,23 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document. A static page has its stylesheet in itself, and no script."""
+    """The page as one HTML document. A static page contains its stylesheet, and no script."""
     return render_around(page, [render_section(section) for section in page.sections])
 
 
 def render_around(page: Page, sections: Sequence[str]) -> str:
-    """The same around sections that were rendered before."""
+    """The page as one HTML document, around sections that are rendered already."""
     body = Markup("\n").join(map(Markup, sections))
     return _environment().get_template("page.html").render(page=page, body=body, css=asset("page.css")) + "\n"
 
 
 def render_header(page: Page) -> str:
-    """What a watched page has above its sections."""
+    """The header of a live page, as HTML."""
     return _environment().get_template("header.html").render(page=page)
 
 
 def render_section(section: Section) -> str:
-    """One section by itself, as it stands in a page."""
+    """The HTML of one section, as it stands in a page."""
     return _environment().get_template("section.html").render(section=section)
 
 
@@ -204,7 +204,7 @@ def render_figure(rows: Sequence[Sequence[Chart]]) -> str:
 
 
 def asset(name: str) -> str:
-    """A file beside the templates."""
+    """The text of a file beside the templates."""
     return files("ftis.view").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -221,12 +221,12 @@ def _environment() -> Environment:
 
 
 def _finalize(value: object) -> str:
-    """What a template's expression becomes before it is escaped; what is HTML already stays as it is."""
+    """Make a template value's characters visible before it is escaped; leave HTML as it is."""
     return value if isinstance(value, Markup) else visible(value)
 
 
 def markdown(title: str, sections: Iterable[Section]) -> str:
-    """Every table in the sections' views, each under its caption, as one Markdown document."""
+    """All tables of the sections, each under its caption, as one Markdown document."""
     blocks = [f"# {escaped(title)}"]
     for section in sections:
         tables = list(parts_of(section.view, Table))
@@ -236,7 +236,7 @@ def markdown(title: str, sections: Iterable[Section]) -> str:
 
 
 def table_in_markdown(table: Table) -> str:
-    """The caption, and the table below it; if rows have a group's title, it is their first column."""
+    """The caption, and the table below it. If groups have titles, these are the first column."""
     titled = any(group.title for group in table.groups)
     head = [""] * titled + [escaped(name) for name in table.head]
     rows = [
@@ -261,7 +261,7 @@ def escaped(text: str) -> str:
 
 
 def on_terminal(table: Table, columns: Sequence[str] = ()) -> rich.table.Table:
-    """A table for a terminal, of all columns or of those named. Columns of numbers stand at the right."""
+    """A table for a terminal, of all columns or of the named ones. Columns of numbers are aligned right."""
     shown = [i for i, name in enumerate(table.head) if not columns or name in columns]
     titled = any(group.title for group in table.groups)
     drawn = rich.table.Table(title=Text(table.caption), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)

@@ -1,7 +1,7 @@
-"""Whether it is working, in plain words: a sentence per peer, and one for each thing that needs a look.
+"""The state of a run in plain words: a sentence per peer, and a remark for each thing that needs a look.
 
-Texts of other peers, as the first rejection's, go into the sentences as they are: a page escapes them, and makes every
-character visible.
+Texts of other peers, such as that of the first rejection, go into the sentences as they are. A page escapes them and
+makes every character visible.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ftis.run.outlook import in_time
 Level = Literal["fine", "look", "trouble"]
 
 LATE_BY = 2
-"""Rounds behind from which a peer is called late: peers of unequal speed are one apart all the time."""
+"""The fewest rounds behind with which a peer is called late: peers of unequal speed are always one apart."""
 
 UNREWARDED = 3
-"""Rounds without reward before it is worth a sentence: the first rounds of a weak model often earn nothing."""
+"""The fewest rounds without reward that are worth a remark: the first rounds of a weak model often earn nothing."""
 
 SILENT, SILENT_ROUNDS = 60.0, 5
-"""A peer is called silent after so many seconds and the time of so many of its rounds."""
+"""Seconds, and rounds in time, without a record; a peer is called silent after both."""
 
 LONGEST_WORDS = 160
-"""Letters of another peer's text that a sentence quotes."""
+"""The most letters of another peer's text that a sentence quotes."""
 
 REASONS: Mapping[str, str] = {
     "forged": "offers without its signature; anyone may have sent them",
@@ -53,14 +53,14 @@ REASONS: Mapping[str, str] = {
     "tokens_after_end": "tokens after the end",
     "bad_logp": "log-probabilities that cannot be",
 }
-"""Why something was rejected, in words. docs/metrics.md explains them."""
+"""Reasons of rejections, in words. docs/metrics.md explains them."""
 
 DROPS: Mapping[str, str] = {"kl": "the KL filter", "honesty": "the honesty test"}
 
 
 @dataclass(frozen=True)
 class Remark:
-    """A sentence, and whether somebody should look."""
+    """A sentence and its level: whether somebody should look."""
 
     level: Level
     text: str
@@ -68,7 +68,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class About:
-    """One peer: a sentence on how far it is, and what needs a look."""
+    """One peer: a sentence on its progress, and remarks."""
 
     name: str
     level: Level
@@ -118,7 +118,7 @@ def _learned(peer: Standing) -> str:
 
 
 def remarks_on(peer: Standing) -> list[Remark]:
-    """What needs a look, the worst first."""
+    """Remarks on things that need a look, the worst first."""
     found = [remark for source in peer.sources for remark in _of_source(peer, source)]
     if peer.unrewarded >= UNREWARDED:
         found.append(Remark("trouble", _unrewarded(peer)))
@@ -139,7 +139,7 @@ def remarks_on(peer: Standing) -> list[Remark]:
 
 
 def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]:
-    """A reward far below the peer's own best, or below that of the others, is no success."""
+    """Remarks on a reward that is far below the peer's own best, or below that of the others."""
     if has_fallen(reward, best):
         text = f"The reward fell to {share(reward)}; its best was {share(best)}"
         return [Remark("look", f"{text}. A lower learning_rate, or F-TIS if the objective has no filter")]
@@ -151,7 +151,7 @@ def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]
 
 
 def _of_source(peer: Standing, source: Source) -> list[Remark]:
-    """What needs a look about one other peer. A peer in quarantine is expected to bring nothing."""
+    """Remarks on one other peer. A peer in quarantine is expected to bring nothing."""
     name, lately = source.name, counted(peer.lately, "round")
     if source.quarantined_since is not None:
         text = f"{name} is in quarantine since round {source.quarantined_since}: it does not draw its tokens from the "
@@ -195,7 +195,7 @@ def _unrewarded(peer: Standing) -> str:
 
 
 def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
-    """Whether it is working, of all peers together."""
+    """A sentence on whether the run is working, for all peers together."""
     if not any(of.step for of in standings):
         return "No round is finished yet"
     worrying = [of.name for of in peers if of.level == "trouble"]
@@ -209,7 +209,7 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
 
 
 def everybody(peers: int, finished: bool) -> str:
-    """That all of some peers have finished, or are working."""
+    """A sentence that all of some peers have finished, or are working."""
     if peers == 1:
         return "Finished" if finished else "Working"
     who = "Both peers" if peers == 2 else f"All {peers} peers"
@@ -217,7 +217,7 @@ def everybody(peers: int, finished: bool) -> str:
 
 
 def enumerated(names: Sequence[str]) -> str:
-    """Names as a part of a sentence; of many only the first."""
+    """Names as a part of a sentence; if there are many, only the first ones."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more peers"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -232,7 +232,7 @@ def possessive(name: str) -> str:
 
 
 def share(value: float, sign: str = "") -> str:
-    """A reward as ``.62``, a change of one as ``+.09``; whole numbers and larger ones as they are."""
+    """A reward as ``.62``, a change in reward as ``+.09``; whole and larger numbers stay as they are."""
     text = f"{value:{sign}z.2f}" if abs(value) < 10 else f"{value:{sign}.4g}"
     if abs(value) < 0.995:
         text = text.replace("0.", ".", 1)

@@ -1,7 +1,7 @@
-"""A swarm that somebody looks on at, as sections of a page.
+"""A swarm that an onlooker hears, as sections of a page.
 
-A peer's signed statements stand as they are. Whatever anybody with a link could have said is quoted: presence,
-what a peer is doing, its reward, and what it took from whom.
+A peer's signed statements stand as they are. Unsigned statements are quoted, since anybody with a link could have made
+them: a peer's presence, its state, its reward, and the rollouts that it took from others.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from ftis.view.sentences import (
 )
 
 ANSWERS_WITHIN = 15.0
-"""Seconds in which a peer that is there has answered."""
+"""Seconds within which a present peer has answered."""
 
 DIGITS = 8
-"""Of a digest or a key that are shown."""
+"""The digits of a digest or a key that a page shows."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """The peers in a table; ``roster`` says whether a roster vouches for the names."""
+    """The table of peers; ``roster`` is whether a roster vouches for the names."""
 
     table: Table
     roster: bool
 
 
 def swarm_glance(runs: Sequence[NetworkRun], onlooker: Onlooker, now: float) -> Glance:
-    """How the peers stand, by what was heard up to ``now`` (seconds since the epoch)."""
+    """The state of every peer, by everything heard up to ``now`` (seconds since the epoch)."""
     found = []
     rarer = _rarer_versions(runs)
     for run in runs:
@@ -59,7 +59,10 @@ def swarm_glance(runs: Sequence[NetworkRun], onlooker: Onlooker, now: float) -> 
 
 
 def _shown_of(run: NetworkRun, runs: Sequence[NetworkRun]) -> list[PeerView]:
-    """The peers of a run that are shown: a peer that nobody spoke for only if it is missed."""
+    """The peers of a run that a page shows.
+
+    A peer that nobody spoke for is left out if the run differs, or if it was met in another run of the same name.
+    """
     met = {p.peer for other in runs if other.name == run.name and other.id != run.id for p in other.peers if p.met}
     return [peer for peer in run.peers if peer.met or (not run.differs and peer.peer not in met)]
 
@@ -75,12 +78,12 @@ def _headline(peers: Sequence[About], runs: Sequence[NetworkRun]) -> str:
 
 
 def has_finished(peer: PeerView) -> bool:
-    """Whether it signed its offer of the last round."""
+    """Whether the peer has signed its offer of the last round."""
     return peer.signed is not None and peer.signed.round + 1 == _rounds(peer)
 
 
 def _rounds(peer: PeerView) -> int | None:
-    """How many rounds its run has: by the facts whose digest it signed, before these are known as its status says."""
+    """The number of rounds of the peer's run, by its signed facts; while these are unknown, by its status."""
     rounds = (peer.facts if peer.committed else peer.said).get("rounds")
     return rounds if is_count(rounds) else None  # a member may sign anything
 
@@ -103,7 +106,7 @@ def where(peer: PeerView) -> str:
 
 
 def _rarer_versions(runs: Sequence[NetworkRun]) -> Mapping[str, str]:
-    """The versions that fewer peers say to run than another one, which is the value."""
+    """The versions of ftis that fewer peers claim than the usual one, each with the usual version as its value."""
     count = Counter(str(peer.said["version"]) for run in runs for peer in run.peers if "version" in peer.said)
     usual, most = max(count.items(), key=lambda one: one[1], default=("", 0))
     return {version: usual for version, of in count.items() if of < most}
@@ -112,7 +115,7 @@ def _rarer_versions(runs: Sequence[NetworkRun]) -> Mapping[str, str]:
 def remarks_on(
     peer: PeerView, run: NetworkRun, rarer: Mapping[str, str], onlooker: Onlooker, now: float
 ) -> list[Remark]:
-    """What needs a look, facts before claims; ``rarer`` has the usual version of ftis by those that are rarer."""
+    """Remarks on a peer, facts before claims. ``rarer`` is as of :func:`_rarer_versions`."""
     found = []
     if run.differs:
         verb = "Means" if peer.committed else "“Means”"
@@ -164,7 +167,7 @@ def _of_presence(peer: PeerView, run: NetworkRun, now: float) -> list[Remark]:
 
 
 def members(runs: Sequence[NetworkRun], onlooker: Onlooker) -> Members | None:
-    """Every peer in a row, by run; None while nobody was heard."""
+    """A table with a row for every peer, by run; None while nobody was heard."""
     groups, known = [], onlooker.roster is not None
     for run in runs:
         title = f"{run.name or 'a run'}, digest {run.id[:DIGITS]}"
@@ -189,7 +192,7 @@ def _row(peer: PeerView, newest: int, known: bool) -> list[Cell]:
         Cell("–" if signed is None else f"{signed.bytes / 1e6:.2f}"),
         _claimed(reward),
         _fact(peer, "seed"),
-        # Where text is exchanged, it is no fact that peers agree on.
+        # Peers that exchange text need not agree on a tokenizer, so it is no fact of the swarm then.
         _fact(peer, "tokenizer") if "tokenizer" in peer.facts else _claimed(str(said.get("tokenizer", ""))[:DIGITS]),
         _claimed(str(said.get("version", ""))),
         _key(peer, known),
@@ -201,21 +204,21 @@ def _claimed(text: str) -> Cell:
 
 
 def _fact(peer: PeerView, key: str) -> Cell:
-    """What it means by the recipe: signed where its digest was, else claimed."""
+    """A cell with a fact of the peer's recipe: plain if the peer signed its digest, else marked as a claim."""
     value = peer.facts.get(key)
     text = value if isinstance(value, str) else "" if value is None else str(value)
     return Cell(text[:DIGITS], claimed=not peer.committed) if text else Cell("–")
 
 
 def _key(peer: PeerView, known: bool) -> Cell:
-    """``known``: whether a roster says whose key it is."""
+    """A cell with the peer's key; ``known`` is whether a roster names the key's owner."""
     if peer.signed is None:
         return Cell("–")
     return Cell(f"{'its ' if known else ''}key {peer.signed.key[:DIGITS]}")
 
 
 def learned(runs: Sequence[NetworkRun]) -> list[Table] | None:
-    """Who says to have learned from whom, a table per run; None where nobody says anything of it."""
+    """A table per run of the rollouts that each peer claims to have learned from each other; None without claims."""
     tables = []
     for run in runs:
         learners = [peer for peer in run.peers if peer.said.get("from")]
@@ -242,7 +245,7 @@ def _learned_cell(learner: PeerView, source: str) -> Cell:
 
 
 def events(happened: Sequence[Happened]) -> Events | None:
-    """What the onlooker noticed, the newest first."""
+    """The events that the onlooker noticed, the newest first; None if there are none."""
     lines = [
         EventLine(time.strftime("%H:%M:%S", time.localtime(one.at)), one.peer, one.text) for one in reversed(happened)
     ]
@@ -250,7 +253,7 @@ def events(happened: Sequence[Happened]) -> Events | None:
 
 
 def page_facts(runs: Sequence[NetworkRun], onlooker: Onlooker) -> list[str]:
-    """What stands above the page's title."""
+    """The facts above the page's title."""
     there = sum(peer.present for run in runs for peer in run.peers)
     facts = [
         "swarm",

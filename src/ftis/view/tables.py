@@ -1,4 +1,4 @@
-"""What the terminal shows at an end: a run's arms, a comparison, what a preflight found, who is in a swarm."""
+"""Tables for the terminal: a run's arms, a comparison, the results of a preflight, the peers of a swarm."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ftis.view.sections import Cell, RowGroup, Table, on_terminal
 WIDTH = 100
 
 OF_ACCURACY = ("Arm", "Start", "Final", "Against", "Difference", "p, Holm")
-"""Columns of the report's table of accuracy for which a terminal has room."""
+"""The columns of the report's table of accuracy that fit on a terminal."""
 
 
 def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
-    """The arms of a run: a row for each arm and peer, and one for an arm's mean over several peers."""
+    """A table of a run's arms: a row for each peer, and one for the mean if an arm has several peers."""
     head = ["Peer", "Start", "Final", "OOD start", "OOD final", "Rounds", "Seconds", "Tokens", "Sent", "Foreign used"]
     groups = []
     for arm, peers in summary["arms"].items():
@@ -57,7 +57,7 @@ def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
 
 
 def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
-    """What a run has left where, by the first peer of its last arm, and what makes a page of it."""
+    """A text that names a run's files, for the first peer of its last arm, and the command that makes a page."""
     arm, peers = next(reversed(summary["arms"].items()))
     name, peer = next(iter(peers.items()))
     model = directory / arm / name / f"checkpoint-{peer['step']}"
@@ -68,14 +68,14 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Means over peers at the start and at the end, in distribution and out of it."""
+    """Mean accuracies over peers at the start and at the end, in distribution and out of distribution."""
     means = [f"{fmean(peer[end] for peer in peers):.3f}" for end in ("start", "final")]
     ood = [[fmean(o[end] for o in peer["ood"].values()) for peer in peers if peer["ood"]] for end in ("start", "final")]
     return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
-    """The comparison for a terminal: a table per split, a verdict per peer and arm, budgets, notes."""
+    """Print the comparison: a table per split, a verdict per peer and arm, budgets and notes."""
     width = min(WIDTH, console.width)
     found = accuracy(results, arm_styles(results["arms"], results["baselines"]))
     for split in found.splits if found else ():
@@ -110,9 +110,9 @@ COMPARED: dict[AnswerKind, str] = {
 }
 
 FEW = 8
-"""Groups below which a sounding says that they are few."""
+"""A sounding of fewer groups says that they are few."""
 LONG = 4 * 3600.0
-"""Seconds of all peers' rounds above which preflight says what shortens them."""
+"""Seconds of a run above which preflight says how to shorten it."""
 SHORTER = (
     "a run is shorter with fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
     "sampling.max_completion_length; or smaller models"
@@ -120,7 +120,7 @@ SHORTER = (
 
 
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
-    """A row for each peer, some of its completions, and what to change."""
+    """Print a row for each peer, some of its completions, and advice on what to change."""
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
@@ -145,7 +145,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         say(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}")
     if seconds > LONG:
         say(SHORTER)
-    if soundings and (compared := soundings[0].compared):  # the peers have one task
+    if soundings and (compared := soundings[0].compared):  # all peers have the same task
         say(f"answers are compared {COMPARED[compared]}")
     for one in soundings:
         for question, completion, reward in one.samples:
@@ -200,13 +200,13 @@ def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.tabl
 
 
 def shortened(text: str) -> str:
-    """A text on one line, its invisible characters spelled out, cut in its middle."""
+    """A text on one line, with invisible characters spelled out and a long middle cut."""
     line = visible(text.replace("\n", "⏎"))
     return line if len(line) <= 160 else f"{line[:80]} … {line[-80:]}"
 
 
 def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-    """The peers that answered, of whatever swarm: where each is, whom it sees, and what it took from the others."""
+    """A table of the peers that answered, of any swarm: their round, the peers they see, and rollouts they took."""
     head = ["Run", "Peer", "Round", "Behind", "Doing", "Reward", "Sees", "Admitted", "Rejected", "Late", "MB in"]
     head.append("Quarantined")
     newest: dict[str, int] = {}
@@ -237,7 +237,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and is_count(value) else 0  # what comes over the network may be anything
+    return value if isinstance(value, int) and is_count(value) else 0  # a value from the network may be anything
 
 
 def _word(text: object, longest: int) -> str:

@@ -1,7 +1,8 @@
-"""The page of a directory or a swarm, served to a browser and kept up to date: an ASGI application and its server.
+"""The live page of a directory or a swarm: an ASGI application and its server.
 
-It is read-only, and answers GET and HEAD at four paths. If there is a token, requests need it. Otherwise the server is
-bound to this machine, and the Host header must be a local name: a foreign page cannot read the answers.
+The application is read-only, and answers GET and HEAD at four paths. If there is a token, requests need it. Otherwise
+the server is bound to this machine, and the Host header must be a local name, so that a foreign page cannot read the
+answers.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ except ImportError as error:
     ) from None
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Names by which a server is reached from this machine alone, so that its pages need no token."""
+"""Hosts that only this machine can reach; a server there needs no token."""
 
 EVERY = 0.8
 """Seconds between two looks at the records."""
 
 YIELDING = 10
-"""By how much the server is nicer than what it watches: if cores are scarce, the run goes first."""
+"""The server's niceness above that of the run: if cores are scarce, the run goes first."""
 
 SIGN_OF_LIFE = 15.0
-"""Seconds after which a browser hears something in any case, so that it notices a connection that is gone."""
+"""The most seconds without a message to a browser, so that it notices a lost connection."""
 
 MOST_VIEWS = 64
-"""Pages that are kept; an address can be made up."""
+"""The most pages that are kept in memory."""
 
 MOST_CONNECTIONS, HEADER_SECONDS = 200, 10.0
-"""Connections that are open at a time, and seconds in which each has to send its first request."""
+"""The most connections that are open at a time, and the seconds that each has to send its first request."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -69,7 +70,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer. Styles may stand in attributes: an arm's colour is no secret and runs nothing."""
+"""The headers of every answer. Style attributes are allowed: an arm's colour is no secret and runs nothing."""
 
 
 def application(watched: Path | Onlooker, token: str = "") -> Starlette:
@@ -77,7 +78,7 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
 
     Args:
         watched: a run's or an experiment's directory, or an onlooker at a swarm.
-        token: what ``?token=`` must be; "" for none, and then only requests to this machine's own names are answered.
+        token: the value that ``?token=`` must have; with "", only requests to this machine's own names are answered.
 
     Raises:
         RecordsError: the directory holds neither a run nor an experiment.
@@ -101,7 +102,7 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
         return views[address]
 
     def answered(answer: Callable[[Address], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that wants the token, and an address that there is."""
+        """An endpoint that refuses requests without the token or with an unknown seed or arm."""
 
         async def endpoint(request: Request) -> Response:
             query = request.query_params
@@ -134,7 +135,7 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
             405: lambda request, error: _plain("This page can only be read.\n", 405),
         },
     )
-    if not token:  # a page elsewhere whose name was made to lead here would be answered else
+    if not token:  # against DNS rebinding: a foreign page could point its own name at this server
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL, "[::1]"], www_redirect=False)
     return app
 
@@ -154,7 +155,7 @@ def _plain(text: str, status: int) -> Response:
 
 
 async def changes(look: Callable[[], Awaitable[Shown]]) -> AsyncIterator[str]:
-    """What a browser is sent: the page as it stands, then of each change what is new. Ends when nobody listens."""
+    """The messages to a browser: first the whole page, then the new parts at each change; none once nobody listens."""
     sent, quiet = Shown(0, "", "", {}), 0.0
     yield "retry: 1000\n\n"
     while True:
@@ -170,13 +171,16 @@ async def changes(look: Callable[[], Awaitable[Shown]]) -> AsyncIterator[str]:
 
 
 def _difference(before: Shown, now: Shown) -> dict[str, Any]:
-    """Title, header and order of the sections, and those that differ."""
+    """The title, the header, the order of the sections, and the sections that differ."""
     differing = {anchor: html for anchor, html in now.sections.items() if before.sections.get(anchor) != html}
     return {"title": now.title, "header": now.header, "order": list(now.sections), "sections": differing}
 
 
 class Connection(H11Protocol):
-    """A connection that is closed unless it soon asks for something; one without a request makes room for another."""
+    """A connection that is closed unless a request comes soon.
+
+    Beyond :data:`MOST_CONNECTIONS`, a connection without a request is closed to make room for a new one.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
