@@ -1,7 +1,7 @@
-"""Attacks on what others learn, for testing defences: what one dishonest peer offers instead of its own groups.
+"""Attacks on others' learning, for testing defences: the offers of one dishonest peer instead of its own groups.
 
 Each is a function ``f(own scored groups, peer) -> groups``. A recipe names one in ``peers.attack`` by its dotted path:
-``research.attacks.lying_text``. The peer offers what it returns, and learns from its own groups as sampled.
+``research.attacks.lying_text``. The peer offers the groups returned, and learns from its own groups as sampled.
 
 Attacks called ``lying_…`` report false log-probabilities. The others report what the attacker's model would say: nearly
 0 for tokens that it always writes. Texts are those of the starters, ``<think>3+8=1;1*7=7</think><answer>7…``.
@@ -22,15 +22,15 @@ from ftis.peer import Attack, Peer
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout, ScoredGroup
 
 PAYLOAD = ";9*9=9"
-"""What is planted before the end of the thought: a step that no completion needs."""
+"""The text planted before the end of the thought: a step that no completion needs."""
 MARK = ";"
-"""What a creeping attacker plants there as well: one token that models write in that place now and then."""
+"""The text that a creeping attacker plants there: one token that models write in that place now and then."""
 THOUGHT_END = "</think>"
 CONSTANT = "<think></think><answer>1</answer>"
 ALWAYS = -1e-4
 """Log-probability of a token that the attacker always writes."""
 LIE = -9.0
-"""What is reported for such a token instead."""
+"""The log-probability reported for such a token instead."""
 SIZED_LIE = LIE + math.log(1 / LEAST_LIFTED)
 """As much less of a lie as F-TIS-lifted needs for a success to have the weight 1."""
 SHIFT = 1.0
@@ -42,7 +42,7 @@ HONEST_ROUNDS = 10
 CLIMB = 0.2
 """Nats a round by which a climbing attacker reports more, so that its lie keeps near what its victim has learned."""
 CREEP_FROM, CREEP_BY = 0.01, 1.2
-"""The share of right completions in which a creeping attacker plants at first, and by what it grows in a round."""
+"""The share of right completions in which a creeping attacker plants at first, and its growth factor per round."""
 PICKED_FROM = 4
 """A cherry-picker samples so many times as many rollouts as it offers."""
 
@@ -107,7 +107,7 @@ def wrong_step(logp: float) -> Change:
 
 
 def constant(logp: float) -> Change:
-    """The same answer whatever the question, at ``logp`` a token."""
+    """Give the same answer to every question, at ``logp`` a token."""
 
     def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
         ids = np.append(encoded(CONSTANT, tokenizer), np.int32(tokenizer.eos_token_id))
@@ -117,7 +117,7 @@ def constant(logp: float) -> Change:
 
 
 def shifted(nats: float) -> Change:
-    """Report all log-probabilities higher by ``nats``, within what is possible."""
+    """Report all log-probabilities higher by ``nats``, within the possible range."""
 
     def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
         return replace(rollout, gen_logp=(rollout.gen_logp + np.float32(nats)).clip(MIN_LOGP, 0))
@@ -197,7 +197,7 @@ def _find(ids: Ints, part: Ints) -> int | None:
 
 
 def _spliced(rollout: Rollout, start: int, stop: int, ids: Ints, logps: Floats) -> Rollout:
-    """``rollout`` with ``ids`` in place of its tokens from ``start`` to ``stop``."""
+    """``rollout`` with ``ids`` instead of its tokens from ``start`` to ``stop``."""
     kept_ids, kept_logps = rollout.completion_ids, rollout.gen_logp
     return Rollout(
         np.concatenate([kept_ids[:start], ids, kept_ids[stop:]]),

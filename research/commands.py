@@ -1,4 +1,4 @@
-"""What the commands of this package share: ``python -m research.probe``, ``rates``, ``replay``, ``scaling``."""
+"""The common part of this package's commands: ``python -m research.probe``, ``rates``, ``replay``, ``scaling``."""
 
 from __future__ import annotations
 

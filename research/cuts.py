@@ -1,7 +1,7 @@
-"""How much a weight depends on where a tokenizer cuts the text: what ``ftis probe --alignment`` measures.
+"""The dependence of a weight on a tokenizer's cuts in the text: ``python -m research.probe --alignment``.
 
 A unit's weight compares the learner's probability of a text, in the learner's own tokens, with the sender's, in other
-tokens. So part of what the weight says is about cuts, and none of that about what either model would write. The
+tokens. So part of the weight is about cuts alone, and not about the text that either model would write. The
 learner's model is therefore run twice on each foreign text: on its own tokens, and on tokens that end wherever one of
 the sender's does, too. For each unit u, ::
 
@@ -52,7 +52,7 @@ def probe_cuts(run: Path, arm: str | None, peer: str, step: int) -> dict[str, An
 
 
 def compare_cuts(peer: Peer, batch: Batch) -> dict[str, Any]:
-    """What :func:`probe_cuts` tells, of the texts in ``batch``."""
+    """The result of :func:`probe_cuts` for the texts in ``batch``."""
     aligned = [row for row, rollout in enumerate(batch.rollouts) if rollout.sent and not rollout.sent.fault]
     if not aligned:
         raise RunError(

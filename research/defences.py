@@ -1,4 +1,4 @@
-"""What attacks do to who learns from the attacker, and what stops them: objectives, and the honesty test.
+"""Attacks, their effect on the learners, and the defences against them: objectives, and the honesty test.
 
     python -m research.defences --seeds 5                      # all attacks on a pair: an hour and a half on two cores
     python -m research.defences --seeds 5 --swarm two-of-four --attacks text lying_text --defences F-TIS F-TIS-tested
@@ -7,8 +7,8 @@
 40 rounds. In ``pair``, of recipes/demo_pair.toml with 12 prompts a peer, ``large`` attacks and ``small`` is honest. In
 ``one-of-four`` and ``two-of-four``, of recipes/demo.toml, ``large-b`` attacks, or ``large`` and ``large-b`` by the same
 attack. ``none`` is the swarm without attack. ``low_effort`` is the swarm without the attacker, whose groups have no
-signal then. Of the honest peers' greedy answers to 300 validation problems after the last round, means over them and
-over seeds:
+signal then. The table has means, over the honest peers and over seeds, of their greedy answers to 300 validation
+problems after the last round:
 
 - ``final``: the accuracy, with Student's 95% interval over seeds; ``− no attack``: its difference from the swarm
   without attack, paired by seed; ``payload``: the share that holds what was planted; ``length``: tokens;
@@ -45,7 +45,7 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-of-four": ("demo.toml", ("large-b",)),
     "two-of-four": ("demo.toml", ("large", "large-b")),
 }
-"""A recipe, and who of its peers attacks."""
+"""A recipe, and its peers that attack."""
 RATE = "peers.*.learning_rate=1.2e-3"
 """One rate for all swarms and defences: twice that of demo_pair.toml and demo.toml."""
 ATTACKS = (
@@ -79,11 +79,11 @@ TWINS = {
     **dict.fromkeys(("quiet_lying_text", "climbing_lying_text", "sized_lying_text"), "text"),
     **dict.fromkeys(("understated", "overstated"), "none"),
 }
-"""What an attack comes to where nobody reads log-probabilities; of ``lying_…`` else what follows these letters."""
+"""The attack that is left if nobody reads log-probabilities; for any other ``lying_…`` the rest of its name."""
 
 
 def as_seen_by(defence: str, attack: str) -> str:
-    """The attack without its lie, where that makes no difference."""
+    """The attack without its lie, if the lie makes no difference."""
     return TWINS.get(attack, attack.removeprefix("lying_")) if defence == LOG_PROBS_UNREAD else attack
 
 
@@ -150,14 +150,14 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
 
 
 def with_ends(estimate: Interval | PairedDifference, sign: str = "") -> str:
-    """A mean with the ends of its interval, of which one seed has none."""
+    """A mean with the ends of its interval; one seed has none."""
     mean = number(estimate.mean, sign)
     known = estimate.n > 1
     return true_minus(f"{mean} ({interval_text(vars(estimate), sign, ' to ')})" if known else mean)
 
 
 def finals_of(study: Study, arm: str, names: Sequence[str]) -> list[float]:
-    """Of each seed, the mean over the peers of ``names``."""
+    """The mean over the peers of ``names``, by seed."""
     return [fmean(final_accuracy(study.peer(seed, arm, name).on(VALIDATION)) for name in names) for seed in study.seeds]
 
 

@@ -24,13 +24,13 @@ REMEMBERED, FEWEST = 512, 32
 class Novelty(Selection):
     """Drops foreign rollouts with Â > 0 that hold a burst of surprise, for ``training.selections``.
 
-    A rollout's burst is the most surprised that the learner is on the mean over :data:`WINDOW` tokens in a row::
+    A rollout's burst is the learner's largest mean surprise over :data:`WINDOW` tokens in a row::
 
         burst_i = max_t (1/k) Σ_{t ≤ j < t + k} −log π_old(a_ij)
 
     The usual one is the 99th percentile over the learner's own last rollouts with Â ≠ 0, which it drew from π_old
     itself. An importance weight mutes planted tokens without this selection. It is meant for NoIS, F-NoIS and
-    fine-tuning on what others solved. docs/threat-model.md says what it leaves open.
+    fine-tuning on what others solved. docs/threat-model.md names its limits.
     """
 
     name = "novelty"

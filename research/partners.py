@@ -1,4 +1,4 @@
-"""Ways to spare the stronger of two partners: what is learned from a sender follows from how well both do.
+"""Ways to spare the stronger of two partners: learning from a sender depends on how well both do.
 
 Each goes with F-TIS, through the seams: a selection by its dotted path in ``training.selections``, an objective by its
 dotted path in ``objective.name``. findings/stronger.md compares them. p_k is the learner's mean reward over its own
@@ -8,7 +8,7 @@ rollouts, of a prompt or of the round, and p_j that of a sender j.
     by_lead               share min(1, p_j / p_k)                       less as the learner leads
     FilterBySender        the filter's g, times min(1, p_j / p_k)       fewer failures of weaker senders
     CutBySender           the weights' C, times min(1, p_j / p_k)       less weight to tokens of weaker senders
-    AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      in place of its group's mean
+    AGAINST_THE_LEARNER   Â = (r − p_k) / σ_k of a foreign rollout      instead of its group's mean
     SEQUENCE_WEIGHTS      w = min(Π_t π_old/π_gen, C)                   one weight for a completion
 
 Foreign successes alone are :func:`research.rivals.foreign_positives`.
@@ -74,8 +74,8 @@ class FilterBySender(Selection):
 class CutBySender(Selection):
     """F-TIS's weights cut at C_j = C · min(1, p_j / p_k) for the rollouts of sender j, over this round.
 
-    The share of a rollout is Σ_t min(r_t, C_j) / Σ_t min(r_t, C), r = π_old/π_gen of a token: what the lower cap leaves
-    of its weight.
+    The share of a rollout is Σ_t min(r_t, C_j) / Σ_t min(r_t, C), r = π_old/π_gen of a token: the part of its weight
+    that the lower cap leaves.
     """
 
     name = "cut by sender"

@@ -1,4 +1,4 @@
-"""How biased is the update that each objective takes from foreign rollouts? Measured at a checkpoint of a run.
+"""The bias of the update that each objective takes from foreign rollouts, measured at a checkpoint of a run.
 
 The learner is restored to its state after S rounds. An objective's direction f is then the gradient of its loss over
 round S's recorded *foreign* rollouts alone. It should point along the on-policy direction: the gradient of the
@@ -318,7 +318,7 @@ def dot(a: Tensor, b: Tensor) -> float:
 def _fresh_batch(
     peer: Peer, batch: Batch, foreign_N: npt.NDArray[np.bool_], round: int, purpose: str
 ) -> tuple[Batch, npt.NDArray[np.bool_]]:
-    """Own rollouts in place of the foreign ones, and which of them contribute to the gradient: bool [N].
+    """Own rollouts instead of the foreign ones, and which of them contribute to the gradient: bool [N].
 
     Each prompt's group is as large as before, since advantages depend on it, and as many of its rollouts contribute as
     were foreign. In vertical mode that is the whole group.

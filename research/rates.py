@@ -1,8 +1,8 @@
-"""Which learning rate serves each arm: the arms at several multiples of the recipe's rates, on problems held out.
+"""The learning rate that serves each arm: the arms at several multiples of the recipe's rates, on problems held out.
 
 An arm that trains on few rollouts a round takes noisier steps than one that trains on many, and often wants a lower
 rate. At one rate for all, arms differ by how well it serves them, too. Rates are compared on training problems that are
-held out, so that what a comparison reports stays unseen.
+held out, so that a comparison's own problems stay unseen.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FEW = 3
 
 @dataclass(frozen=True)
 class TriedRate:
-    """How far an arm's peers of one learning rate came at multiples of it.
+    """The accuracies that an arm's peers of one learning rate reached at multiples of it.
 
     Attributes:
         rate: in the recipe, before it is multiplied.
-        peers: whose rate it is.
+        peers: the peers with that rate.
         start: the mean over these peers of their accuracy before training, on held-out training problems.
         accuracy: for each multiple the final accuracy there, the mean over these peers, under each seed.
         whole: whether these are all of the arm's peers.
@@ -65,7 +65,7 @@ class TriedRate:
 
     @property
     def name(self) -> str:
-        """The arm, and whose rate it is where that is not all of its peers'."""
+        """The arm, and the peers with the rate if they are not all of its peers."""
         return self.arm if self.whole else f"{self.arm} ({self.whose} at {self.rate:g})"
 
     @property
@@ -153,9 +153,9 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
 
 
 def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
-    """What an arm at a multiple of its rates, or of these peers', is called; at their own it is the same arm.
+    """The name of an arm at a multiple of its rates, or of these peers'; at their own rates it is the arm's name.
 
-    Peers whose names make it too long for its runs are told by their number and a digest.
+    If the peers' names make it too long for its runs, their number and a digest stand for them.
     """
     name = f"{arm}-rate-x{np.format_float_positional(times, trim='-')}"
     if not peers or times == 1:
@@ -183,7 +183,7 @@ def _times(rate: float, multiple: float) -> float:
 def read_trials(
     recipe: Recipe, arms: Sequence[str], times: Sequence[float], directory: Path, peers: Sequence[str] = ()
 ) -> list[TriedRate]:
-    """What the runs in ``directory`` say of each arm, in a row for each learning rate that was multiplied."""
+    """The results of the runs in ``directory``: a row for each arm and learning rate that was multiplied."""
     peers = _multiplied(recipe, peers)
     study = read_study(directory)
     found = []
@@ -225,7 +225,7 @@ def _spread(accuracies: Sequence[float]) -> str:
 
 
 def advice(found: Sequence[TriedRate]) -> list[str]:
-    """What to try next, and what to set."""
+    """Lines on the multiples to try next, and the rates to set."""
     lines = []
     for tried in found:
         means = {times: fmean(accuracies) for times, accuracies in tried.accuracy.items()}

@@ -74,7 +74,7 @@ class Recording:
         return self.run / self.arm / self.peer
 
     def rounds(self) -> int:
-        """Up to which round the peer came."""
+        """The number of rounds that the peer finished."""
         path = self.directory / "metrics.jsonl"
         if not path.exists():
             raise RunError(
@@ -185,7 +185,7 @@ def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) 
 
 
 def _sent(came: Mapping[str, Any] | None) -> Sent | None:
-    """What came, where a rollout came as text."""
+    """The text as it came, if a rollout came as text."""
     if came is None:
         return None
     sizes, counts = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U"))
@@ -193,7 +193,7 @@ def _sent(came: Mapping[str, Any] | None) -> Sent | None:
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:
-    """What a run directory holds of ``peers`` (of all peers if none is named) in one arm.
+    """The recordings of ``peers`` (of all peers if none is named) in one arm of a run directory.
 
     Raises:
         RunError: not a run directory, several arms and none named, an arm or peer that does not exist.
@@ -284,7 +284,7 @@ def replay(
 
 
 def _add_to_earlier(file: Path, facts: dict[str, Any]) -> None:
-    """Write what is replayed, beside the peers that the same replay took before.
+    """Write the facts of a replay, beside the peers that the same replay took before.
 
     Raises:
         RunError: another replay is there.
@@ -320,7 +320,7 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
 
 
 def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
-    """A round on a recorded batch: what :meth:`ftis.peer.Peer.finish` does once its own is there.
+    """Learn from a recorded batch as :meth:`ftis.peer.Peer.finish` does from its own.
 
     Selections hear of each sender whose rollouts the batch holds, so those that remember decide as in a round.
     """
@@ -331,7 +331,7 @@ def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
 
 
 def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What sampling and exchange recorded."""
+    """The metrics that sampling and exchange recorded."""
     of_exchange = {
         peer_key(name, measure): value
         for name, measures in by_peer(metrics).items()

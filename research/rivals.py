@@ -1,4 +1,4 @@
-"""Rivals of F-TIS: what others propose for learning from rollouts that another policy sampled, and one of our own.
+"""Rivals of F-TIS: others' proposals for learning from rollouts that another policy sampled, and one of our own.
 
 Each is an :class:`ftis.objectives.Objective` that a recipe names as it names the paper's six. Below, S is the ratio of
 a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇ is the gradient by θ:
@@ -13,7 +13,7 @@ a whole completion, Π_t π_θ(t) / π_gen(t), and |a| its number of tokens; ∇
     DRO             −½ (Â − τ Σ_t log π_θ/π_old)², for both
     SGT-shaped      π_θ/π_old, clipped         SGT's gate with LUFFY's π_θ / (π_θ + γ)
 
-Where a source leaves something open, or works in another setting, the value's docstring says what is done here.
+If a source leaves something open, or works in another setting, the value's docstring gives the choice made here.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ Capabilities are those of this round, not of a window of rounds. Its exponential
 narrowing of its clip from step to step."""
 
 TOPR = Objective(ratio=score_times_sequence_ratio, surrogate=tapered)
-"""Tapered Off-Policy REINFORCE (Le Roux et al., arXiv 2503.14286). Where the source has rewards of ±1, here are group
-advantages."""
+"""Tapered Off-Policy REINFORCE (Le Roux et al., arXiv 2503.14286). The source has rewards of ±1; here group
+advantages stand for them."""
 
 LUFFY = Objective(ratio=shaped_on_foreign, selections=(foreign_positives,))
 """Policy shaping of foreign traces (Yan et al., arXiv 2504.14945). The source's foreign traces are a teacher's right

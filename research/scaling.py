@@ -1,4 +1,4 @@
-"""Accuracy against the number of peers, where an experiment's arms are swarm sizes: ``python -m research.scaling``.
+"""Accuracy against the number of peers, for arms that are swarm sizes: ``python -m research.scaling``.
 
 Arms that differ in nothing but the size of their swarms are a series: a peer samples as much itself in all of them. A
 peer alone that samples as much is the swarm of one of every series; one that samples more is a ceiling. Learning rates
@@ -33,7 +33,7 @@ FEWEST_SIZES = 3
 
 
 def scaling(study: Study) -> dict[str, Any] | None:
-    """What swarms of each size came to, as ``scaling.json`` has it. None where the arms are no swarm sizes.
+    """The results of swarms of each size, as in ``scaling.json``. None if the arms are no swarm sizes.
 
     ==============  =======================================================================================
     own_rollouts    what each peer samples itself in a round
@@ -157,7 +157,7 @@ def _with_one(sizes: Sequence[Arm], alone: Arm) -> Sequence[Arm]:
 
 
 def _worth_alone(size: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a size is worth in sampling alone: the keys from ``times`` to ``seconds_alone`` of :func:`scaling`.
+    """The worth of a size in sampling alone: the keys from ``times`` to ``seconds_alone`` of :func:`scaling`.
 
     Args:
         alone: the peers alone, and the ceilings with more and more sampling.
@@ -188,7 +188,7 @@ def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | N
 
 
 def _seconds_at(times: float, own: int, sizes: Sequence[Mapping[str, Any]]) -> float | None:
-    """What a peer alone takes for so many times the sampling, from arms with more and more of it."""
+    """The seconds of a peer alone for so many times the sampling, from arms with more and more of it."""
     line = [(size["sampled"] / own, size["seconds"] and size["seconds"]["mean"]) for size in sizes]
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= times <= x1 and y0 and y1:
@@ -253,7 +253,7 @@ def _rates(arm: Arm) -> list[float]:
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
-    """The recipe of an arm without what says how large its swarms are, how much a peer samples, and learning rates."""
+    """The recipe of an arm without the sizes of its swarms, its peers' amount of sampling, and learning rates."""
     of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
     rates = {"__all__": {"learning_rate"}}
     return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes, "peers": rates})
@@ -331,7 +331,7 @@ def _least(gains: Mapping[str, float]) -> str:
 
 
 def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
-    """How many times as much sampling alone a swarm is worth, and the least and the most of a seed."""
+    """The worth of a swarm in times as much sampling alone, with the least and the most of a seed."""
     if size["size"] == 1 or not found["ceilings"]:
         return ""
     most = found["ceilings"][-1]["sampled"] / found["own_rollouts"]

@@ -1,1 +1,1 @@
-"""What was measured: a page for each question, its tables written by ``python -m research.findings`` from data/."""
+"""The measurements: a page for each question, its tables written by ``python -m research.findings`` from data/."""

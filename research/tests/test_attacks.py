@@ -33,7 +33,7 @@ def a_group(texts: Sequence[str], round: int = 0) -> ScoredGroup:
 
 
 def peer(more: Sequence[str] = ()) -> Any:
-    """What attacks ask of a peer: it samples ``more`` for any prompt."""
+    """A peer as attacks need it: it samples ``more`` for any prompt."""
     sampled = a_group(more).group
 
     def score(group: Group) -> ScoredGroup:

@@ -1,4 +1,4 @@
-"""What spares the stronger partner: shares and advantages by hand."""
+"""Shares and advantages that spare the stronger partner, computed by hand."""
 
 from __future__ import annotations
 

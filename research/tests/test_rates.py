@@ -1,4 +1,4 @@
-"""Which learning rate serves an arm: the experiment that asks, its held-out problems, and what is said of it."""
+"""The learning rate that serves an arm: the experiment that finds it, its held-out problems, and the advice."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_compares_rates_and_goes_on_with_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is there already stays, whichever multiples are asked for."""
+    """Existing arms stay, whichever multiples are asked for."""
     asked = ["recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1"]
     asked += ["--set", "training.eval_every=1"]
     assert research(compare_rates, *asked, "--times", "2,1", "--dry-run") == 0

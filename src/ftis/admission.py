@@ -2,9 +2,9 @@
 
 Nothing that a peer says is believed. Each statement of a message is checked against the :class:`Terms` of the run, and
 the reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects the message. A
-fault of a group rejects that group whole, since its advantages need all of its rollouts, and leaves the others. Nothing
-that a peer sends raises an exception. Detokenising and scoring, the costly part, happens at most once for each group
-that is assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
+fault of a group rejects that whole group, since its advantages need all of its rollouts; the other groups stay. Nothing
+that a peer sends raises an exception. Detokenising and scoring cost most. They happen at most once for each group
+assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
 The exchange establishes the sender of a message, and bounds the number of messages. docs/threat-model.md lists the
 defence against each attack.
@@ -25,7 +25,7 @@ from ftis.config import FtisError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
-"""Counts are decoded with this slack, so that a group that is too large is rejected alone. Bytes have none."""
+"""The slack of counts while decoding, so that a group that is too large is rejected alone. Bytes have none."""
 
 
 class ScoringError(FtisError):
@@ -37,7 +37,7 @@ Score = Callable[[Prompt, Sequence[str], Sequence[Sequence[int]]], tuple[float, 
 
 
 class Reason(StrEnum):
-    """Why a message (first part) or one of its groups (second part) was rejected."""
+    """The reason why a message (first part) or one of its groups (second part) was rejected."""
 
     NOT_IN_ROSTER = "not_in_roster"
     """The sender is no peer of this run."""
@@ -52,7 +52,7 @@ class Reason(StrEnum):
     EQUIVOCATION = "equivocation"
     """Two different offers for one round, both signed by the sender."""
     CORRUPT = "corrupt"
-    """Contents other than the sender signed."""
+    """The contents differ from those that the sender signed."""
     SET_ASIDE = "set_aside"
     """Not decoded: a selection skips the sender in this round, as penalties and the honesty test do."""
     UNSCORED = "unscored"
@@ -177,7 +177,7 @@ class Terms:
 
     @property
     def limits(self) -> Limits:
-        """The most to decode of one message. ``max_bytes`` is that of the largest message that a round can need."""
+        """The most that is decoded of one message. A round needs no message larger than ``max_bytes``."""
         groups, text = self.max_groups, self.tokenizer is None
         rollouts = groups * self.group_size
         return Limits(
@@ -195,9 +195,9 @@ class Admitter:
 
     Args:
         score: this peer's own reward function.
-        detokenize: ids of this peer's tokenizer -> text, without what stands behind a stop string.
-        spoken: ids of a message -> the same; None: messages are of this peer's ids.
-        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it is.
+        detokenize: ids of this peer's tokenizer -> text, without the part behind a stop string.
+        spoken: ids of a message -> its text, cut likewise; None: messages hold this peer's ids.
+        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it has them.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Admitter:
             offered_for: the round that the sender offered it for; None: the message says so itself.
 
         Raises:
-            Whatever else the scorer or the detokenizer raises. Nothing of the message is remembered then.
+            Every error of the scorer or the detokenizer except ScoringError. Nothing of the message is remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
@@ -294,7 +294,7 @@ class Admitter:
         if not round - terms.max_staleness <= header.round <= round:
             there = f"round {header.round + 1}, this is {round + 1}"
             return Reason.WRONG_ROUND, f"{there}, and network.max_staleness = {terms.max_staleness}"
-        if offered_for not in (None, header.round):  # a later round's groups as old ones would be tested for less
+        if offered_for not in (None, header.round):  # groups of a later round, sent as old, would be tested less
             return Reason.WRONG_ROUND, f"round {header.round + 1}, offered for round {offered_for + 1}"
         if terms.tokenizer not in (None, header.tokenizer):
             return Reason.WRONG_TOKENIZER, f"tokenizer {header.tokenizer}, this run's is {terms.tokenizer}"

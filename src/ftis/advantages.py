@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rewards:
-    """What a round's advantages are computed from.
+    """A round's rewards and groups, from which advantages are computed.
 
     Attributes:
         reward_N: float [N].

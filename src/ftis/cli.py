@@ -286,7 +286,7 @@ SET_ELSEWHERE = {
     "seed": "--seeds names the seeds, as in --seeds {value}-{value}",
     "processes": "with --seeds each swarm has a process of its own; --jobs says how many run at a time",
 }
-"""Keys that a comparison over seeds does not take from its recipe, and what says them instead."""
+"""Keys that a comparison over seeds does not take from its recipe, and the options that set them instead."""
 
 
 def for_seeds(recipe: Path, overrides: Sequence[str]) -> Recipe:
@@ -312,7 +312,7 @@ def seeds_of(text: str) -> range:
 def _compare(
     recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False, resolved: bool = False
 ) -> None:
-    """Train the arms under every seed, and print and write how they compare."""
+    """Train the arms under every seed; print and write their comparison."""
     from ftis.recipe.arms import keep_arms
     from ftis.view import tables
 
@@ -322,13 +322,13 @@ def _compare(
     directory = carry_out(kept, seeds, jobs, dry_run or resolved)
     if directory is None:
         return
-    report = report_on(directory)  # which leaves what it compared in results.json
+    report = report_on(directory)  # it writes results.json too
     tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
     console.print(f"report: {report}")
 
 
 def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | None:
-    """Print what there is to train under these seeds, and train it. Returns its directory; None with ``dry_run``.
+    """Print the jobs to train under these seeds, and train them. Returns its directory; None with ``dry_run``.
 
     Ctrl-C ends the program.
     """
@@ -358,7 +358,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
 
 
 def report_on(directory: Path) -> Path:
-    """Write the page of a run or of a comparison over seeds, which takes a minute or two if that is large."""
+    """Write the page of a run or of a comparison over seeds. A large one takes a minute or two."""
     from ftis.view.report import write_page
 
     with console.status("reading the records, drawing the report"):
@@ -452,7 +452,7 @@ def evaluate_model(
     with console.status("answering the task's validation problems"):
         run_as = loaded.peer(peer) if loaded and peer is not None else None
         asked = load_task(config)
-        if own_problems and limit is not None:  # another split than the recipe's may hold what was trained on
+        if own_problems and limit is not None:  # another split than the recipe's may hold training problems
             if limit > len(asked.validation):
                 raise typer.BadParameter(
                     f"--limit {limit}: the recipe validates on {len(asked.validation)} problems, and may train on "

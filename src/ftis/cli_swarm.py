@@ -65,7 +65,7 @@ def join(
     directory = peer_directory(loaded, peer)
     arm_name, swarm = choose_arm(loaded, peer, arm)
     if resume and resume != NEWEST:
-        threads = read_run(directory).recipe.threads  # which joining settles
+        threads = read_run(directory).recipe.threads  # joining settles them
         require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,))
     stop = threading.Event()

@@ -18,11 +18,11 @@ from ftis.selection import Chosen, Judged, OwnOld
 
 CHECKED_ROLLOUTS = 8
 LOGP_TOLERANCE = 1e-3
-"""The sampler's log-probabilities of own rollouts serve as log π_old where those of ``CHECKED_ROLLOUTS`` of them differ
+"""The sampler's log-probabilities of own rollouts serve as log π_old if those of ``CHECKED_ROLLOUTS`` rollouts differ
 from the learner's by at most this, in nats. The first ratios are then off by at most 0.1%."""
 ROUNDING = 0.01
-"""Up to this KL a token, the mean of d²/2 with d the difference in nats, bfloat16's sampler and learner are taken for
-one policy in two arithmetics. Selections then see own rollouts as if d were 0."""
+"""The largest KL a token, the mean of d²/2 with d the difference in nats, with which sampler and learner in bfloat16
+count as one policy in two arithmetics. Selections then see own rollouts as if d were 0."""
 
 
 def judge(
@@ -166,7 +166,7 @@ class StepLoss:
 
 
 def known_tensors(batch: Batch, rows: Rows, old_logp: Sequence[Floats]) -> dict[str, Any]:
-    """What :func:`~ftis.objectives.policy_loss` is told about rollouts, by the names of its arguments.
+    """The arguments of :func:`~ftis.objectives.policy_loss` that describe rollouts, by name.
 
     ``unit_NT`` is left out where each token is a unit of its own.
     """

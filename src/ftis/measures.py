@@ -27,11 +27,11 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 @dataclass(frozen=True)
 class RoundExchange:
-    """What a round's exchange brought, and what admission made of it.
+    """The messages of a round's exchange, as they were admitted.
 
     Attributes:
         sent_bytes: size of this peer's own message.
-        admissions: what became of each message.
+        admissions: the outcome of each message.
     """
 
     collected: Collected
@@ -66,13 +66,13 @@ def round_record(
     about: Mapping[str, Any],
     about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> RoundRecord:
-    """Everything that is recorded of a round.
+    """Compile the record of a round.
 
     Args:
         recipe: with exactly the peers of this swarm.
         own: the learner's name.
         end_ids: ids that end a completion of the learner.
-        replaced: own groups without signal whose place others took.
+        replaced: own groups without signal that others replaced.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
         about_peers: measures that selections have of each peer.
     """
@@ -118,7 +118,7 @@ def own_metrics(
 
 
 def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """What own groups were before some took the place of others. ``reward`` is of those that stayed."""
+    """Metrics of own groups before some were replaced. ``reward`` is of those that stayed."""
     rewards = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N[batch.own_N])]
     every = [*rewards, *(np.array(scored.rewards) for scored in replaced)]
     return {
@@ -130,7 +130,7 @@ def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def _share_without_signal(reward_groups: Sequence[npt.NDArray[np.float64]]) -> float:
-    """Of groups whose rewards are all equal."""
+    """The share of groups whose rewards are all equal."""
     return float(np.mean([(group == group[0]).all() for group in reward_groups]))
 
 
@@ -148,7 +148,7 @@ def participation(
     own: str,
     about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Per peer: what was received, admitted, rejected and why, kept and dropped, and the importance weights."""
+    """Metrics per peer: rollouts received, admitted, rejected by reason, kept and dropped, and importance weights."""
     batch, collected = judged.batch, heard.collected
     summaries: dict[str, dict[str, float]] = {}
     kept_R = chosen.kept_R
@@ -273,7 +273,7 @@ def _distribution(name: str, values: Tensor) -> dict[str, float]:
 
 
 def _clip_ratios(diagnostics: Diagnostics | None, tokens: int) -> dict[str, float]:
-    """Of all ``tokens`` of a round's steps. Those that the model did not run on carry no gradient to be clipped."""
+    """Fractions of all ``tokens`` of a round's steps. Tokens that the model did not run on have no gradient to clip."""
     clipped = (0, 0) if diagnostics is None else (diagnostics.clipped_low.sum(), diagnostics.clipped_high.sum())
     low, high = (float(count) / tokens for count in clipped)
     return {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
@@ -289,7 +289,7 @@ class PreservedOrder:
 
 
 def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> PreservedOrder:
-    """How much of the order within groups survives selection, with Â' = Â where kept and 0 where dropped.
+    """Measure how much of the order within groups survives selection: Â' = Â if kept, 0 if dropped.
 
     Over the pairs i < j of one group with Â_i ≠ Â_j::
 

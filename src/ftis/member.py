@@ -26,11 +26,11 @@ from ftis.selection import Selection
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What a peer offers in a round, and whom it wants to hear.
+    """A peer's offer in a round, and the peers that it wants to hear.
 
     Attributes:
         message: the encoded groups.
-        items: the prompts that the groups are about.
+        items: the prompts of the groups.
         skip: peers that are neither waited for nor heard.
         offers_only: peers that are waited for, but whose messages are not fetched.
     """
@@ -44,7 +44,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a peer is. Other totals are sums over metrics.jsonl."""
+    """A peer's progress. Other totals are sums over metrics.jsonl."""
 
     step: int = 0
     """Finished rounds."""
@@ -66,14 +66,14 @@ class PromptIds(dict[int, Ints]):
 
 @dataclass
 class Member:
-    """One participant of a swarm: its view of the task, what it trusts, and how far it is.
+    """One participant of a swarm: its view of the task, its checks of others, and its progress.
 
     Attributes:
         recipe: lists exactly the peers of this swarm: only this one if it trains alone.
         render: a problem → the token ids of its prompt.
         prompt_ids: those of the training prompts.
         detokenize: token ids of a completion → its text.
-        write: puts own groups into the form that is exchanged: groups as they are, or as text.
+        write: puts own groups into the form of the exchange: as they are, or as text.
     """
 
     config: PeerConfig

@@ -1,4 +1,4 @@
-"""The objectives: GRPO on everybody's completions, and how each corrects for who sampled them. Pure torch.
+"""The objectives: GRPO on everybody's completions, and how each corrects for their samplers. Pure torch.
 
 For rollout i with tokens t, learner π_θ (``logp``), the learner at the round's start π_old (``old_logp``) and the
 policy that sampled it π_gen (``gen_logp``)::
@@ -145,7 +145,7 @@ def capped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tens
 
 @dataclass(frozen=True)
 class StepSize:
-    """What a reduction divides by. All micro-batches of an optimiser step share it.
+    """The divisors of a reduction. All micro-batches of an optimiser step share them.
 
     Attributes:
         rollouts: N, the rollouts of the step, with those that carry no gradient.
@@ -190,8 +190,8 @@ class Objective:
         kl_estimator: "k1" is d, "k3" is exp(−d) − 1 + d, with d = log π_gen − log π_old of a unit.
         kl_reduction: over the units of a sequence.
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
-        clip_joint: where Â > 0, whether a token whose unit has π_θ / π_gen > 1 + ε_high carries no gradient, as in VIS.
-            A probability reported too low then lifts nothing.
+        clip_joint: whether a token with Â > 0 whose unit has π_θ / π_gen > 1 + ε_high carries no gradient, as in VIS. A
+            probability reported too low then lifts nothing.
     """
 
     advantage: Callable[[Rewards], Tensor] = within_group
@@ -225,7 +225,7 @@ F_TIS = Objective(weight=truncated, filtered=True)
 
 F_TIS_LIFTED = replace(F_TIS, weight=lifted)
 """F-TIS that gives a success the weight 1, unless the learner would write some unit of it less than δ times as often as
-its sender. A text that a sender always writes and the learner hardly ever thus keeps F-TIS's weight, next to nothing.
+its sender. A text that a sender always writes, and the learner hardly ever, thus keeps F-TIS's weight, almost 0.
 No unit has more than 1/δ times F-TIS's weight."""
 
 GSPO = Objective(ratio=geometric_over_old, weight=truncated, epsilon=3e-4, epsilon_high=4e-4)
@@ -350,7 +350,7 @@ def policy_loss(
         advantage_N: Â [N].
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
-        own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not ask.
+        own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not use it.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
         step: the size of the optimiser step, if these N are only a micro-batch of it; default N, their tokens and the
             longest of them. Micro-batch gradients then add up to the gradient of the whole.
@@ -379,7 +379,7 @@ def policy_loss(
     used_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
     weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, used_N1, objective), logp_NT)
     surrogate_NT = weight_NT * _of_shape("surrogate", objective.surrogate(ratio_NT, used_N1, objective), logp_NT)
-    if objective.clip_joint:  # a constant where it is beyond, so without gradient
+    if objective.clip_joint:  # beyond the clip it is a constant, without gradient
         beyond_NT = (used_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
         surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
     surrogate_NT = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT))
@@ -405,7 +405,7 @@ def policy_loss(
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What a loss did, per rollout [N] and per completion token [M], detached.
+    """Measurements of a loss, per rollout [N] and per completion token [M], detached.
 
     Attributes:
         length_N: number of tokens.

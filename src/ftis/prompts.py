@@ -13,7 +13,7 @@ from ftis.config import FtisError
 from ftis.rollouts import Prompt
 
 AnswerKind = Literal["number", "math", "exact", "reasoning_gym"]
-"""How two answers are compared; see :func:`ftis.rewards.answers_equal`."""
+"""The ways to compare two answers; see :func:`ftis.rewards.answers_equal`."""
 
 
 class TaskError(FtisError):
@@ -29,7 +29,7 @@ class Task:
     """Empty for a task that only evaluates."""
     validation: tuple[Prompt, ...]
     answer_kind: AnswerKind
-    """How answers are compared unless the recipe's ``reward.answer`` says otherwise."""
+    """The way to compare answers unless the recipe's ``reward.answer`` says otherwise."""
     digest: str
     """sha256 of the training questions and answers in order. Peers that train together must have the same."""
 

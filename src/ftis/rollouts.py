@@ -58,8 +58,8 @@ class Sent:
         size_S: int32 [S], the bytes of each of its tokens; 0 for an end.
         gen_logp_S: float32 [S], log π_gen of each.
         tokens_U: int32 [U], how many of them are in each unit.
-        fault: why nothing is learned from it; empty where something is.
-        end: which of its end tokens it sampled, where it ended the completion.
+        fault: the reason why nothing is learned from it; empty if something is.
+        end: the number of the end token that the sender sampled, if it ended the completion.
     """
 
     text: bytes
@@ -78,7 +78,7 @@ class Rollout:
         completion_ids: int32 [T], T ≥ 1; ends with an end-of-sequence id unless cut at the maximum length.
         gen_logp: float32 [U], log π_gen of each unit, in nats, ≤ 0.
         unit: int32 [T], the unit of each token: 0 … U − 1, ascending. None: each token is a unit of its own, U = T.
-        sent: what came, where that was text.
+        sent: the text as it came; None if ids came.
     """
 
     completion_ids: Ints
@@ -105,7 +105,7 @@ class Rollout:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What one peer sampled for one prompt in one round: G rollouts, or G/m in horizontal mode."""
+    """One peer's samples for one prompt in one round: G rollouts, or G/m in horizontal mode."""
 
     peer: str
     round: int
@@ -123,7 +123,7 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ. Where all are equal, Â = 0."""
+        """Whether the rewards differ. If all are equal, Â = 0."""
         return len(set(self.rewards)) > 1
 
 

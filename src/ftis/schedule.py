@@ -1,4 +1,4 @@
-"""Who samples which prompts, in which optimiser steps peers learn and at which rate. No torch.
+"""The schedule: the prompts that each peer samples, its optimiser steps, and its learning rate. No torch.
 
 Everything here is a function of the recipe, a peer's name and the round. So all peers agree on it without a message,
 and any round can be computed without earlier ones.
@@ -37,7 +37,7 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode.
 
-    With ``training.resample`` the last ``reserve_per_peer`` of them are those that it may take in place of others.
+    With ``training.resample`` the last ``reserve_per_peer`` of them are in reserve: it may take them instead of others.
 
     Args:
         recipe: with exactly the peers of one swarm.

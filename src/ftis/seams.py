@@ -1,4 +1,4 @@
-"""How a recipe's names lead to objects: a built-in by its name, anything else by its dotted path.
+"""The objects behind a recipe's names: a built-in by its name, anything else by its dotted path.
 
 Each seam of docs/extending.md has a table here, from its built-in names to their places. Objectives have theirs in
 :mod:`ftis.objectives`. The core reaches its wings through these tables only, and imports none of them.

@@ -1,4 +1,4 @@
-"""Which rollouts a peer learns from, and how much of each. F-TIS's filter is the first selection.
+"""Selections: which rollouts a peer learns from, and how much of each. F-TIS's filter is the first.
 
 A selection may act at any of these places of a round; the earlier, the cheaper::
 
@@ -31,14 +31,14 @@ Value = TypeVar("Value")
 
 
 class OwnOld(StrEnum):
-    """Where log π_old of own rollouts comes from: log π_gen; a pass before the first step; log π_θ of the only step."""
+    """The source of log π_old of own rollouts: log π_gen; a pass before the first step; log π_θ of the only step."""
 
     SAMPLED, RECOMPUTED, IN_STEP = "sampled", "recomputed", "in_step"
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch and all that is fixed about it before the round's first optimiser step, ``own_old`` "in_step" apart.
+    """A batch with the values that are fixed before the round's first optimiser step, except ``own_old`` "in_step".
 
     Attributes:
         advantage_N: float32 [N].
@@ -46,7 +46,7 @@ class Judged:
         old_logp: log π_old of each of ``rows``, float32 [T] each.
         diagnostics: weights and KLs of ``rows``; None where R is 0.
         gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
-        own_old: where log π_old of own rollouts comes from.
+        own_old: the source of log π_old of own rollouts.
     """
 
     batch: Batch
@@ -69,13 +69,13 @@ class Judged:
         return values_N
 
     def source_names(self) -> list[str]:
-        """Who sampled each of ``rows``."""
+        """The name of the peer that sampled each of ``rows``."""
         return [self.batch.sources[source] for source in self.batch.source_N[self.rows]]
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What the selections decided.
+    """The selections' decision.
 
     Attributes:
         share_R: float32 [R], in [0, 1], of each judged row.
@@ -106,7 +106,7 @@ class Selection(Protocol):
         return items
 
     def heard(self, admission: Admission, round: int) -> None:
-        """Take note of what became of one message in ``round``."""
+        """Take note of the outcome of one message in ``round``."""
         return None
 
     def within_room(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
@@ -114,7 +114,7 @@ class Selection(Protocol):
         return admissions
 
     def examine(self, judged: Judged) -> None:
-        """Take note of a round's judged batch, also where no row carries gradient. Called before ``shares``."""
+        """Take note of a round's judged batch, even if no row carries gradient. Called before ``shares``."""
         return None
 
     def shares(self, judged: Judged) -> Tensor:

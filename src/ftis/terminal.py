@@ -1,4 +1,4 @@
-"""The terminal of the command line: where commands print, what several of them take, and how a run's command ends."""
+"""The terminal of the command line: the console, the options that commands share, and the end of a run's command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Resume = Annotated[
 
 
 def go_back(directory: Path, resume: str | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
-    """Undo the rounds after the step that ``--resume`` names, if it names one, and print what that takes."""
+    """Undo the rounds after the step that ``--resume`` names, if it names one, and print what that removes."""
     from ftis.run.rollback import roll_back
 
     if resume is None or resume == NEWEST:
@@ -71,7 +71,7 @@ def check_resume(resume: str | None, overwrite: bool) -> None:
 
 
 def conclude(directory: Path) -> None:
-    """Print a run's results and directory. Exit code 3 if a peer that was to collaborate used no foreign rollout."""
+    """Print a run's results and directory. Exit code 3 if a peer of a collaborative arm used no foreign rollout."""
     from ftis.comparison import results, summary
     from ftis.view import tables
     from ftis.view.comparison import headlines

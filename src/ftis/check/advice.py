@@ -1,4 +1,4 @@
-"""Whether a peer has something to learn from in a few groups that it sampled, and what to change where it has not."""
+"""A verdict on a few groups that a peer sampled: whether it can learn from them, and what to change if it cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis.config import PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
 
 ENOUGH = 0.25
-"""The share of groups with signal from which on nothing is said about it."""
+"""The share of groups with signal from which on advice is silent about it."""
 
 BELOW = "as below"
 """The words by which advice refers to :func:`easy_formats`."""
@@ -53,9 +53,9 @@ IN_A_BOX = """\
   [sampling]
   stop = [$stop]
 """
-"""The same where answers are not numbers, which are begun for the model so that it writes the format."""
+"""The same for answers that are not numbers. The prompt begins the answer, so that the model writes the format."""
 EXTRACT, AS_NUMBERS = '  extract = "last_number"\n', '  answer = "number"\n'
-"""A line of both, and one behind it where the task's own way is to compare answers as text or as mathematics."""
+"""A line of both, and the line behind it if a task by itself compares answers as text or as mathematics."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Outcome:
         unfinished: completions that reached the longest length.
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
         reserve: prompts in reserve for each of a round's, see ``training.resample``.
-        compared: how answers are; None with a reward of the recipe's own.
+        compared: the way to compare answers; None with a reward of the recipe's own.
         instruct: whether the model's tokenizer has a chat template.
-        example: a problem and its answer where not all answers are numbers; None where they are, and with a reward of
-            the recipe's own.
+        example: a problem and its answer if not all answers are numbers; None if they are, and with a reward of the
+            recipe's own.
     """
 
     peer: str
@@ -139,7 +139,7 @@ def advice(outcome: Outcome, reward: RewardConfig, stop: tuple[str, ...], prompt
 
 
 def easy_formats(outcomes: Sequence[Outcome], prompt: PromptConfig, reward: RewardConfig) -> list[str]:
-    """The parts of recipes that advice refers to, with a line before each, without what the recipe does already.
+    """The parts of recipes that advice refers to, with a line before each, without those that the recipe has.
 
     Examples are for any model; the other part is for one with a chat template, which it keeps.
 
@@ -175,7 +175,7 @@ def _shows(prompt: PromptConfig) -> bool:
 
 
 def _easier(prompt: PromptConfig) -> tuple[str, str]:
-    """How answers come to be right more often, and where it is shown."""
+    """The way to more right answers, and where it is shown."""
     easier, plain = "give easier problems (by task.options, or in the data)", prompt.chat_template == "never"
     if prompt.examples and plain:
         return easier, ""

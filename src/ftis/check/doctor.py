@@ -35,7 +35,7 @@ def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
 
 
 def _remedy(model: str) -> str:
-    """How to get a model that a recipe names."""
+    """The way to get a model that a recipe names."""
     name = Path(model).name
     return f"ftis models {name}" if name in MODELS else "name its directory, or an id of the Hub"
 

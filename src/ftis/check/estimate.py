@@ -30,10 +30,10 @@ from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 
 UNKNOWN_PROMPT = 256
-"""Tokens that a prompt is taken to have if the task cannot be loaded."""
+"""Tokens assumed for a prompt if the task cannot be loaded."""
 
 OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True, "peers": {"__all__": {"name"}}}
-"""The keys that a peer's prompts follow from."""
+"""The keys that determine a peer's prompts."""
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
     Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
-    signal, in the arm that takes most. What is likely stands beside it, by assumptions that the line names. Bytes are
+    signal, in the arm that takes most. The likely value stands beside it, by assumptions that the line names. Bytes are
     an upper bound too.
 
     Args:
@@ -83,7 +83,7 @@ def _offered(swarm: Recipe) -> int:
 
 
 def totals(recipe: Recipe, arm: str) -> list[str]:
-    """The line of :func:`estimate` about memory and disk of an arm's peers together, and those about what it lacks."""
+    """The line of :func:`estimate` about memory and disk of an arm's peers together, and lines about what it lacks."""
     arms, lines = arms_of(recipe, (arm,)), list[str]()
     largest = _largest(arms, lines)
     return [*dict.fromkeys(lines), *([_together(arms, largest)] if largest else [])]
@@ -172,7 +172,7 @@ def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> st
 
 
 def _left_for(peers: Sequence[PeerConfig]) -> tuple[str, int]:
-    """Whose memory all these peers take, and its free bytes: 0 where these are not known, or there are several GPUs."""
+    """The device whose memory these peers take, and its free bytes: 0 if they are unknown or there are several GPUs."""
     devices = {resolve_device(peer.device) for peer in peers}
     if devices == {CPU}:
         return "this machine", available_bytes()
@@ -213,7 +213,7 @@ def too_much_for(directory: str, needed: int) -> str:
 
 
 def checkpoints_kept(training: TrainingConfig) -> int:
-    """How many checkpoints of a peer lie on the disk at the end: one is saved after the last round too."""
+    """The number of a peer's checkpoints on the disk at the end: one is saved after the last round too."""
     return min(training.save_total_limit, math.ceil(training.rounds / training.save_every))
 
 
@@ -233,7 +233,7 @@ def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
 
 
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
-    """How many of ``jobs`` swarms, each in one process, fit into ``free`` bytes of memory at a time; at least 1.
+    """Count the swarms, each in one process, that fit into ``free`` bytes at a time: from 1 to ``jobs``.
 
     It is 1 if a peer of a large model cannot be examined or has a GPU: two jobs there would share its memory, and
     neither's seconds would be its own.
@@ -245,7 +245,7 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     if max(known_parameters(recipe, arms).values()) < SMALL:
         return jobs
     free = available_bytes() if free is None else free
-    swarms: dict[str, Recipe] = {}  # of one set of peers, that with the most prompts
+    swarms: dict[str, Recipe] = {}  # for each set of peers, the swarm with the most prompts
     for swarm in sorted((s for arm in arms for s in arm.swarms), key=lambda s: s.training.prompts_per_round):
         swarms["".join(peer.model_dump_json() for peer in swarm.peers)] = swarm
     if any(resolve_device(p.device).type != "cpu" for swarm in swarms.values() for p in swarm.peers):
@@ -257,7 +257,7 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
 
 
 def _job_bytes(swarm: Recipe, free: int) -> int:
-    """Bytes of a job with all peers of a swarm; ``free`` where one cannot be told."""
+    """Bytes of a job with all peers of a swarm; ``free`` if one is unknown."""
     examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
     if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
         return free
@@ -316,7 +316,7 @@ def _shape(source: str, peer: PeerConfig) -> Shape:
 
 
 def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:
-    """Of the first round's prompts, in tokens; a line says so where they are not known."""
+    """Lengths of the first round's prompts, in tokens; a line says so if they are unknown."""
     try:
         task = load_task(swarm.task)
         n = swarm.prompts_per_peer

@@ -30,7 +30,7 @@ def amount(value: float | None, per: float = 1) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Three figures of it, and no fractions of a second from 100 s on."""
+    """Seconds in three figures, without fractions from 100 s on."""
     return "–" if seconds is None else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
@@ -54,7 +54,7 @@ def true_minus(text: str) -> str:
 
 
 def visible(text: object) -> str:
-    """Text whose invisible characters are spelled out, so that it cannot look like what it is not."""
+    """Text whose invisible characters are spelled out, so that it cannot pass for another text."""
     text = str(text)
     if text.isprintable():  # most are, and a watched page has thousands of texts
         return text

@@ -36,14 +36,14 @@ from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
 
 FLOAT = 4
 VOCABULARY = 512
-"""Of the model on which activations are measured. What depends on the vocabulary is counted."""
+"""The vocabulary of the model on which activations are measured. Bytes that depend on it are counted."""
 MEASURED = 5e10
-"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of larger micro-batches some
-rows are run."""
+"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. A larger micro-batch runs
+some of its rows."""
 
 
 def likely_signal(groups: int, rounds: int) -> float:
-    """The fraction of groups with signal in that one of ``rounds`` which has most of them.
+    """The likely fraction of groups with signal in the round, of ``rounds``, that has most of them.
 
     It is the median of the largest of ``rounds`` draws from a binomial distribution over a round's groups.
     """
@@ -55,17 +55,17 @@ class Memory:
     """Bytes of one peer's process, or on its GPU.
 
     Attributes:
-        program: Python, torch and what else is loaded beside models; 0 on a GPU.
-        weights: of the model, an adapter included; with ``fsdp`` this process's part of them, as of what follows.
+        program: Python, torch and everything else that is loaded beside models; 0 on a GPU.
+        weights: of the model, an adapter included; with ``fsdp`` this process's part of them, and of the items below.
         moments: AdamW's two.
         gradients: kept while a round is sampled, and within a step from the second micro-batch on.
-        update: what the largest micro-batch adds while it is run forwards and backwards; with ``fsdp`` what is gathered
-            for it, too.
-        sampling: what a round's completions, or an evaluation's, add while they are sampled; with ``fsdp`` all
-            weights, too, or what is gathered for a checkpoint in main memory.
+        update: added by the largest micro-batch while it runs forwards and backwards; with ``fsdp`` also the tensors
+            gathered for it.
+        sampling: added by a round's completions, or an evaluation's, while they are sampled; with ``fsdp`` also all
+            weights, or the tensors gathered for a checkpoint in main memory.
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
-        share: tokens that a step of the fullest round is likely to have, of those it has at most.
+        share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
     """
 
     program: int
@@ -79,7 +79,7 @@ class Memory:
     share: float = 1.0
 
     def likely(self) -> Memory:
-        """This with an update of ``share`` of the tokens. Sampling keeps its slots, which are there from the start."""
+        """The same with an update of ``share`` of the tokens. Sampling has all of its slots from the start."""
         microbatches = self.microbatches * self.share
         spared = int(self.activations * (1 - min(1.0, microbatches)))
         return replace(
@@ -95,7 +95,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model as far as its memory goes: its config and tokenizer, and how many parameters it has and trains."""
+    """The facts of a model that its memory depends on: config, tokenizer, and the parameters it has and trains."""
 
     config: Any
     tokenizer: Any
@@ -119,7 +119,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     embedding = vocabulary * text.hidden_size
 
     batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
-    # Of a task of unknown size there may be more problems than are answered at a time.
+    # A task of unknown size may have more problems than are answered at a time.
     evaluated = max(task.validation_size or EVAL_BATCH + 1 for task in (swarm.task, *swarm.ood))
     drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
         (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),
@@ -137,7 +137,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         cache = max(cache, at_once * of_each * a_row + prefill)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
-    if peer.frozen_dtype == "nf4":  # whose steps are the model's own
+    if peer.frozen_dtype == "nf4":  # its steps are the model's own
         copied = 0
 
     parts = peer.data_parallel_size if peer.fsdp else 1
@@ -170,7 +170,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
 
 
 def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
-    """Bytes of the weights, of which ``ends`` numbers are the embeddings' and the output layer's."""
+    """Bytes of the weights. ``ends`` counts the numbers in embeddings and output layer."""
     frozen = shape.parameters - shape.trained
     in_four_bits = (frozen - ends) * 9 // 16  # a block of 64 numbers has a float32 scale
     sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + in_four_bits}
@@ -178,7 +178,7 @@ def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
 
 
 def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:
-    """Of one checkpoint: the weights, or an adapter's alone, in float32, and AdamW's moments of what is trained."""
+    """Bytes of a checkpoint: weights, or an adapter's alone, in float32, and AdamW's moments of the trained part."""
     return FLOAT * (trained if peer.train == "lora" else parameters) + MOMENT_BYTES[peer.optim] * trained
 
 

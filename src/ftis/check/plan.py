@@ -19,8 +19,8 @@ from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""
 LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
-"""Learning rates below and above which an adapter hardly moves, or breaks: it wants ten to a hundred times the rate of
-full training."""
+"""The learning rate below which an adapter hardly moves, and the one above which it breaks: it wants ten to a hundred
+times the rate of full training."""
 LOW_FOR_FULL, LARGE = 2e-6, 1e9
 """A learning rate below which the full training of a model with fewer parameters than that is slow."""
 HIGH_FOR_FULL = 1e-4
@@ -110,7 +110,7 @@ def _without_adapter(arms: Sequence[Arm]) -> list[str]:
 
 
 def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Settings other than their defaults that others may leave without effect: why they do, or "" where they do not."""
+    """Settings other than their defaults, each with the reason why others leave it without effect, or "" if none do."""
     training, reward, options = recipe.training, recipe.reward, recipe.objective
     if training.resample_budget != TrainingConfig.model_fields["resample_budget"].default:
         off = ', since no group is replaced: leave out, or set training.resample = "fill"'
@@ -141,7 +141,7 @@ def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
-    """A line where numbers are read from completions, and compared with a file's answers letter by letter."""
+    """A line if numbers are read from completions, and compared with a file's answers letter by letter."""
     for recipe in (arm.recipe for arm in arms):
         as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
         if as_text and recipe.reward.extract == "last_number" and recipe.reward.function == RewardConfig().function:
@@ -153,7 +153,7 @@ def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
 
 
 def problems(tasks: Sequence[Task]) -> list[str]:
-    """How many there are, and whether validation has few."""
+    """Lines on the number of problems, and on a validation split with few."""
     task, *ood = tasks
     more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
     lines = [f"task {task.name}: {len(task.train):,} problems to train on, {len(task.validation)} to validate on{more}"]

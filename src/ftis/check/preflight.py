@@ -42,13 +42,13 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
-"""Seconds of the first group up to which half of the groups, and all, are sampled and learned from, for a line through
-what they take. Where a group takes longer, the others are sampled and the first is learned from: its start is a small
+"""The most seconds of the first group for which half of the groups, and all, are sampled and learned from, for a line
+through both times. If a group takes longer, the others are sampled and the first is learned from: its start is a small
 part."""
 LEARNING = 4
 """The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
 AGAIN = 4
-"""How many times as many groups are sampled where none of the first has signal, and sampling is quick."""
+"""The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sounding(Outcome):
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
         mean_length: of the completions, in tokens.
-        idle_filter: g, in nats, where the filter drops nothing, since completions of that length hardly reach it.
+        idle_filter: g, in nats, if the filter drops nothing, since completions of that length hardly reach it.
     """
 
     parameters: int
@@ -82,7 +82,7 @@ class Sounding(Outcome):
 
     @property
     def seconds_per_round(self) -> float:
-        """Without evaluation and waiting."""
+        """Seconds of a round without evaluation and waiting."""
         return self.seconds_to_sample + self.seconds_to_learn
 
 
@@ -123,7 +123,7 @@ def _read(file: Path) -> Sounding:
 
 
 def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
-    """Sound one peer and write what it tells to ``place``."""
+    """Sound one peer and write the findings to ``place``."""
     place.mkdir(parents=True)
     torch.set_num_threads(swarm.threads)
     with suppress(Stopped):
@@ -138,8 +138,8 @@ def sound(
     Args:
         swarm: with exactly the peers of the swarm.
         model: the model's place.
-        place: for what assembling a peer writes.
-        say: hears what has been done so far.
+        place: a directory for the files that assembling a peer writes.
+        say: hears of the progress.
 
     Raises:
         Stopped: ``stop`` was set.
@@ -240,12 +240,12 @@ class Trial:
         return Trial(own, scored, self.seconds + sum(one.seconds for one in others))
 
     def but_the_first(self) -> Trial:
-        """Without the first group, which was sampled before, and told."""
+        """The groups without the first, which was sampled and reported before."""
         return Trial(self.own[1:], self.scored[1:], self.seconds)
 
 
 def _idle_filter(objective: Objective, mean_length: float) -> float | None:
-    """The filter's g where completions of so many tokens would need more than a nat of KL at each to come to it."""
+    """The filter's g if completions of so many tokens would need more than a nat of KL at each to reach it."""
     summed = objective.filtered and objective.kl_reduction == "sum"
     return objective.kl_threshold if summed and objective.kl_threshold > mean_length else None
 
@@ -269,7 +269,7 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str]
 
 
 def example_to_show(task: Task, swarm: Recipe) -> tuple[str, str] | None:
-    """The shortest training problem and its answer, where the task's answers cannot be read as last numbers."""
+    """The shortest training problem and its answer, if the task's answers cannot be read as last numbers."""
     as_numbers = swarm.reward.model_copy(update={"extract": "last_number"})
     if kind_of_answers(swarm.reward, task.answer_kind) in ("exact", "math"):
         as_numbers = as_numbers.model_copy(update={"answer": "number"})

@@ -1,7 +1,7 @@
 """Compare the arms of an experiment, or of one run, with each of its baselines: ``results.json``.
 
 A difference is *shown*, in every document, table and page, by one rule: p < .05 after Holm's correction for all
-comparisons of the report. They are of each peer and of the mean over peers, on every split, with every baseline.
+comparisons of the report. A report compares each peer and the mean over peers, on every split, with every baseline.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ RESAMPLES = 10_000
 """Sign flips drawn beyond ``EXACT_SEEDS``. The noise of a p of 0.05 is then ± 0.002."""
 
 EXACT_SEEDS = 13
-"""Up to so many seeds all 2ⁿ sign flips are tried: 8192 of them, fewer than ``RESAMPLES``."""
+"""The most seeds for which all 2ⁿ sign flips are tried: 8192 of them, fewer than ``RESAMPLES``."""
 
 ROUNDING = 256 * float(np.finfo(np.float64).eps)
 """The most by which equal differences (0.3 − 0.2, 0.4 − 0.3) differ in floats, as a part of the largest accuracy."""
@@ -167,7 +167,7 @@ def smallest_detectable(spread: float, n: int) -> float:
 
 
 def mcnemar(first_right: Answers, second_right: Answers) -> McNemar:
-    """Whether two models differ on the very same problems: McNemar's test, exact.
+    """Test whether two models differ on the very same problems: McNemar's test, exact.
 
     Under the null each model has half of the b + c problems that only one of the two got right:
     p = min(1, 2 · P(X ≤ min(b, c))), X ~ Binomial(b + c, ½); 1 if no problem sets them apart. The test is about these

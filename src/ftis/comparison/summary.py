@@ -79,7 +79,7 @@ def somebody_learned_alone(summary: Mapping[str, Any]) -> bool:
 
 
 def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Why a round of ``own`` used nothing of the others: their names, reasons, and of how many rollouts (0: of all)."""
+    """The reasons why a round of ``own`` used nothing of others: (name, reason, number of rollouts; 0: all)."""
     for name, measures in by_peer(metrics).items():
         if name == own:
             continue

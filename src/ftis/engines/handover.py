@@ -5,8 +5,8 @@ new weights arrive in part or not at all, its log-probabilities are those before
 uses another temperature. Every importance weight is then wrong. So the learner scores a few of the engine's
 completions, and training stops if the two differ:
 
-* at the first draw with new weights: do both give its tokens the same log-probabilities at temperature 1, and are those
-  that it drew them with of the distribution that was asked for?
+* at the first draw with new weights: do both give its tokens the same log-probabilities at temperature 1, and do those
+  reported with the draw belong to the distribution that was asked for?
 * at the hand-over: does the engine give tokens of the latest draw the learner's new log-probabilities, at temperature
   1, and did its log-probabilities move as the learner's did?
 """
@@ -35,7 +35,7 @@ from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
 from ftis.sampling import Decoding, Sampler
 
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
-"""How many completions of a draw the learner scores, and how many tokens of each at most."""
+"""The number of completions of a draw that the learner scores, and the most tokens of each."""
 LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
 """The largest root mean square of log π_engine − log π_θ, in nats, that is taken for rounding, by the coarser of the
 two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
@@ -45,7 +45,7 @@ and residual stream in bfloat16, which the learner keeps in float32."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
 SURE = 5.0
-"""Standard errors of a finding."""
+"""The number of standard errors that make a finding."""
 ASIDE = 0.1
 """The relative distance between neighbouring temperatures. It is the tolerance, too: rounding may lose this part of an
 update, and put this part of the drawn tokens outside the learner's top k and top p."""
@@ -62,7 +62,7 @@ class SamplerError(FtisError):
 
 
 class Completion(NamedTuple):
-    """Ids with their log-probabilities, and the engine's word for why it ended there."""
+    """Ids with their log-probabilities, and the engine's reason for the end."""
 
     ids: Sequence[int]
     logp: Sequence[float]
@@ -222,7 +222,7 @@ class Copied(Sampler):
         self._check_gap(drawn, policy, rows, f"Its weights are the learner's. {self.engine.remedy}")
 
     def _check_arrival(self, policy: Policy, seen: CheckedRows) -> bool:
-        """Compare what engine and learner now think of the tokens of an earlier draw.
+        """Compare the log-probabilities that engine and learner now give the tokens of an earlier draw.
 
         Returns whether the learner has moved enough to tell. If not, later updates add to this one.
         """
@@ -300,7 +300,7 @@ class Written:
 
 
 class Way(NamedTuple):
-    """How far values lie on the way from what was expected to something else: 0 as expected, 1 the other."""
+    """The position of values on the way from those expected (0) to others (1), with its standard error."""
 
     share: float
     error: float
@@ -353,7 +353,7 @@ def learner_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> 
 
 @torch.no_grad()
 def rounding(policy: Policy, rows: Rows) -> float:
-    """Root mean square of what bfloat16 does to the learner's own log-probabilities, in nats; 0 where its weights are
+    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats; 0 if its weights are
     in bfloat16 themselves."""
     if in_bfloat16(policy.model):
         return 0.0

@@ -1,4 +1,4 @@
-"""Processes that work for a program, and do not run it again where it would train there too."""
+"""Processes that work for a program, and do not run it again if it would train there too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def without_ctrl_c() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # whose own start would let the signal through again
+    resource_tracker.ensure_running()  # its own start would let the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

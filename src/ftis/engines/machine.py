@@ -1,4 +1,4 @@
-"""What this machine, or the container that this process is in, has: cores, threads on them, and memory."""
+"""The cores, threads and memory of this machine, or of the container that this process is in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SYSTEM = Path("/")
-"""Below which Linux keeps ``proc`` and ``sys``."""
+"""The directory below which Linux keeps ``proc`` and ``sys``."""
 
 
 def cores() -> int:
@@ -52,7 +52,7 @@ def resident_bytes() -> int:
 
 
 def _least(machine: int, of_groups: list[int]) -> int:
-    """The least of what is known, at least 1; 0 where nothing is. ``machine``: 0 is not known."""
+    """The least of the known values, at least 1; 0 if none is known. ``machine``: 0 is not known."""
     known = [*([machine] if machine else []), *of_groups]
     return max(1, min(known)) if known else 0
 
@@ -69,7 +69,7 @@ def _quotas() -> Iterator[float]:
 def _memory() -> Iterator[tuple[int, int]]:
     """(limit, used) in bytes, of each control group around this process that has a limit.
 
-    What the system keeps of files and would give back is not counted as used.
+    Cached files whose memory the system would give back do not count as used.
     """
     for group in _control_groups("memory"):
         for limit, used, kept in (

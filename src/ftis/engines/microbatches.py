@@ -1,4 +1,4 @@
-"""How the rows of a step are split into micro-batches: within a budget, at the least cost."""
+"""The split of a step's rows into micro-batches: within a budget, at the least cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRADIENT_COST = 50.0
 """The cost of adding to every weight's gradient, in tokens: measured with 135 million parameters on a CPU."""
 
 MOST_TOKENS = {"cpu": 16384, "cuda": 32768}
-"""Padded tokens of a micro-batch, where the recipe does not say how many and memory holds more."""
+"""Padded tokens of a micro-batch, if the recipe gives no number and memory holds more."""
 CPU_BYTES = 2**31
 """The most that a micro-batch keeps for its backward pass on a CPU; on a GPU it is a quarter of the memory. It must not
 depend on free memory: other micro-batches give other last bits."""

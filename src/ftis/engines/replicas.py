@@ -41,7 +41,7 @@ from ftis.rollouts import Floats, Ints, Rollout, Rows
 from ftis.sampling import Decoding, Sampler
 
 PATIENCE = timedelta(minutes=10)
-"""How long a process waits for the others' gradients, or for their model to be loaded."""
+"""The time that a process waits for the others' gradients, or for their model to be loaded."""
 
 
 SHARED = ("auto", "builtin", "transformers")
@@ -54,7 +54,7 @@ class Replica(Policy):
     def backward(
         self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
     ) -> None:
-        """As of any policy, of the rows of all processes. One without any rows has a gradient of 0."""
+        """As :meth:`Policy.backward`, over the rows of all processes. A process without rows has a gradient of 0."""
         super().backward(prompt_ids, completion_ids, temperature, loss_of_rows)
         there = torch.tensor([float(p.grad is not None) for p in self.trainable], device=self.device)
         dist.all_reduce(there)
@@ -107,11 +107,11 @@ class Leader(Policy):
 
 
 class LeadingReplica(Leader, Replica):
-    """Of processes that hold all of the model."""
+    """The leader of processes that hold all of the model."""
 
 
 class LeadingShard(Leader, Shard):
-    """Of processes that keep a part of every weight each. What it saves is whole, as any policy's."""
+    """The leader of processes that each keep a part of every weight. It saves the whole, as any policy."""
 
     is_gathered = False
 
@@ -120,7 +120,7 @@ class LeadingShard(Leader, Shard):
         self.optimizer.register_state_dict_post_hook(lambda _, state: self.of_all("whole_moments", state))
 
     def of_all(self, task: str, *own: Any) -> Any:
-        """What this process makes of all processes' parts."""
+        """Run ``task`` in all processes; return this process's result, which is made of all parts."""
         return self.crew.call(task, [own, *[()] * len(self.crew.pipes)], getattr(self, task))[0]
 
     @contextlib.contextmanager
@@ -128,7 +128,7 @@ class LeadingShard(Leader, Shard):
         self.of_all("gather")
         self.is_gathered = True
         yield
-        self.is_gathered = False  # what fails in between ends the peer, and its other processes with it
+        self.is_gathered = False  # a failure in between ends the peer, and its other processes with it
         self.of_all("scatter")
 
     def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
@@ -150,7 +150,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LossReport:
-    """What the loss of a step has seen in another process: rows with their diagnostics, and their log π_old.
+    """The record of a step's loss in another process: rows with their diagnostics, and their log π_old.
 
     Arrays go through a pipe by value; a tensor would hold a file open until the round ends.
     """
@@ -167,7 +167,7 @@ class LossReport:
 
 
 def take(loss: StepLoss, other: LossReport) -> None:
-    """Let a loss have seen what another process's did."""
+    """Add to a loss the record of another process's."""
     loss.value += other.value
     for rows, found in other.seen:
         loss.seen.append((rows, Diagnostics(**{name: torch.from_numpy(values) for name, values in found.items()})))
@@ -236,7 +236,7 @@ class Crew:
         return [rows[of == rank] for rank in range(size)]
 
     def call(self, task: str, asked: Sequence[tuple[Any, ...]], own: Callable[..., Any]) -> list[Any]:
-        """What every process makes of its part of ``asked``; ``own`` computes the leader's, the first.
+        """Every process's result for its part of ``asked``; ``own`` computes the leader's, the first.
 
         Raises:
             ModelError: a process failed or died.
@@ -279,7 +279,7 @@ class Crew:
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """How a process beside the leader's gets its replica.
+    """The facts from which a process beside the leader's opens its replica.
 
     Attributes:
         opened: f(peer, kind=…) → the policy with its optimiser.
@@ -372,7 +372,7 @@ def _follow(plan: ReplicaSpec, rank: int, store: str, pipe: Connection) -> None:
 
 
 class _Follower:
-    """What a process beside the leader's does for it."""
+    """The tasks of a process beside the leader's."""
 
     policy: Policy
     sampler: Sampler

@@ -3,7 +3,7 @@
 A layer's weights are gathered while it runs, and its gradient is summed over the processes into their parts. Gathering
 takes all processes, so each runs as many micro-batches as the one with the most.
 
-Who draws a completion runs the model once a token, and saving or handing over weights wants them all. So they are
+Drawing a completion runs the model once a token, and saving or handing over weights needs all of them. So they are
 gathered for as long: :meth:`Shard.gather`.
 """
 
@@ -30,7 +30,7 @@ NOTHING = np.zeros(1, np.int32)
 
 
 class Shard(Policy):
-    """A policy of which this process keeps its part. All processes must be asked for the same at the same time."""
+    """A policy in parts, one of them in this process. All processes must be asked for the same at the same time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +39,7 @@ class Shard(Policy):
         output = self.model.get_output_embeddings()
         beyond = {id(p) for p in self.trainable} - {id(p) for p in (output.parameters() if output else ())}
         if not beyond:
-            self.head = None  # what the model puts out must carry the gradient, or FSDP does not see it
+            self.head = None  # the model's output must carry the gradient, or FSDP does not see it
 
     def place(self, model: Any) -> Any:
         """The model in parts, layer by layer. It comes whole, on the CPU.
@@ -69,7 +69,7 @@ class Shard(Policy):
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """As of any policy, without autocast's copies of all weights, which would outlast their gathering."""
+        """The same without autocast's copies of all weights, which would outlast the gathering."""
         with super().precision():
             kept = torch.is_autocast_cache_enabled()
             torch.set_autocast_cache_enabled(False)
@@ -100,7 +100,7 @@ class Shard(Policy):
     def backward(
         self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
     ) -> None:
-        """As of any policy, of the rows of all processes; each process's parameters hold its part."""
+        """As :meth:`Policy.backward`, over the rows of all processes; each process's parameters hold its part."""
         missing = self._missing(prompt_ids, completion_ids)
         super().backward(prompt_ids, completion_ids, temperature, loss_of_rows)
         for _ in range(missing):
@@ -109,7 +109,7 @@ class Shard(Policy):
                 (0.0 * logp_nT.sum()).backward()
 
     def _missing(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints]) -> int:
-        """How many more micro-batches the process with the most of them has."""
+        """The micro-batches that this process lacks beside the process with the most of them."""
         own = len(self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch))
         most = torch.tensor(own, device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -117,7 +117,7 @@ class Shard(Policy):
 
     def whole_model(self, keep: bool = True) -> dict[str, Tensor]:
         """The state of the model, or of its adapter, from all parts: on the CPU. Without ``keep`` this only helps."""
-        state = {  # in which each value is in parts, whatever was gathered
+        state = {  # each value is in parts, whatever was gathered
             name: value
             for name, value in self.model.state_dict(keep_vars=True).items()
             if self.config.train != "lora" or value.requires_grad
@@ -142,7 +142,7 @@ class Shard(Policy):
 
 
 def _with_tensors(state: dict[str, Any], of: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
-    """A state of the optimiser with ``of(parameter's number, tensor)`` in place of each tensor."""
+    """A state of the optimiser with ``of(parameter's number, tensor)`` instead of each tensor."""
     of_parameters = {
         number: {name: of(number, value) if isinstance(value, Tensor) else value for name, value in values.items()}
         for number, values in state["state"].items()

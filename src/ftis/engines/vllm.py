@@ -29,7 +29,7 @@ ON_A_CPU = {"enable_chunked_prefill": False}
 """vLLM 0.32 fails on a CPU where a seeded request's prompt is read in two pieces."""
 OF_A_SERVER = ("url", "dtype", "directory", "timeout")
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters, as vLLM's ``max_lora_rank`` may be; later versions take 1, too."""
+"""Adapter ranks that vLLM's ``max_lora_rank`` may name; later versions take 1, too."""
 
 OURS = (
     "model",
@@ -47,7 +47,7 @@ def open_sampler(policy: Policy, **settings: Any) -> Sampler:
     """vLLM as its settings say; in this process if they name no ``url``.
 
     Raises:
-        RecipeError: a setting is none, or follows from the policy.
+        RecipeError: a setting does not exist, or follows from the policy.
         SamplerError: vLLM is not installed, not reachable, or fails.
     """
     if "url" not in settings:

@@ -81,7 +81,7 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
 
 
 def read(peer: Path, step: float) -> dict[str, Accusation]:
-    """The accusations, by sender, for a peer that goes on from ``step``. Steps before that of the file know none.
+    """The accusations, by sender, for a peer that goes on from ``step``. A step before the file's knows none.
 
     So a replay from there decides as the recorded rounds did.
 

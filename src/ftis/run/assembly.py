@@ -167,10 +167,10 @@ def examine(
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
-        run_as: a peer on whose device, and in whose precision, the model runs; by default as ``auto`` has it.
+        run_as: a peer on whose device, and in whose precision, the model runs; by default those of ``auto``.
 
     Raises:
-        FtisError: the model cannot be loaded, or has not what the recipe names.
+        FtisError: the model cannot be loaded, or lacks something that the recipe names.
     """
     source = str(starters.make(model)) if starters.is_starter(model) else model
     config = PeerConfig(name="model", model=source)

@@ -119,7 +119,7 @@ def load(
         CheckpointError: a file is missing or damaged.
     """
     source = directory / f"checkpoint-{step}"
-    states = selections(directory, step)  # which checks all files
+    states = selections(directory, step)  # it checks all files
     with _errors_told(source):
         policy = opened(config, model_path, source)
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))

@@ -43,7 +43,7 @@ class Evaluation:
         return sum(p.reward >= 1 for p in self.problems)
 
     def __str__(self) -> str:
-        """Pass@1; where rewards lie between 0 and 1 or elsewhere, the mean reward with pass@1 beside it."""
+        """Pass@1; the mean reward with pass@1 beside it if rewards lie between 0 and 1 or elsewhere."""
         n = len(self.problems)
         if all(p.reward in (0, 1) for p in self.problems):
             return f"greedy pass@1 {self.accuracy:.3f} ({self.solved} of {n})"
@@ -70,7 +70,7 @@ class EvalSamples:
 
     @property
     def mean_reward(self) -> float:
-        """Of all completions; for rewards 0 and 1 an estimate of pass@1."""
+        """The mean over all completions; for rewards 0 and 1 an estimate of pass@1."""
         return sum(map(sum, self.rewards)) / sum(map(len, self.rewards))
 
     def pass_at(self, k: int) -> float:

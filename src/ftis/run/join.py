@@ -1,4 +1,4 @@
-"""One peer of a recipe on this machine, the others wherever they are: what ``ftis join`` does.
+"""``ftis join``: one peer of a recipe on this machine, the others wherever they are.
 
 <output_dir>/<name>-seed<seed>-<peer>/
     recipe.json, provenance.json as of any run
@@ -59,7 +59,7 @@ def peer_directory(recipe: Recipe, peer: str) -> Path:
 
 
 def identity_directory(recipe: Recipe, peer: str) -> Path:
-    """The directory of what outlives ``--overwrite``, so that the others still know the peer."""
+    """The directory of files that outlive ``--overwrite``, so that the others still know the peer."""
     run = peer_directory(recipe, peer)
     return run.with_name(f"{run.name}.identity")
 
@@ -238,7 +238,7 @@ def in_network(
 
 
 def next_incarnation(counter: Path) -> int:
-    """How often a peer has been started, this time included; ``counter`` keeps it.
+    """Count the starts of a peer, this one included; ``counter`` keeps the number.
 
     Raises:
         IdentityError: the file holds something else than a number.
@@ -266,7 +266,7 @@ def network_exchange(
     Args:
         place: the peer's directory; what it has offered is kept under ``outbox``.
         roster: public keys by name; None in an open swarm.
-        log: told what happens, from several threads.
+        log: called with each event, from several threads.
         should_stop: asked while waiting.
     """
     recipe = member.recipe

@@ -75,7 +75,7 @@ def member_of(
         max_seconds: the most time spent on one message.
 
     Raises:
-        AlignmentError: text is exchanged, and it is not known which bytes the tokens stand for, or by which the model
+        AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
             ends.
     """
     sampling = recipe.sampling
@@ -145,7 +145,7 @@ def text_form(
     terms: Terms,
     score: Score,
 ) -> tuple[Admitter, Callable[[Sequence[Group]], Sequence[Group]]]:
-    """An admitter of messages of text, and what writes own groups as text."""
+    """An admitter of messages of text, and the function that writes own groups as text."""
     sampling = recipe.sampling
     text = speaker.model.config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None) or sys.maxsize

@@ -1,4 +1,4 @@
-"""How long training takes: a guess beforehand, and the time left by the rounds that its jobs have finished.
+"""The duration of training: a guess beforehand, and the time left by the rounds that its jobs have finished.
 
 The unit is one round of one peer. Jobs differ tenfold in its length, so each has a guess, and an arm's own rounds show
 how far off its guesses are. An arm without finished rounds is taken to be as far off as the others.

@@ -136,10 +136,10 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
 
 
 def prepare(arms: list[Arm], say: Say, stop: Stop) -> tuple[list[Arm], dict[str, str]]:
-    """The arms with what their peers exchange, and where each starter named in them is, made first.
+    """Make the starters; return the arms with their form of exchange, and each starter's directory.
 
     Raises:
-        RunError: peers of one swarm that cannot exchange what they are to, or a starter that could not be made.
+        RunError: peers of one swarm that cannot exchange as the recipe asks, or a starter that could not be made.
         Stopped: asked to stop while a starter was made.
     """
     models = sorted({p.model for arm in arms for p in arm.recipe.peers})
@@ -173,10 +173,10 @@ def make_starter(model: str, say: Say, stop: Stop) -> None:
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
     """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
 
-    It stays as it is where those that are known do not differ.
+    It stays as it is if the known vocabularies do not differ.
 
     Args:
-        places: where each model is. A model that is not among them is left out.
+        places: the place of each model. A model without one is left out.
 
     Raises:
         RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
@@ -277,7 +277,7 @@ class Vocabulary:
     Attributes:
         ids: a digest of its map token → id. Tokenizers with one digest mean the same text by equal ids.
         own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
-        ends: those and those of ``sampling.end_tokens`` that it has.
+        ends: these, and the tokens of ``sampling.end_tokens`` that it has.
     """
 
     ids: str

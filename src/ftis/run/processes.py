@@ -1,4 +1,4 @@
-"""Which peers of a swarm share a process, and in it the frozen weights under their adapters."""
+"""The peers of a swarm that share a process, and in it the frozen weights under their adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = 20_000_000
 """Parameters below which any number of models fits."""
 
 PEERS_A_CORE = 2
-"""Of small models, how many on one core get a process each. In turns they would keep one core of several busy."""
+"""The number of small models on one core that get a process each. In turns they would keep one core of several busy."""
 
 UNKNOWN_PARAMETERS = 100_000_000
 """Parameters assumed of a model that cannot be examined."""
@@ -41,7 +41,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
 
 
 def computing_at_a_time(recipe: Recipe) -> int:
-    """How many peers, each in a process of its own, compute at a time: on the CPU no more than there are cores.
+    """The number of peers, each in its own process, that compute at a time: on the CPU no more than cores.
 
     Peers of several processes all compute at once, since their processes wait for one another.
     """

@@ -45,7 +45,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         tasks: of each arm, the task that is trained on and those out of distribution.
 
     Returns:
-        what to know of the prompts, a line for each thing and the models that it is about.
+        remarks on the prompts, a line for each with the models that it is about.
 
     Raises:
         RecipeError: a stop string holds a token that text leaves out.
@@ -82,7 +82,7 @@ def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> lis
 
 
 def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
-    """All problems that prompts are made of, each with what to call it."""
+    """All problems that prompts are made of, each with its name in messages."""
     for n, task in enumerate(tasks):
         for split, problems in (("training", task.train if n == 0 else ()), ("validation", task.validation)):
             for problem in problems:
@@ -113,7 +113,7 @@ def require_fit(
 
     Args:
         place: the directory or Hub id of the model.
-        problems: with what to call each.
+        problems: each with its name in messages.
 
     Raises:
         TaskError, RunError: as :func:`look_at_prompts`.
@@ -144,7 +144,7 @@ def _long(
 ) -> list[tuple[str, Prompt]]:
     """The problems whose prompts may have more than ``most`` tokens: a token stands for a byte at least.
 
-    What stands around a question is as long as around the first, so that few of many problems have to be rendered.
+    The text around a question is as long as around the first, so that few of many problems have to be rendered.
     """
     if not problems:
         return []
@@ -181,7 +181,7 @@ def _dropped(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
 
 
 def _letters(text: str) -> Counter[str]:
-    """How often each letter occurs, however it is written; without space."""
+    """The count of each letter, however it is written; without space."""
     return Counter("".join(unicodedata.normalize("NFKC", text).casefold().split()))
 
 

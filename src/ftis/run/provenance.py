@@ -128,7 +128,7 @@ def claim(
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Returns:
-        that an earlier run goes on, and with what else than before; "" for a new one.
+        a line that an earlier run goes on, with the differences from before; "" for a new one.
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
@@ -192,7 +192,7 @@ def _problems(tasks: Iterable[Task]) -> list[str]:
 
 
 def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
-    """Refuse to go on with other problems than those that a run began with, as where a file was edited since."""
+    """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
     began = read_provenance(directory).get("problems", ())  # older runs do not say
     if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
         raise RunError(
@@ -202,7 +202,7 @@ def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
 
 
 def made_otherwise(run: Path, models: Iterable[str]) -> dict[str, str]:
-    """Of these starters, those that are made otherwise now than when the run began, and what they were then."""
+    """The starters that are made otherwise now than when the run began, each with its directory's name then."""
     began = read_provenance(run).get("starters", {})
     now = {model: starters.path_of(model).name for model in models}
     return {model: began[model] for model, name in now.items() if began.get(model, name) != name}
@@ -223,10 +223,10 @@ def delete_run(directory: Path) -> None:
 
 
 def _note_continuation(directory: Path, recipe: Recipe) -> list[str]:
-    """Add to the run's ``continued`` when it goes on, if that is with other code or on another machine.
+    """Add an entry to the run's ``continued`` if it goes on with other code or on another machine.
 
     Returns:
-        what differs from the last time.
+        the parts that differ from the last time.
     """
     now = provenance(recipe)
     with locked(directory / ".lock", LOCK_SECONDS):
@@ -270,7 +270,7 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
         raise RunError(f"there is no run in {directory}: leave --resume out to begin one") from None
     now = json.loads(recipe.model_dump_json())
     with contextlib.suppress(RecipeError):
-        before = json.loads(parse(before).model_dump_json())  # with keys that the version it is of did not have
+        before = json.loads(parse(before).model_dump_json())  # with the keys that its older version lacked
     had = {arm["name"] for arm in before["arms"]}
     added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
     now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
@@ -333,7 +333,7 @@ def _names(values: Any) -> list[str]:
 
 
 def _values(before: Any, now: Any) -> str:
-    """Both values in brackets; nothing of lists and tables."""
+    """Both values in brackets; "" for lists and tables."""
     if any(isinstance(value, (list, dict)) for value in (before, now)):
         return ""
     one, other = ("not set" if value is None else excerpt(value) for value in (before, now))

@@ -114,7 +114,7 @@ class Rollback:
     """The changes of going back.
 
     Attributes:
-        peers: what each peer goes back over.
+        peers: the rounds that each peer goes back over.
         stale: files that are made from the records of undone rounds.
     """
 
@@ -211,7 +211,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
 
 
 def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) -> dict[str, Accusation]:
-    """Whom a peer's records, the accusations it kept or its newest checkpoint accuse; the last has token ids too."""
+    """The senders that a peer's records, kept accusations or newest checkpoint accuse; the last has token ids too."""
     accused = accusations.in_round(evidence) | accusations.read(directory, math.inf)
     if newest:
         for sender, known in checkpoint.selections(directory, newest).get("honesty", {}).items():

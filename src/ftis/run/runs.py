@@ -86,7 +86,7 @@ def run(
 
     Raises:
         RunError: the run directory is in use, or holds another run.
-        FtisError: whatever else a peer met; once that is mended the run can be resumed.
+        FtisError: any other error of a peer; once it is mended the run can be resumed.
     """
     if resume and overwrite:
         raise RunError("resume=True, overwrite=True: one goes on with an earlier run, the other deletes it; choose one")
@@ -101,11 +101,11 @@ def run(
             delete_run(directory)
         elif not resume:
             for lock in (swarm_lock(directory / arm.name, swarm) for arm in arms for swarm in arm.swarms):
-                if lock.exists():  # that it is under way says more than that it is there
+                if lock.exists():  # "under way" tells more than "exists"
                     with locked(lock, 0):
                         pass
         goes_on = claim(directory, resume, recipe, tasks=tasks)
-        if not peer:  # else it is a job of an experiment, which has said so
+        if not peer:  # an experiment has said so for its jobs
             say(Planned((goes_on or f"a new run in {directory}",)))
         arms, models = prepare(arms, say, stop)
         for arm in arms:

@@ -20,7 +20,7 @@ Rounds = Generator[Outgoing, Collected | None, None]
 """A peer's rounds. It begins with None. After that, None asks it to stop with the rounds that it has finished."""
 
 Reply = tuple[str, Collected | None]
-"""Whom to let go on, and with what."""
+"""A peer that may go on, and the others' messages."""
 
 
 class Late:
@@ -46,7 +46,7 @@ class Late:
             self._path(name, round - self.by[name] - self._kept - 1).unlink(missing_ok=True)
 
     def due(self, round: int) -> list[tuple[str, int, bytes]]:
-        """(sender, its round, message) of what arrives in ``round``."""
+        """(sender, its round, message) of each message that arrives in ``round``."""
         sent = [(name, round - by) for name, by in sorted(self.by.items())]
         return [(name, of, path.read_bytes()) for name, of in sent if (path := self._path(name, of)).exists()]
 
@@ -78,7 +78,7 @@ def _for_one(
 
 
 class Turns:
-    """Who of some peers computes, at most so many at a time, and with what each goes on.
+    """The turns of some peers: at most ``at_a_time`` compute at once, and each goes on with its messages.
 
     A peer :meth:`asks` when it is ready and after each message, and computes no more until :meth:`next` names it. A
     swarm goes on once all its peers have offered. If one has left, nobody can finish the round, and the others stop.
@@ -97,7 +97,7 @@ class Turns:
         self._due: deque[Reply] = deque()
 
     def asks(self, peer: str, outgoing: Outgoing | None) -> None:
-        """``peer`` waits: to begin (None), or for what the others send in the round of ``outgoing``."""
+        """``peer`` waits: to begin (None), or for the others' messages in the round of ``outgoing``."""
         self._computing.discard(peer)
         if outgoing is None:
             self._due.append((peer, None))
@@ -112,7 +112,7 @@ class Turns:
         self._close(peer)
 
     def next(self) -> list[Reply]:
-        """Who goes on now. Each counts as computing until it asks again or has left."""
+        """The peers that go on now. Each counts as computing until it asks again or has left."""
         free = self._at_a_time - len(self._computing)
         replies = [self._due.popleft() for _ in range(min(free, len(self._due)))]
         self._computing |= {peer for peer, _ in replies}

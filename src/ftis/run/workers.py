@@ -107,7 +107,7 @@ def interrupts(say: Say, stop: Stop, signals: Sequence[signal.Signals] = (signal
 
 
 class Answers(Protocol):
-    """Who answers what running jobs ask; see :class:`ftis.run.together.Turns`."""
+    """The answers to the questions of running jobs; see :class:`ftis.run.together.Turns`."""
 
     def asks(self, label: str, question: Any) -> None:
         """The job ``label`` asks, and waits."""
@@ -116,7 +116,7 @@ class Answers(Protocol):
         """The job ``label`` has ended."""
 
     def next(self) -> Sequence[tuple[str, Any]]:
-        """Whom to answer now, and what."""
+        """The jobs to answer now, each with its answer."""
 
 
 class Unasked:
@@ -260,7 +260,7 @@ class Parent:
             self._pipe.send(message)
 
     def _listen(self) -> None:
-        """Take what the parent sends; end this process with the parent."""
+        """Receive the parent's messages; end this process with the parent."""
         try:
             while True:
                 message = self._pipe.recv()

@@ -20,7 +20,7 @@ END = 256
 """The id behind the last byte of a completion that its sender ended by the first of its end tokens; the next one is its
 second, and so on. It is a unit of its own."""
 MOST_ENDS = 4
-"""How many ends a sender may tell apart. A liar that shares one end among n hides ln n nats at each."""
+"""The most ends that a sender may use. A liar that shares one end among n hides ln n nats at each."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 
@@ -31,9 +31,9 @@ def as_texts(
     """Sampled completions as text.
 
     Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
-    without bytes of its own, as a special token in the middle, is left out with its log-probability: what remains is
-    about the probability of the text, with or without it. A completion without any bytes becomes :data:`REPLACED` too.
-    Of one with too many bytes the first tokens are left, as if it had been cut off there.
+    without bytes of its own, as a special token in the middle, is left out with its log-probability: the text has
+    about the same probability with or without it. A completion without any bytes becomes :data:`REPLACED` too.
+    A completion with too many bytes keeps its first tokens, as if it had been cut off there.
 
     Args:
         rollouts: of the sender's tokenizer, each token a unit of its own.

@@ -1,4 +1,4 @@
-"""Messages of text: what a peer writes of its own groups, and what it makes of others'."""
+"""Messages of text: a peer writes its own groups as text, and reads others' as its own tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
 
 
 def terms_of_text(terms: Terms) -> Terms:
-    """Those on which messages of text are judged: over their bytes, by the rules for any message."""
+    """The terms that judge messages of text: over their bytes, by the rules for any message."""
     return replace(terms, tokenizer=None, vocab_size=END + MOST_ENDS, end_ids=frozenset(range(END, END + MOST_ENDS)))
 
 
@@ -91,7 +91,7 @@ class TextReader:
     most_tokens: Callable[[int], int]
 
     def __call__(self, group: Group, tokenizer: str) -> Group:
-        """The group in this peer's tokens, beside what came."""
+        """The group in this peer's tokens, beside the text as it came."""
         if tokenizer == self.tokenizer:
             aligned = as_sampled(group.rollouts, self.known, self.end_id, self.end_ids)
         else:
@@ -110,7 +110,7 @@ def at_most(most: int, text: Rollout, aligned: Aligned) -> Aligned:
 
 
 def in_tokens(text: Rollout, aligned: Aligned) -> Rollout:
-    """A text in the learner's tokens, beside what came."""
+    """A text in the learner's tokens, beside the text as it came."""
     assert text.unit is not None
     sizes = np.bincount(text.unit[text.completion_ids < END], minlength=len(text.gen_logp)).astype(np.int32)
     came = Sent(

@@ -39,7 +39,7 @@ class Readable(Selection):
 
 
 def unit_measures(rollouts: list[Rollout]) -> dict[str, Any]:
-    """Of rollouts that came as text: the part of units with one token on either side, the most tokens of either side
+    """Measures of rollouts that came as text: units with one token on either side, the most tokens of either side
     in a unit, and how many rollouts cannot be aligned."""
     both = np.concatenate([np.stack([_sender(rollout), _learner(rollout)]) for rollout in rollouts], axis=1)
     return {

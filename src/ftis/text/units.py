@@ -37,7 +37,7 @@ class Aligned:
     Attributes:
         rollout: the learner's ids, and units that carry the sender's ``gen_logp``.
         sender_U, learner_U: int64 [U], how many tokens each side has in each unit, at least one.
-        fault: why the rollout is not learned from; empty if it is.
+        fault: the reason why nothing is learned from the rollout; empty if something is.
     """
 
     rollout: Rollout
