@@ -19,7 +19,7 @@ from ftis.run.provenance import claim, delete_run, read_provenance
 from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
-TOPR = {"name": "TOPR", "set": {"objective.name": "TOPR"}}
+GSPO = {"name": "GSPO", "set": {"objective.name": "GSPO"}}
 
 
 def recipe(*arms: dict[str, Any], rounds: int = 3) -> Recipe:
@@ -102,18 +102,18 @@ def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path, lock: str) 
 
 def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     first = read_provenance(begun)
-    claim(begun, True, recipe(ALONE, TOPR, TOGETHER))
+    claim(begun, True, recipe(ALONE, GSPO, TOGETHER))
     known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
-    assert [arm["name"] for arm in known["arms"]] == ["alone", "TOPR", "F-TIS"]
+    assert [arm["name"] for arm in known["arms"]] == ["alone", "GSPO", "F-TIS"]
     now = read_provenance(begun)
-    assert list(now["added"]) == ["TOPR"]
-    assert set(now["added"]["TOPR"]) == {"started", "commit", "modules", "versions", "machine"}
-    assert now["objectives"]["TOPR"]["name"] == "TOPR"
+    assert list(now["added"]) == ["GSPO"]
+    assert set(now["added"]["GSPO"]) == {"started", "commit", "modules", "versions", "machine"}
+    assert now["objectives"]["GSPO"]["name"] == "GSPO"
     assert {key: now[key] for key in first if key != "objectives"} == {
         key: first[key] for key in first if key != "objectives"
     }
     assert {arm: now["objectives"][arm] for arm in first["objectives"]} == first["objectives"]
-    claim(begun, True, recipe(ALONE, TOPR, TOGETHER))  # goes on, with nothing to add
+    claim(begun, True, recipe(ALONE, GSPO, TOGETHER))  # goes on, with nothing to add
     assert read_provenance(begun) == now
 
 
@@ -140,7 +140,7 @@ def test_what_is_recorded_of_earlier_arms_stays(begun: Path) -> None:
     recorded = read_provenance(begun)
     recorded["objectives"]["F-TIS"]["epsilon"] = 0.1
     (begun / "provenance.json").write_text(json.dumps(recorded), encoding="utf-8")
-    claim(begun, True, recipe(ALONE, TOGETHER, TOPR))
+    claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
     assert read_provenance(begun)["objectives"]["F-TIS"]["epsilon"] == 0.1
 
 
@@ -149,20 +149,20 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
     for peer in known["peers"]:
         del peer["rounds_late"]
     (begun / "recipe.json").write_text(json.dumps(known), encoding="utf-8")
-    claim(begun, True, recipe(ALONE, TOGETHER, TOPR))
-    assert list(read_provenance(begun)["added"]) == ["TOPR"]
+    claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
+    assert list(read_provenance(begun)["added"]) == ["GSPO"]
 
 
 @pytest.mark.parametrize(
     ("other", "differs"),
     [
         (recipe(ALONE), "holds the arms F-TIS besides: leave --arm out"),
-        (recipe(TOPR), "holds the arms F-TIS, alone besides: leave --arm out, or name them too"),
+        (recipe(GSPO), "holds the arms F-TIS, alone besides: leave --arm out, or name them too"),
         (
             recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
             r"differ in: arms.F-TIS.set.objective.name \(not set before, 'TIS' now\).*add arms only",
         ),
-        (recipe(ALONE, TOGETHER, TOPR, rounds=4), r"differ in: training.rounds \([0-9]+ before, 4 now\)"),
+        (recipe(ALONE, TOGETHER, GSPO, rounds=4), r"differ in: training.rounds \([0-9]+ before, 4 now\)"),
         (recipe(), "differ in: arms.*add arms only"),
     ],
     ids=["an arm less", "another arm alone", "an arm changed", "an arm more and another length", "no arms"],
