@@ -44,7 +44,7 @@ FACTS: dict[str, Any] = {
 
 @dataclass
 class Scene:
-    """Writes the directory of an experiment as ``ftis experiment`` does, with accuracies as told.
+    """Writes the directory of an experiment as ``ftis train --seeds`` does, with accuracies as told.
 
     ``final(arm, peer, seed, split)`` is the mean of the last three evaluations.
     """

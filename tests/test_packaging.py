@@ -87,7 +87,7 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     for path in (shipped, *shipped.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     printed = run(programs / "ftis", "models", cwd=empty, FTIS_HOME=str(tmp_path / "home"))
-    assert {line.split()[0] for line in printed.splitlines()} == {f"starter:{name}:" for name in STARTERS}
+    assert {line.split()[0] for line in printed.splitlines()} >= {f"starter:{name}:" for name in STARTERS}
     asked = ("eval", "starter:small", "--task=clock", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
     assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty, FTIS_HOME=str(tmp_path / "home"))
     assert not (tmp_path / "home").exists()  # nothing is made: what was installed is what is read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import threading
 import tomllib
 from collections.abc import Callable
@@ -722,7 +723,8 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
         assert f"tokens/s\n{peer}: if other groups are like it, the format is right in 0 of 4 completions" in said
-        assert f"{peer}: 5% of the look at it\n{peer}: 10% of the look at it\n{peer}: 20% of" in said
+        parts = re.findall(rf"{peer}: ([0-9]+)% of the look at it", said)  # with the time left on a slow machine
+        assert parts[:3] == ["5", "10", "20"]
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 3
     assert "a, b: the format is right in 0 of 32 completions" in said

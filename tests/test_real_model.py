@@ -93,7 +93,7 @@ def policy() -> Policy:
 
 def without_gemma() -> pytest.MarkDecorator:
     missing = not (GEMMA / "config.json").exists()
-    return pytest.mark.skipif(missing, reason="models/gemma3-270m is absent: ftis models get gemma3-270m")
+    return pytest.mark.skipif(missing, reason="models/gemma3-270m is absent: ftis models gemma3-270m")
 
 
 @pytest.mark.parametrize("model", [MODEL, pytest.param(GEMMA, marks=without_gemma())])

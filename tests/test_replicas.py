@@ -384,7 +384,7 @@ def test_a_run_in_two_processes_a_peer_resumes_and_replays_as_any(fsdp: bool, tm
     after = weights(tmp_path / "again" / "a" / "checkpoint-4")
     assert all(torch.equal(after[key], before["a"][key]) for key in after)
     (recording,) = recordings(run.parent, None, ("a",))
-    with recording.examined(4) as peer:  # by ftis probe: in one process
+    with recording.examined(4) as peer:  # by research.probe: in one process
         assert type(peer.policy) is Policy
         found = dict(peer.policy.model.named_parameters())
         assert all(torch.equal(found[name], value) for name, value in before["a"].items() if name in found)

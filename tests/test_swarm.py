@@ -216,7 +216,7 @@ def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> Non
     assert processes["c"].wait(60) == 130
     left = len(read_jsonl(directory / "metrics.jsonl"))
     assert checkpoint.steps(directory)[-1] == left  # what was done was saved
-    assert "with --resume goes on" in " ".join((place / "c.log").read_text().split())
+    assert "--resume goes on from" in " ".join((place / "c.log").read_text().split())
     processes["c"] = joined(place, "c", "--resume")
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
     assert [row["step"] for row in read_jsonl(directory / "metrics.jsonl")] == list(range(1, 15))

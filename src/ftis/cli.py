@@ -53,7 +53,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Different language models learn together, exchanging only token ids and log-probabilities.",
+    help="Different language models learn together, exchanging only completions and log-probabilities.",
 )
 
 

@@ -119,20 +119,21 @@ class Member:
 
     def admit(self, collected: Collected, round: int) -> Sequence[Admission]:
         """Admit each message, tell the selections the outcome, and pass over groups beyond their limits."""
-        admissions: Sequence[Admission] = []
+        admissions: list[Admission] = []
         in_time = [(name, round, data) for name, data in sorted(collected.messages.items())]
         for name, offered_for, data in [*in_time, *collected.late]:
             if name in self.skipped(round):
                 detail = "a selection skips this peer in this round"
-                admissions = [*admissions, rejected(name, Reason.SET_ASIDE, detail)]
+                admissions.append(rejected(name, Reason.SET_ASIDE, detail))
                 continue
             admission = self.admitter.admit(name, data, round, offered_for)
             for selection in self.selections:
                 selection.heard(admission, round)
-            admissions = [*admissions, admission]
+            admissions.append(admission)
+        within: Sequence[Admission] = admissions
         for selection in self.selections:
-            admissions = selection.within_room(admissions)
-        return admissions
+            within = selection.within_room(within)
+        return within
 
     def advantages(self, batch: Batch) -> Tensor:
         """Â of a round's rollouts: float32 [N]."""

@@ -165,8 +165,6 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
             _run_in_turns(jobs, say, stop)
         if not all(job.finished for job in jobs):
             return False
-    for swarm in arm.swarms:
-        shutil.rmtree(late_directory(directory / arm.name, swarm), ignore_errors=True)
     return True
 
 

@@ -35,7 +35,7 @@ class Late:
     def __init__(self, recipe: Recipe, directory: Path) -> None:
         self.by = {peer.name: peer.rounds_late for peer in recipe.peers if peer.rounds_late}
         self._directory = directory
-        self._kept = recipe.training.save_every * (recipe.training.save_total_limit or 1)
+        self._kept = recipe.training.save_every * recipe.training.save_total_limit
 
     def keep(self, outgoing: Mapping[str, Outgoing]) -> None:
         """Keep the messages of a round that come late, and delete those that nobody can need again."""
@@ -142,11 +142,15 @@ def in_turns(peers: Mapping[str, Rounds], late: Late, after_turn: Callable[[], N
     Raises:
         Exception: the first error of a peer, once the others have stopped.
     """
-    turns, failure = Turns([tuple(peers)], [late], 1), None
+    turns, failure, begun = Turns([tuple(peers)], [late], 1), None, set[str]()
     for name in peers:
         turns.asks(name, None)
     while replies := turns.next():
         for name, reply in replies:
+            if failure is not None and name not in begun:
+                turns.left(name)
+                continue
+            begun.add(name)
             try:
                 turns.asks(name, peers[name].send(reply))
             except StopIteration:
