@@ -296,7 +296,7 @@ shape = _shape(peer.model, peer)
 for _ in range(2):
     many = sample(trainer.peer, list(range(6)))
     seconds_to_learn(trainer.peer, many.scored)
-lengths = [len(trainer.peer.prompt_ids[item]) for item in range(6)]
+lengths = [len(trainer.peer.member.prompt_ids[item]) for item in range(6)]
 longest = max(len(r) for group in many.own for r in group.rollouts)
 peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 swarm = swarm.model_copy(update={"sampling": swarm.sampling.model_copy(update={"max_completion_length": longest})})
