@@ -139,14 +139,12 @@ class Recording:
 
     @contextmanager
     def examined(self, step: int) -> Iterator[Peer]:
-        """A context with the peer after ``step`` finished rounds, to look at: in one process, whatever it trains in.
+        """A context with the peer after ``step`` finished rounds, to look at.
 
         Raises:
             RunError: there is no checkpoint of that step.
         """
-        one = {"data_parallel_size": 1, "fsdp": False}
-        peers = tuple(peer.model_copy(update=one) for peer in self.recipe.peers)
-        with closing(self.load(step, self.recipe.model_copy(update={"peers": peers}))) as trainer:
+        with closing(self.load(step, self.recipe)) as trainer:
             yield trainer.peer
 
     def batch(self, peer: Peer, round: int) -> Batch:

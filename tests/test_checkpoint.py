@@ -386,14 +386,17 @@ def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, t
     assert_one_line(other_kind)
 
 
-def test_a_checkpoint_that_does_not_fit_into_memory_is_not_to_be_deleted(policy: Policy, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_to_be_deleted(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
 
-    def full(*of: object) -> Policy:
+    def full(*of: object, **keys: object) -> Policy:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
+    monkeypatch.setattr(Policy, "load", full)
     with pytest.raises(CheckpointError, match=r"does not fit into memory now .* with --resume$") as caught:
-        checkpoint.load(tmp_path, 1, policy.config, policy.config.model, full)
+        checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert_one_line(caught)
 
 

@@ -299,38 +299,6 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("peers", "fsdp"), [("ab", False), ("ab", True), ("a", True)])
-def test_after_ctrl_c_a_peer_in_two_processes_ends_as_if_unbroken(workplace: Path, peers: str, fsdp: bool) -> None:
-    if peers == "a":  # which then leads from the command's own process
-        recipe = workplace / "recipe.toml"
-        recipe.write_text(recipe.read_text().rpartition("[[peers]]")[0])
-    keys = ["training.rounds=16", "peers.a.data_parallel_size=2", f"peers.a.fsdp={str(fsdp).lower()}"]
-    arguments = ["train", "recipe.toml", *(word for key in keys for word in ("--set", key))]
-    run = run_of(workplace)
-    metrics = run / "F-TIS" / "a" / "metrics.jsonl"
-    process = Watched(command(*arguments), workplace / "output.txt", own_group=True)
-    assert process.until(lambda: metrics.exists() and len(read_jsonl(metrics)) > 2, 120), "no round was finished"
-    process.ctrl_c()
-    status, output = process.wait(60), "".join(process.lines)
-    assert status == 130, output
-    assert "--resume" in output
-    done = len(read_jsonl(metrics))
-    assert 2 < done < 16
-    assert all((run / "F-TIS" / peer / f"checkpoint-{done}").exists() for peer in peers)
-    subprocess.run(command(*arguments, "--resume"), check=True, capture_output=True, timeout=300)
-    unbroken = workplace / "unbroken"
-    whole = command(*arguments, "--set", f"output_dir={unbroken}")
-    subprocess.run(whole, check=True, capture_output=True, timeout=300)
-    expected, got = records_of(unbroken / "tiny-seed0"), records_of(run)
-    assert len(read_jsonl(metrics)) == 16
-    assert differences(got, expected) == []
-    for peer in peers:
-        one = weights(unbroken / "tiny-seed0" / "F-TIS" / peer / "checkpoint-16")
-        other = weights(run / "F-TIS" / peer / "checkpoint-16")
-        assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["inline", "parallel"])
 def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) -> None:
     (workplace / "tiny_rewards.py").write_text(

@@ -42,15 +42,15 @@ WINGS = {
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper units grammar numbers latex formulas gym answers parts",
-    "engines": "machine launch devices optimizers hub texts models shards windows lines head microbatches rows slots "
-    "linear decoder stops samplers generate builtin replicas handover vllm_server vllm",
+    "engines": "machine devices optimizers hub texts models windows lines head microbatches rows slots linear "
+    " decoder stops samplers generate builtin handover vllm_server vllm",
     "recipe": "own_code parsing arms",
     "records": "lines files events trackers writing reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
-    "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting prepare "
-    "provenance processes runs experiments join rollback",
+    "run": "together accusations checkpoint evaluate training membership assembly launch workers outlook prompting "
+    "prepare provenance processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
     "live watch report",

@@ -79,19 +79,6 @@ def test_the_fullest_of_many_rounds_has_more_signal_than_one() -> None:
     assert likely_signal(1, 12) == 1.0
 
 
-def test_in_parts_a_process_has_its_share_and_for_a_while_all_weights(tiny_model_dir: TinyModelDir) -> None:
-    model = tiny_model_dir()
-    found = []
-    for fsdp in (False, True):
-        recipe = recipe_of(model, data_parallel_size=4, fsdp=fsdp)
-        found.append(peak_memory(recipe, recipe.peers[0], shape_of(model), [4, 4], 0))
-    whole, part = found
-    assert (whole.weights, whole.moments, whole.gradients) == (80_000, 160_000, 80_000)
-    assert (part.weights, part.moments, part.gradients) == (20_000, 40_000, 20_000)
-    assert part.sampling - whole.sampling == whole.weights + whole.moments  # a checkpoint is gathered, too
-    assert 0 < part.update - whole.update < 2 * whole.weights
-
-
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [("qwen2", {}), ("qwen2", {"train": "lora", "lora_r": 2}), ("llama", {}), ("gemma", {}), ("gpt2", {})],

@@ -12,16 +12,14 @@ import pytest
 import torch
 from commands import ROOT, ftis
 from conftest import TinyModelDir, assert_one_line
-from policies import with_gpus
 
 from ftis.check import estimate
 from ftis.check.estimate import checkpoints_kept, in_one_process
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
-from ftis.policy import ModelError
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
-from ftis.run import prepare, processes, runs
+from ftis.run import processes, runs
 from ftis.run.assembly import assemble
 from ftis.run.processes import computing_at_a_time, runs_in_parallel
 from recipes import write_recipe
@@ -61,7 +59,6 @@ def test_adapters_on_one_large_base_share_a_process(
     half = one | {"frozen_dtype": "bfloat16", "dtype": "bfloat16"}
     assert parallel(one, half)
     assert not parallel(half, half)
-    assert parallel(one, one | {"data_parallel_size": 2})
     assert parallel(one, one, processes="parallel")
     assert not parallel(one, two, processes="inline")
     monkeypatch.setattr(processes, "SMALL", 20_000_000)
@@ -95,8 +92,6 @@ def test_peers_with_a_gpu_each_share_nothing(
         assert parallel(one, one) == expected
     monkeypatch.setattr(processes, "cores", lambda: 1)
     assert computing_at_a_time(recipe_of(one, one)) == 2
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert computing_at_a_time(recipe_of(one, one | {"data_parallel_size": 2})) == 2
 
 
 def test_peers_of_a_run_keep_their_base_at_one_address(
@@ -297,50 +292,13 @@ def test_records_without_a_checkpoint_are_not_trained_over(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "gpus", "devices"),
-    [
-        ([1, 1, 1], 1, ["auto"] * 3),  # which is the only one
-        ([1, 1, 1], 2, ["cuda:0", "cuda:1", "cuda:0"]),
-        ([2, 2, 2], 4, ["cuda:0", "cuda:2", "cuda:0"]),
-        ([2, 1, 1], 4, ["cuda:0", "cuda:2", "cuda:3"]),
-        ([1, 2, 1], 2, ["cuda:0", "cuda:0", "cuda:1"]),  # two do not fit behind the first
-        ([2, 2, 2], 1, ["auto"] * 3),
-    ],
+    ("gpus", "devices"), [(1, ["auto"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"]), (4, ["cuda:0", "cuda:1", "cuda:2"])]
 )
-def test_peers_are_spread_over_the_gpus(
-    sizes: list[int], gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peers_are_spread_over_the_gpus(gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    recipe = recipe_of(
-        *[{"model": "m", "data_parallel_size": size} for size in sizes],
-        training={"prompts_per_round": 12},
-        arms=[{"name": "alone", "collaborate": False}],
-    )
+    arms = [{"name": "alone", "collaborate": False}]
+    recipe = recipe_of(*[{"model": "m"}] * 3, training={"prompts_per_round": 12}, arms=arms)
     (arm,) = arms_of(recipe)
-    firsts = [part.first for part in arm.parts()]
-    placed = [
-        runs._on_device(recipe, peer, first).peer(peer.name).device
-        for peer, first in zip(recipe.peers, firsts, strict=True)
-    ]
-    assert (firsts, placed) == ([sum(sizes[:i]) for i in range(3)], devices)
-
-
-@pytest.mark.parametrize(
-    ("device", "size", "said"),
-    [
-        ("auto", 2, ""),
-        ("cuda:1", 1, ""),
-        ("cuda:1", 2, "data_parallel_size = 2 wants so many GPUs from cuda:1 on, and there are 2 in all"),
-        ("cpu", 9, ""),
-        ("auto", 3, "data_parallel_size = 3 wants so many GPUs from cuda on, and there are 2 in all"),
-    ],
-)
-def test_more_gpus_than_there_are_are_refused_before_a_run(
-    device: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_gpus(monkeypatch, True, True)
-    peer = recipe_of({"model": "starter:small", "device": device, "data_parallel_size": size}).peers[0]
-    with pytest.raises(ModelError) if said else nullcontext() as error:
-        prepare._check_model(peer, ())
-    if error is not None:
-        assert_one_line(error, "peer 'p0'", said)
+    parts = [(part.first, peer) for part, peer in zip(arm.parts(), recipe.peers, strict=True)]
+    assert [first for first, _ in parts] == [0, 1, 2]
+    assert [runs._on_device(recipe, peer, first).peer(peer.name).device for first, peer in parts] == devices

@@ -322,15 +322,14 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("parts", [{}, {"data_parallel_size": 2, "fsdp": True}], ids=["one process", "two parts"])
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_peer_with_a_server_and_one_without_learn_together(
-    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir, train: str, parts: dict[str, Any]
+    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir, train: str
 ) -> None:
     model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
     with serving(model, free_port(), *(LORA_SERVER if train == "lora" else [])) as url:
         (tmp_path / "url").write_text(url)
-        directory = run("samplers_here.one_served", {train: {"model": model, **parts}}, train=train)
+        directory = run("samplers_here.one_served", {train: {"model": model}}, train=train)
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

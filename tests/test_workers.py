@@ -14,9 +14,9 @@ import pytest
 
 from ftis.check.preflight import sound_process
 from ftis.config import FtisError
-from ftis.engines import launch
 from ftis.recipe.arms import RunError
 from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
+from ftis.run import launch
 from ftis.run.workers import Job, Stop, run_jobs
 
 REMEDY = "start it again"

@@ -277,9 +277,6 @@ class PeerConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``."""
-    data_parallel_size: Positive = 1
-    """Processes, each on a GPU of its own or on the CPU, that share a round's rows; with ``fsdp`` the weights too."""
-    fsdp: bool = False
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0
@@ -292,6 +289,16 @@ class PeerConfig(_Section):
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get this peer's messages that many rounds late."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_process(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (gone := {"data_parallel_size", "fsdp"} & values.keys()):
+            raise ValueError(
+                f"peer {values.get('name')!r}: {min(gone)} is gone: leave it out; for several GPUs a peer, start a TRL "
+                f"script with accelerate launch (docs/gpus.md)"
+            )
+        return values
+
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         if (self.train == "subset") != bool(self.trainable_parameters):
@@ -299,9 +306,6 @@ class PeerConfig(_Section):
                 f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
                 f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
             )
-        if self.fsdp and (self.data_parallel_size == 1 or self.optim != "adamw" or self.frozen_dtype == "nf4"):
-            wants = "data_parallel_size above 1, and nothing of bitsandbytes in optim and frozen_dtype"
-            raise ValueError(f"peer {self.name!r}: fsdp = true wants {wants}: mend those, or leave fsdp out")
         if self.frozen_dtype != "float32" and self.train != "lora":
             raise ValueError(f'peer {self.name!r}: frozen_dtype wants train = "lora", not "{self.train}": leave it out')
         return self

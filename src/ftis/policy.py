@@ -11,7 +11,7 @@ computed and when it is updated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -125,7 +125,7 @@ class Policy:
         self.vocab_size = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
         for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):
             dropout.p = 0.0
-        self.model: Any = self.place(look_up("trainable", "engine", ENGINES)(model, config, adapter))
+        self.model: Any = look_up("trainable", "engine", ENGINES)(model, config, adapter)
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         found: Forward | None = look_up("lines", "engine", ENGINES)(self.model, self.device)
@@ -153,10 +153,6 @@ class Policy:
         adapter = checkpoint if config.train == "lora" else None  # on top of the untrained model
         weights = source if adapter or checkpoint is None else str(checkpoint)
         return cls(load_model(weights, config), load_tokenizer(str(checkpoint or source)), config, adapter)
-
-    def place(self, model: Any) -> Any:
-        """The model where it runs."""
-        return model.to(self.device)
 
     def end_at(self, tokens: Sequence[str]) -> None:
         """Let these tokens end completions too.
@@ -234,10 +230,10 @@ class Policy:
         """A completion's text, without special tokens such as the end of sequence; a space in front of it stays."""
         return self._text(completion_ids)
 
-    def save_pretrained(self, directory: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory; ``state_dict``: as it is."""
+    def save_pretrained(self, directory: Path) -> None:
+        """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory."""
         more = {"save_embedding_layers": False} if self.config.train == "lora" else {}
-        self.model.save_pretrained(directory, state_dict=state_dict, **more)
+        self.model.save_pretrained(directory, **more)
         self.tokenizer.save_pretrained(directory)
 
     def _forward(

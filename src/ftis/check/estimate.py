@@ -100,7 +100,6 @@ def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfi
 
 
 def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
-    each = f" in each of {peer.data_parallel_size} processes" if peer.data_parallel_size > 1 else ""
     parts = {
         "program": memory.program,
         "weights": memory.weights,
@@ -111,7 +110,7 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
     return (
         f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
         f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
-        f"{in_bytes(memory.peak)}{each}, as if every group had signal and every completion the greatest length "
+        f"{in_bytes(memory.peak)}, as if every group had signal and every completion the greatest length "
         f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
         f"{in_bytes(memory.likely().peak)} in the round that takes most, if on the mean {LIKELY_SIGNAL:.0%} of the "
         f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length"
@@ -123,7 +122,7 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     memories = [(peer, memory) for peer, _, memory in examined.values()]
     likely = [(peer, memory.likely()) for peer, memory in memories]
     if any(runs_in_parallel(arm.recipe) for arm in arms):
-        most, size = (sum(m.peak * peer.data_parallel_size for peer, m in of) for of in (memories, likely))
+        most, size = (sum(m.peak for _, m in of) for of in (memories, likely))
         how = "where all peers work at once"
     else:
         bases = [base for peer, _ in memories if (base := frozen_base(peer))]
@@ -261,8 +260,6 @@ def _job_bytes(swarm: Recipe, free: int) -> int:
     examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
     if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
         return free
-    if any(peer.data_parallel_size > 1 for peer, _ in examined):  # then each peer has processes of its own
-        return sum(memory.peak * peer.data_parallel_size for peer, memory in examined)
     return in_one_process(examined)
 
 

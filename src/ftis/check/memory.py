@@ -56,13 +56,11 @@ class Memory:
 
     Attributes:
         program: Python, torch and everything else that is loaded beside models; 0 on a GPU.
-        weights: of the model, an adapter included; with ``fsdp`` this process's part of them, and of the items below.
+        weights: of the model, an adapter included.
         moments: AdamW's two.
         gradients: kept while a round is sampled, and within a step from the second micro-batch on.
-        update: added by the largest micro-batch while it runs forwards and backwards; with ``fsdp`` also the tensors
-            gathered for it.
-        sampling: added by a round's completions, or an evaluation's, while they are sampled; with ``fsdp`` also all
-            weights, or the tensors gathered for a checkpoint in main memory.
+        update: added by the largest micro-batch while it runs forwards and backwards.
+        sampling: added by a round's completions, or an evaluation's, while they are sampled.
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
@@ -140,15 +138,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     if peer.frozen_dtype == "nf4":  # its steps are the model's own
         copied = 0
 
-    parts = peer.data_parallel_size if peer.fsdp else 1
     ends = embedding * (1 if text.tie_word_embeddings else 2)
-    weights = _weights(shape, peer, ends)
-    moments = shape.trained * MOMENT_BYTES[peer.optim]
-    gathered = whole = 0
-    if parts > 1:  # embeddings, output layer, and two layers at a time; of one of them, and of the ends, the gradient
-        layer = (shape.parameters - ends) // layers
-        gathered = FLOAT * (ends + 2 * layer + (ends + layer if peer.train != "lora" else 0))
-        whole = weights + (moments if device.type == "cpu" else 0)
     (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
     kept = one + (layers - 1) * (two - one)
     prompt, completion = fmean(prompt_lengths), swarm.sampling.max_completion_length
@@ -156,11 +146,11 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=weights // parts,
-        moments=moments // parts,
-        gradients=shape.trained * FLOAT // parts,
-        update=kept + head + head_gradient + gathered,
-        sampling=cache + copied + whole,
+        weights=_weights(shape, peer, ends),
+        moments=shape.trained * MOMENT_BYTES[peer.optim],
+        gradients=shape.trained * FLOAT,
+        update=kept + head + head_gradient,
+        sampling=cache + copied,
         microbatches=microbatches,
         activations=kept,
         share=likely_signal(len(prompt_lengths), swarm.training.rounds)

@@ -246,8 +246,7 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     trainable = _chosen(model, config, adapter)
     if config.frozen_dtype == "bfloat16":
         _keep_frozen_in_bfloat16(trainable)
-    if not config.fsdp:  # in parts it fits its devices
-        trainable = trainable.to(resolve_device(config.device))
+    trainable = trainable.to(resolve_device(config.device))
     if config.train == "lora":
         share_frozen(trainable)
     if config.gradient_checkpointing:

@@ -23,7 +23,7 @@ class Arm:
     """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own.
 
     Attributes:
-        first: of a part of an arm: the index of its first process among the arm's.
+        first: of a part of an arm: the index of its first peer among the arm's.
     """
 
     name: str
@@ -38,8 +38,7 @@ class Arm:
 
     def parts(self) -> list[Arm]:
         """A part for each swarm. Swarms know nothing of each other, so parts can be run apart."""
-        sizes = [sum(peer.data_parallel_size for peer in swarm.peers) for swarm in self.swarms]
-        firsts = accumulate(sizes, initial=self.first)
+        firsts = accumulate((len(swarm.peers) for swarm in self.swarms), initial=self.first)
         return [
             replace(self, recipe=swarm, swarms=(swarm,), first=first)
             for swarm, first in zip(self.swarms, firsts, strict=False)

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Score
-from ftis.config import PeerConfig, PromptConfig, Recipe, RecipeError, RewardConfig, SamplingConfig
-from ftis.engines.replicas import ReplicaSpec, lead, open_shared
+from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.member import Cursor
 from ftis.models import starters
@@ -48,12 +47,6 @@ def check_names(recipe: Recipe) -> None:
             look_up(peer.attack, f"peers.{peer.name}.attack")
     if recipe.sampling.sampler != "auto" or recipe.sampling.options:
         opener(recipe.sampling.sampler, recipe.sampling.options)
-    for peer in recipe.peers:
-        if recipe.sampling.sampler == "vllm" and peer.data_parallel_size > 1 and "url" not in recipe.sampling.options:
-            raise RecipeError(
-                f"peers.{peer.name}.data_parallel_size = {peer.data_parallel_size}: vLLM in the learner's process has "
-                f"torch's process group for itself: run vllm serve, and give its address as sampling.options.url"
-            )
     for tracker in recipe.report_to:
         look_up(tracker, "report_to", TRACKERS)
 
@@ -82,15 +75,14 @@ def assemble(
         FtisError: the model, the task, a checkpoint or a name of the recipe cannot be loaded.
     """
     config = recipe.peer(name)
-    opened = partial(open_policy, recipe.sampling)
     if model_path is None and starters.is_starter(config.model):
         model_path = str(starters.make(config.model))
     if resume_step:
-        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model, opened)
+        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model)
     else:
         with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
             torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
-            policy, cursor, states = opened(config, model_path, None), Cursor(), {}
+            policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
@@ -117,20 +109,11 @@ def assemble(
         max_staleness=recipe.network.max_staleness if networked else max(late, default=0),
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
     )
-    sampler = open_shared(sampling.sampler, policy, sampling.options)
+    sampler = open_sampler(sampling.sampler, policy, sampling.options)
     attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
     peer = Peer(member, policy, sampler, attack)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, EvalSplit.of(task, ood, scores), records)
-
-
-def open_policy(sampling: SamplingConfig, config: PeerConfig, model_path: str | None, source: Path | None) -> Policy:
-    """A peer's policy, in as many processes as it asks for; ``source`` is a checkpoint to go on from."""
-    if config.data_parallel_size == 1:
-        return checkpoint.open_policy(config, model_path, source)
-    threads = max(1, torch.get_num_threads() // config.data_parallel_size)
-    opened = partial(checkpoint.open_policy, model_path=model_path, checkpoint=source)
-    return lead(ReplicaSpec(opened, config, sampling.sampler, sampling.options, threads))
 
 
 @dataclass(frozen=True)

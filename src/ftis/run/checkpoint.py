@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -90,30 +90,13 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def open_policy(
-    config: PeerConfig, model_path: str | None, checkpoint: Path | None, kind: type[Policy] = Policy
-) -> Policy:
-    """The policy of a checkpoint with its optimiser, or the untrained one without a checkpoint."""
-    policy = kind.load(config, model_path, checkpoint=checkpoint)
-    if checkpoint:
-        place = checkpoint / "trainer_state" / "optimizer.pt"
-        state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)  # processes share its pages
-        load_state(policy.optimizer, state)
-    return policy
-
-
 def load(
-    directory: Path,
-    step: int,
-    config: PeerConfig,
-    model_path: str,
-    opened: Callable[[PeerConfig, str, Path], Policy] = open_policy,
+    directory: Path, step: int, config: PeerConfig, model_path: str
 ) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
-    """The policy, the cursor and the selections' states of ``checkpoint-<step>``.
+    """The policy with its optimiser, the cursor and the selections' states of ``checkpoint-<step>``.
 
     Args:
         model_path: the untrained model's place.
-        opened: opens the policy of the checkpoint, whose files are checked by then.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -121,7 +104,9 @@ def load(
     source = directory / f"checkpoint-{step}"
     states = selections(directory, step)  # it checks all files
     with _errors_told(source):
-        policy = opened(config, model_path, source)
+        policy = Policy.load(config, model_path, checkpoint=source)
+        state = source / "trainer_state" / "optimizer.pt"
+        load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
     return policy, cursor, states
 

@@ -12,13 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
 from ftis.engines.machine import cores
 from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
 from ftis.models import starters
-from ftis.policy import ModelError, own_ends, resolve_device
+from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError
 from ftis.records.events import Say, Stopped, WarmUp
@@ -81,12 +79,6 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
-    device, size, count = resolve_device(peer.device), peer.data_parallel_size, torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) + size > count:
-        raise ModelError(
-            f"peer {peer.name!r}: data_parallel_size = {size} wants so many GPUs from {device} on, and there "
-            f"{'is' if count == 1 else 'are'} {count} in all: lower it, or name an earlier device"
-        )
     require_precision(peer)
     if starters.is_starter(peer.model):
         starters.lookup(peer.model)

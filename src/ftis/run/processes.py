@@ -28,8 +28,6 @@ def runs_in_parallel(recipe: Recipe) -> bool:
 
     ``auto``: yes if each has a core or a GPU of its own, or if small models share a core in pairs.
     """
-    if any(peer.data_parallel_size > 1 for peer in recipe.peers):
-        return True
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     if _on_gpu(recipe):
@@ -41,13 +39,8 @@ def runs_in_parallel(recipe: Recipe) -> bool:
 
 
 def computing_at_a_time(recipe: Recipe) -> int:
-    """The number of peers, each in its own process, that compute at a time: on the CPU no more than cores.
-
-    Peers of several processes all compute at once, since their processes wait for one another.
-    """
-    if _on_gpu(recipe) or any(peer.data_parallel_size > 1 for peer in recipe.peers):
-        return recipe.swarm_size
-    return min(cores(), recipe.swarm_size)
+    """The number of peers, each in its own process, that compute at a time: on the CPU no more than cores."""
+    return recipe.swarm_size if _on_gpu(recipe) else min(cores(), recipe.swarm_size)
 
 
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -139,8 +139,6 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
         return True
     text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
     say(ArmBegun(tuple(peer.name for swarm, _ in unfinished for peer in swarm.peers), rounds, text))
-    sizes = [arm.recipe.peer(name).data_parallel_size for name in arm.peers]
-    firsts = dict(zip(arm.peers, accumulate(sizes, initial=arm.first), strict=False))
     # As many peers at a time as one swarm has: the memory that the collaborating arms take anyway.
     at_a_time = arm.recipe.swarm_size // len(arm.swarms[0].peers)
     for first in range(0, len(unfinished), at_a_time):
@@ -150,7 +148,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
         jobs = [
             PeerJob(
                 arm=arm.name,
-                recipe=_on_device(swarm, peer, firsts[peer.name]),
+                recipe=_on_device(swarm, peer, arm.first + arm.peers.index(peer.name)),
                 peer=peer.name,
                 directory=directory / arm.name / peer.name,
                 model_path=models.get(peer.model, peer.model),
@@ -311,17 +309,10 @@ def swarm_lock(directory: Path, swarm: Recipe) -> Path:
     return directory / f".lock@{swarm.peers[0].name}"
 
 
-def _on_device(recipe: Recipe, peer: PeerConfig, first: int) -> Recipe:
-    """The recipe with ``device = "auto"`` of this peer spread over the GPUs there are.
-
-    A peer of several processes has as many GPUs that follow one another.
-
-    Args:
-        first: how many processes the arm's peers before it have.
-    """
-    size, count = peer.data_parallel_size, torch.cuda.device_count()
-    if peer.device != "auto" or count < max(2, size):
+def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:
+    """The recipe with ``device = "auto"`` of this peer, the arm's ``index``-th, spread over the GPUs there are."""
+    count = torch.cuda.device_count()
+    if peer.device != "auto" or count < 2:
         return recipe
-    at = first % count if first % count + size <= count else 0
-    on_gpu = peer.model_copy(update={"device": f"cuda:{at}"})
+    on_gpu = peer.model_copy(update={"device": f"cuda:{index % count}"})
     return recipe.model_copy(update={"peers": tuple(on_gpu if p.name == peer.name else p for p in recipe.peers)})

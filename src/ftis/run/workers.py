@@ -22,10 +22,10 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ftis.config import FtisError
-from ftis.engines.launch import start
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import AskedToStop, Event, Failed, Say
+from ftis.run.launch import start
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.run.experiments"
