@@ -34,7 +34,6 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from ftis.codec import FRACTION_BITS, Header, Limits, Message, decode, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
-from ftis.wire.streams import weight_error
 
 HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
 LIMITS = Limits(1 << 30, 1 << 20, 1 << 16, 1 << 20)
@@ -139,7 +138,6 @@ def main() -> None:
         "tokens": tokens,
         "completions": count,
         "distinct_ids": distinct,
-        "bound": {precision: weight_error(precision) for precision in FRACTION_BITS},
     }
     for kind in ("mixture", "exponential"):
         logp = log_probabilities(kind, tokens, rng)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log2, nan
+from math import inf, log2
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -189,7 +189,7 @@ def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | N
 
 def _seconds_at(times: float, own: int, sizes: Sequence[Mapping[str, Any]]) -> float | None:
     """The seconds of a peer alone for so many times the sampling, from arms with more and more of it."""
-    line = [(size["sampled"] / own, size["seconds"] and size["seconds"]["mean"]) for size in sizes]
+    line = [(size["sampled"] / own, size["seconds"]["mean"]) for size in sizes]
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= times <= x1 and y0 and y1:
             return float(y0 * (y1 / y0) ** (log2(times / x0) / log2(x1 / x0)))
@@ -267,7 +267,6 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[tuple[str, str], 
     def of_a_peer(quantity: Callable[[PeerRun], float]) -> dict[str, Any]:
         return over_seeds({seed: fmean(map(quantity, of_seed)) for seed, of_seed in runs.items()})
 
-    timed = all(run.own_seconds is not None for of_seed in runs.values() for run in of_seed)
     return {
         "arm": arm.name,
         "size": _size_of(arm),
@@ -276,7 +275,7 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[tuple[str, str], 
         "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
         "against_alone": against.get((arm.name, alone)),
         "gains": _gains(study, arm.name, alone),
-        "seconds": of_a_peer(lambda run: run.own_seconds.total if run.own_seconds else nan) if timed else None,
+        "seconds": of_a_peer(lambda run: run.own_seconds.total),
         "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
         "bytes_received": of_a_peer(lambda run: run.bytes_received),
     }
@@ -300,13 +299,12 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         accuracy.add_row(*head, amount(size["sampled"]), trained, _ends(size["final"]), *against, _least(size["gains"]))
         if (others := size.get("against_equal_training")) is not None:
             equal.add_row(*head, trained, *_compared(others), _least(size["gains_at_equal_training"]))
-        seconds = size["seconds"] and seconds_text(size["seconds"]["mean"])
         alone = size.get("seconds_alone")
         cost.add_row(
             *head,
             _times(found, size),
             "" if size.get("pays_from") is None else f"{size['pays_from']:.2g}",
-            seconds or "–",
+            seconds_text(size["seconds"]["mean"]),
             "" if alone is None else seconds_text(alone),
             amount(size["bytes_sent"]["mean"], 1e3),
             f"{size['bytes_received']['mean'] / 1e6:.2f}",

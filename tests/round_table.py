@@ -146,7 +146,10 @@ class Table:
         return [notice.what for notice in self.said]
 
     def reasons(self) -> list[tuple[str, str]]:
-        return [(r.peer, str(r.reason)) for r in self.rounds.rejections]
+        return [(r.peer, str(r.reason)) for r in self.rounds._rejections]
+
+    def offers_of(self, peer: str) -> dict[int, Manifest]:
+        return self.rounds._others[peer].offers
 
 
 def seated(settings: dict[str, Any] | None = None, **more: Any) -> Table:

@@ -227,14 +227,6 @@ def both_budgets(directory: Path) -> Path:
     return Scene(directory, final, arms=BOTH_BUDGETS, settings=settings).write()
 
 
-def without_waiting(metrics: Path) -> None:
-    """As an older version recorded it: waiting for the others counted as exchange."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    for row in rows:
-        row["time/exchange"] += row.pop("time/wait")
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def final_of(arm: str, peer: str, seed: int, split: str) -> float:
     finals = SMALL_FINAL if peer == "small" else LARGE_FINAL
     return finals[arm][seed] - (0.2 if split != "validation" else 0.0)

@@ -32,13 +32,13 @@ from wire_messages import (
     message,
     messages,
     rollout,
+    weight_error,
 )
 
 from ftis import config
 from ftis.codec import VERSION, CodecError, Limits, Message, decode, encode, largest_message
 from ftis.config import FtisError, LogpPrecision
 from ftis.rollouts import Group, Rollout
-from ftis.wire.streams import weight_error
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "wire.md"
 BASES = {"ids": EXAMPLE, "ids not listed": UNLISTED, "text": TEXT_EXAMPLE, **framed()}

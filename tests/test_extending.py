@@ -92,7 +92,6 @@ def test_every_example_is_short_and_every_seam_has_one() -> None:
 def test_the_objective(outside: Path) -> None:
     objective = importlib.import_module("my_objectives").SMOOTH_TIS
     assert isinstance(objective, Objective)
-    assert objective.weighted
     logp = torch.full((1, 2), -1.0)
     gen, one = torch.tensor([[-1.0, -3.0]]), torch.ones(1)
     loss, _ = policy_loss(objective, logp, logp, gen, one, torch.ones(1, 2, dtype=torch.bool))

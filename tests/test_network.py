@@ -177,7 +177,7 @@ def test_an_offer(case: str, peers: Peers) -> None:
     peers.put(attacker, key, document, signer)
     name = key.partition("/")[0]
     for exchange in (a, b) if reason is not None else ():
-        heard(exchange, lambda rounds: bool(rounds.rejections))
+        heard(exchange, lambda rounds: bool(rounds._rejections))
     for collected in one_round(peers, a, b):
         assert reasons(collected) == ({(name, reason)} if reason else set())
         assert "eve" not in collected.messages
@@ -189,7 +189,7 @@ def test_a_late_round_that_one_of_two_offers_moves_nobody(peers: Peers) -> None:
     session = peers.session()
     peers.pretend_live(session, "eve")
     peers.put(session, "eve/5", peers.manifest("eve", 5, b"x"), "eve")
-    heard(a, lambda rounds: 5 in rounds.offers_of("eve") and len(rounds.live) == 2)
+    heard(a, lambda rounds: 5 in rounds._others["eve"].offers and len(rounds.live) == 2)
     assert [a.catch_up(0), a.catch_up(1)] == [0, 1], "b is present and has offered nothing yet"
 
 
@@ -305,7 +305,7 @@ def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:
     collected, _ = one_round(peers, a, b)
     assert 0 < len(collected.rejections) <= 1000
     assert reasons(collected) == {("eve", "forged")}
-    assert a.rounds.offers_of("eve") == {}
+    assert a.rounds._others["eve"].offers == {}
 
 
 # --- certificates -------------------------------------------------------------------------------------

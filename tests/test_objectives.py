@@ -215,7 +215,6 @@ def test_the_table_of_objectives() -> None:
     for name in SIX:
         plain = replace(Objective(), ratio=parts[name][0], weight=parts[name][1], filtered=parts[name][2])
         assert OBJECTIVES[name] == plain
-        assert OBJECTIVES[name].weighted is ("TIS" in name)
     assert (F_TIS.importance_sampling_clip_max, F_TIS.kl_threshold, F_TIS.epsilon) == (2.0, 50.0, 0.2)
     assert (F_TIS.kl_estimator, F_TIS.kl_reduction, F_TIS.epsilon_high) == ("k1", "sum", None)
     assert OBJECTIVES["Dr-GRPO"].advantage is centred

@@ -46,7 +46,7 @@ def test_an_offer_that_does_not_count() -> None:
         found = other.get("place", (peer, round))[0]
         assert table.reasons() == [(found, reason)]
         assert table.to_fetch == []
-        assert table.rounds.offers_of(found) == {}
+        assert table.offers_of(found) == {}
         assert ("forged" in table.kinds()) == (reason == "forged")
 
 
@@ -72,7 +72,7 @@ def test_a_seal_that_is_none_is_a_forgery() -> None:
             table.heed(table.rounds.offered("b", 0, document, seal))
             assert table.reasons() == [("b", "forged")]
             table.offers("b", 0)  # in an open swarm the name is still free
-            assert list(table.rounds.offers_of("b")) == [0]
+            assert list(table.offers_of("b")) == [0]
 
 
 def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
@@ -81,14 +81,14 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     table.delivers("b", 0)
     table.offers("b", 0, b"another")
     assert table.reasons() == [("b", "equivocation")]
-    assert table.rounds.offers_of("b") == {}
+    assert table.offers_of("b") == {}
     table.offers("b", 0)
     table.offers("b", 0, b"a third", life=2)
-    assert table.rounds.offers_of("b") == {}  # neither is taken, nor any after
+    assert table.offers_of("b") == {}  # neither is taken, nor any after
     for data, life in ((b"one thing", 1), (b"one thing", 1), (b"another", 2), (b"one thing", 1)):
         table.offers("c", 0, data, life)
-    assert table.rounds.offers_of("c")[0].incarnation == 2
-    assert len(table.rounds.rejections) == 1
+    assert table.offers_of("c")[0].incarnation == 2
+    assert len(table.rounds._rejections) == 1
     table.delivers("d", 0)
     table.serve("c", b"another")
     closed = table.closes()
@@ -125,7 +125,7 @@ def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
     table = seated()
     for _ in range(MAX_REJECTIONS + 50):
         table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
-    assert len(table.rounds.rejections) == MAX_REJECTIONS
+    assert len(table.rounds._rejections) == MAX_REJECTIONS
     assert table.kinds().count("forged") == 1
     assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
     assert table.round_of(1, *"bcd").rejections == ()
@@ -138,7 +138,7 @@ def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault()
     for peer in "bc":
         table.offers(peer, 0)
         table.offers(peer, 0, b"another")
-    assert Counter((r.peer, str(r.reason)) for r in table.rounds.rejections) == {
+    assert Counter((r.peer, str(r.reason)) for r in table.rounds._rejections) == {
         ("b", "forged"): MAX_REJECTIONS,
         ("b", "equivocation"): 1,
         ("c", "equivocation"): 1,
@@ -150,7 +150,7 @@ def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
     table.rounds.check.rounds = 500
     for round in reversed(range(500)):
         table.offers("b", round)
-    assert sorted(table.rounds.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
+    assert sorted(table.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
 
 
 def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited() -> None:
@@ -169,8 +169,8 @@ def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_
         for round in range(53, 61):
             table.offers("b", round)
         old_ones()
-        assert max(table.rounds.offers_of("b")) == 60
-        assert min(table.rounds.offers_of("b")) >= 53
+        assert max(table.offers_of("b")) == 60
+        assert min(table.offers_of("b")) >= 53
         table.comes("b")
         table.collect(60, skip="cd")
         table.poll()
@@ -183,7 +183,7 @@ def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_th
     table.enter(60)
     for round in range(9, 100):
         table.offers("b", round)
-    assert sorted(table.rounds.offers_of("b")) == list(range(60, 60 + 4 * KEEP_ROUNDS))
+    assert sorted(table.offers_of("b")) == list(range(60, 60 + 4 * KEEP_ROUNDS))
 
 
 def test_no_staleness_ends_the_exchange() -> None:
@@ -195,16 +195,16 @@ def test_no_staleness_ends_the_exchange() -> None:
         table.comes(*"bcd")
         for round in range(60):
             assert table.round_of(round, *"bcd").missing == ()
-        assert len(table.rounds.offers_of("b")) <= 4 * KEEP_ROUNDS
+        assert len(table.offers_of("b")) <= 4 * KEEP_ROUNDS
 
 
 def test_offers_of_rounds_long_over_are_forgotten() -> None:
     table = seated({"max_staleness": 1})
     for round in range(6):
         table.round_of(round, *"bcd")
-    assert {name: sorted(table.rounds.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
+    assert {name: sorted(table.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
     table.offers("b", 0)
-    assert sorted(table.rounds.offers_of("b")) == [4, 5]
+    assert sorted(table.offers_of("b")) == [4, 5]
 
 
 def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
@@ -213,7 +213,7 @@ def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
     table.offers("b", 1, signer="x")
     table.offers("c", 0, signer="x")  # whoever comes first
     table.offers("c", 1, signer="c")
-    assert list(table.rounds.offers_of("b")) == list(table.rounds.offers_of("c")) == [0]
+    assert list(table.offers_of("b")) == list(table.offers_of("c")) == [0]
     assert table.reasons() == [("b", "forged"), ("c", "forged")]
 
 

@@ -30,7 +30,6 @@ from scene import (
     joined,
     printed,
     raw,
-    without_waiting,
 )
 
 from ftis.comparison.results import compare
@@ -201,17 +200,13 @@ def test_filled_groups_count_as_sampled(tmp_path: Path) -> None:
 def test_records_that_lack_something_leave_unknowns(tmp_path: Path) -> None:
     Scene(tmp_path, seeds=(0, 1), ood=False).write()
     run = tmp_path / "scene-seed1"
-    without_waiting(run / "F-TIS" / "small" / "metrics.jsonl")
     for arm in ("F-TIS", "alone"):
         shutil.rmtree(run / arm / "small" / "rollouts")
     results, summary = compare(tmp_path), summarise(run)
     small, large = (results["budget"]["F-TIS"][peer] for peer in ("small", "large"))
-    assert {small[key] for key in small if key.startswith("seconds")} == {None}
     assert large["seconds"] == summary["arms"]["F-TIS"]["large"]["seconds"] == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
     assert (small["tokens_trained"], results["budget"]["alone"]["small"]["rollouts_with_gradient"]) == (None, None)
-    assert len(results["notes"]) == 1
-    assert summary["arms"]["F-TIS"]["small"]["seconds"] is None
-    assert "–" in table(summary)
+    assert results["notes"] == []
 
 
 def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> None:

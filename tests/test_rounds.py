@@ -481,7 +481,7 @@ def test_presence_in_unknown_names_or_a_thousand_times_over_takes_no_room() -> N
         table.leaves("b", token=str(token))
     assert table.rounds.live == []
     assert [notice.text for notice in table.said] == ["b is there", "b is gone"]
-    assert table.rounds.rejections == ()
+    assert table.reasons() == []
 
 
 def test_presence_that_comes_and_goes_is_told_a_few_times_a_round() -> None:

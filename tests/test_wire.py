@@ -36,6 +36,7 @@ from wire_messages import (
     rollout,
     spoken,
     stored,
+    weight_error,
     zstd,
 )
 
@@ -44,7 +45,6 @@ from ftis.config import LogpPrecision, WireConfig
 from ftis.member import Member
 from ftis.rollouts import Group, Rollout
 from ftis.text.completions import END
-from ftis.wire.streams import weight_error
 
 FOUR_GIB = 2**32 - 1
 

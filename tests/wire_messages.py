@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -13,7 +14,7 @@ from fuzz_cases import signed
 from hypothesis import strategies as st
 from vocabularies import texts
 
-from ftis.codec import Header, Limits, Message, encode
+from ftis.codec import FRACTION_BITS, Header, Limits, Message, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Floats, Group, Ints, Rollout
 from ftis.text.completions import END, MOST_ENDS
@@ -24,6 +25,12 @@ HEADER = Header(run=RUN, round=3, peer="ada", tokenizer=TOKENIZER, temperature=0
 LIMITS = Limits(max_bytes=1 << 20, max_groups=64, max_rollouts_per_group=64, max_completion_length=4096)
 BOUNDLESS = Limits(1 << 40, 1 << 32, 1 << 16, 1 << 32)
 PRECISIONS: tuple[LogpPrecision, ...] = get_args(LogpPrecision)
+
+
+def weight_error(logp: LogpPrecision) -> float:
+    """The largest relative error of a token's importance weight: b bits are off by at most 2^-(b+1) nats."""
+    bits = FRACTION_BITS[logp]
+    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
 
 
 def rollout(ids: Sequence[int], logp: Sequence[float] | None = None) -> Rollout:

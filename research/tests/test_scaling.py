@@ -184,11 +184,6 @@ def test_seconds_are_a_peers_own_work(tmp_path: Path) -> None:
     assert alone["seconds_alone"] == pytest.approx(ROUNDS)
     assert pairs["seconds_alone"] == pytest.approx(ROUNDS * 1.5 ** (0.052 / 0.152))  # as alone with 2^(.052/.152) times
     assert fours["seconds_alone"] == pytest.approx(ROUNDS * 1.5 * 4 ** (0.100 / 0.150))
-    for metrics in directory.rglob("metrics.jsonl"):  # waiting was not recorded apart
-        retime(metrics, {"step_time": 1.5, "time/sample": 0.75})
-    result = scaling(read_study(directory))
-    assert result is not None
-    assert [size["seconds"] for size in result["series"][0]["sizes"]] == [None] * 3
 
 
 def test_the_command_prints_tables_and_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

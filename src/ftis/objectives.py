@@ -210,11 +210,6 @@ class Objective:
     clip_joint: bool = False
 
     @property
-    def weighted(self) -> bool:
-        """Whether an importance weight is applied to foreign rollouts."""
-        return self.weight is not unweighted
-
-    @property
     def clip_range(self) -> tuple[float, float]:
         """1 − ε and 1 + ε_high."""
         return 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)

@@ -152,10 +152,10 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
         "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
-        "seconds": None if own is None else own.total,
-        "seconds_sampling": None if own is None else own.sampling,
-        "seconds_exchange": None if own is None else own.exchange,
-        "seconds_training": None if own is None else own.training,
+        "seconds": own.total,
+        "seconds_sampling": own.sampling,
+        "seconds_exchange": own.exchange,
+        "seconds_training": own.training,
         "seconds_waited": peer.seconds_waited,
     }
     if planned.reserve:

@@ -89,11 +89,6 @@ def compared(study: Study) -> dict[str, Any]:
         arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names}
         for arm in (study.arms if study.seeds else ())
     }
-    if any(of_peer["seconds"] is None for by_peer in budget.values() for of_peer in by_peer.values()):
-        notes.append(
-            "own seconds are unknown (–) where the records have no time/wait: an older version did not tell waiting "
-            "for the others apart from work"
-        )
     if (measure := accuracy_is(recipe)) != PASS_AT_1:
         notes.append(
             "by reward.function, reward.format_weight or reward.partial_credit a reward may be other than 0 and 1: "

@@ -18,8 +18,8 @@ def summarise(run: str | Path) -> dict[str, Any]:
 
     Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.records.reading.final_accuracy`,
     ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` count the
-    peer's own work, without evaluation and without waiting for the others (``seconds_waited``); both are null if the
-    records don't separate them. ``bytes_sent`` counts the offers to each of the others.
+    peer's own work, without evaluation and without waiting for the others (``seconds_waited``).
+    ``bytes_sent`` counts the offers to each of the others.
 
     Raises:
         RecordsError: no run is there.
@@ -108,7 +108,7 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
         "rounds": len(peer.rounds),
         "step": peer.step,
-        "seconds": None if (own := peer.own_seconds) is None else own.total,
+        "seconds": peer.own_seconds.total,
         "seconds_waited": peer.seconds_waited,
         "reward": last.get("reward", 0.0),
         "tokens_sampled": last.get("tokens_sampled", 0),

@@ -118,14 +118,11 @@ class OwnSeconds:
         return self.sampling + self.exchange + self.training
 
     @staticmethod
-    def over(rounds: Sequence[RoundRow]) -> OwnSeconds | None:
-        """The sum over rounds; None if a round lacks ``time/wait``, since an older version counted waiting as work."""
-        measures = [row.measures for row in rounds]
-        if any("time/wait" not in of_round for of_round in measures):
-            return None
+    def over(rounds: Sequence[RoundRow]) -> OwnSeconds:
+        """The sum over rounds."""
 
         def total(*stages: str) -> float:
-            return float(sum(of_round.get(f"time/{stage}", 0) for of_round in measures for stage in stages))
+            return float(sum(row.measures.get(f"time/{stage}", 0) for row in rounds for stage in stages))
 
         return OwnSeconds(total("sample"), total("exchange", "admit"), total("logp", "update"))
 
@@ -146,7 +143,7 @@ class PeerRun:
         self._metrics = lines("metrics.jsonl", RoundRow.of)
         self._evaluations = lines("evaluations.jsonl", EvaluationRow.of)
         self._events = lines("events.jsonl", any_row, 64)
-        self._spent: dict[int, tuple[int, float | None]] = {}
+        self._spent: dict[int, tuple[int, float]] = {}
 
     @staticmethod
     def read(directory: Path) -> PeerRun:
@@ -228,23 +225,22 @@ class PeerRun:
         return float(sum(n * row.measures.get(measure, 0) for row, n in self.standing_for()))
 
     @property
-    def own_seconds(self) -> OwnSeconds | None:
-        """Seconds of its own work in all rounds; None if waiting was not recorded apart."""
+    def own_seconds(self) -> OwnSeconds:
+        """Seconds of its own work in all rounds."""
         return OwnSeconds.over(self.rounds)
 
     @property
-    def seconds_waited(self) -> float | None:
-        """Seconds of waiting for the others, over all rounds; None if it was not recorded apart."""
-        return self.total("time/wait") if self.own_seconds is not None else None
+    def seconds_waited(self) -> float:
+        """Seconds of waiting for the others, over all rounds."""
+        return self.total("time/wait")
 
     def _spent_by(self, step: int) -> tuple[int | None, float | None]:
-        """Its own tokens and seconds in its first ``step`` rounds; None for each that is not known."""
+        """Its own tokens and seconds in its first ``step`` rounds; None if the last of these is not recorded."""
         if not self._spent:
-            seconds: float | None = 0.0
-            self._spent[0] = (0, 0.0)
+            seconds = 0.0
+            self._spent[0] = (0, seconds)
             for row, n in self.standing_for():
-                own = OwnSeconds.over([row])
-                seconds = None if seconds is None or own is None else seconds + n * own.total
+                seconds += n * OwnSeconds.over([row]).total
                 self._spent[row.step] = (row.measures.get("tokens_sampled", 0), seconds)
         if self.thinned:
             step = max((known for known in self._spent if known <= step), default=0)
@@ -255,7 +251,7 @@ class PeerRun:
         return self._spent_by(step)[0]
 
     def seconds_after(self, step: int) -> float | None:
-        """Seconds of its own work in its first ``step`` rounds; None if they are not known."""
+        """Seconds of its own work in its first ``step`` rounds; None if the last of these is not recorded."""
         return self._spent_by(step)[1]
 
     @property

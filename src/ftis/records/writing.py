@@ -219,11 +219,8 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
 
 
 def _fits(found: Any, name: str) -> bool:
-    """Whether a column has the expected type; texts may be dictionary-encoded, and old files lack parts of ``sent``."""
-    expected = ROLLOUTS.field(name).type
-    if pa.types.is_struct(expected):
-        return bool(pa.types.is_struct(found))
-    return bool(found == expected or (name in TEXTS and pa.types.is_dictionary(found)))
+    """Whether a column has the expected type; texts may be dictionary-encoded."""
+    return bool(found == ROLLOUTS.field(name).type or (name in TEXTS and pa.types.is_dictionary(found)))
 
 
 def _letters(chunk: Any) -> int:

@@ -132,18 +132,9 @@ class Rounds:
         return all(other.met for other in self._others.values())
 
     @property
-    def rejections(self) -> tuple[Rejection, ...]:
-        """Refusals since the last round closed."""
-        return tuple(self._rejections)
-
-    @property
     def lock_step(self) -> bool:
         """Whether every round needs every peer, so that a peer that comes back continues at its own round."""
         return self.settings.quorum >= len(self._others) and self.settings.below_quorum != "alone"
-
-    def offers_of(self, peer: str) -> dict[int, Manifest]:
-        """The offers of ``peer`` that stand, by round."""
-        return dict(self._others[peer].offers)
 
     def may_leave(self) -> bool:
         """Whether no peer is left that may need this one's messages, once it has finished."""

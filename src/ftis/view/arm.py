@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
@@ -115,10 +114,8 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
             continue
         lately = peer.rounds[-LATELY:]
         own, n = OwnSeconds.over(lately), len(lately)
-        waited = fmean(row.measures.get("time/wait", 0.0) for row in lately)
-        each = ["–"] * 4
-        if own is not None:
-            each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training)] + [seconds_text(waited)]
+        waited = sum(row.measures.get("time/wait", 0.0) for row in lately)
+        each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training, waited)]
         tokens = amount(lately[-1].measures.get("tokens_sampled"))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
         rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately)])

@@ -54,7 +54,6 @@ class XAxis:
 
     key: str
     label: str
-    unknown: str = ""
 
     def mean(self, point: Mapping[str, Any]) -> float:
         return float(point[self.key]["mean"] if self.key else point["step"])
@@ -64,8 +63,8 @@ class XAxis:
 
 
 ROUNDS = XAxis("", ROUND)
-TOKENS = XAxis("tokens", "tokens that the peer sampled itself", "the tokens it sampled were not recorded")
-SECONDS = XAxis("seconds", "seconds of its own work", "its own seconds are unknown: waiting was not told apart")
+TOKENS = XAxis("tokens", "tokens that the peer sampled itself")
+SECONDS = XAxis("seconds", "seconds of its own work")
 
 
 def learning(
@@ -90,7 +89,7 @@ def learning(
     name = (f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")).replace(" ", "~")
     subtitle = f"{split}, {measure}"
     if not drawn:
-        return Panel(name, empty(short(peer), alt, over.unknown or "nothing was measured", subtitle))
+        return Panel(name, empty(short(peer), alt, "nothing was measured", subtitle))
     ends = [over.mean(p) for points in drawn.values() for p in points]
     plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
     for arm, points in drawn.items():

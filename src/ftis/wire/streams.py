@@ -6,7 +6,6 @@ what it has read before.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator
 
@@ -14,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ftis.codec import FRACTION_BITS, MOST_ROLLOUTS, CodecError, Columns, Integers, Limits, Numbers, Reader
-from ftis.config import LogpPrecision
+from ftis.codec import MOST_ROLLOUTS, CodecError, Columns, Integers, Limits, Numbers, Reader
 from ftis.rollouts import Floats
 
 TEXT_LEVEL = 15
@@ -96,15 +94,6 @@ def from_fixed(numbers: Integers, bits: int) -> Floats:
     """−numbers / 2^bits, and never −0."""
     nats: Floats = (np.float32(0) - numbers.astype(np.float32)) * np.float32(2.0**-bits)
     return nats
-
-
-def weight_error(logp: LogpPrecision) -> float:
-    """The largest relative error that a precision causes in one token's importance weight: exp(2^-(b+1)) − 1.
-
-    A log-probability with b bits after the point is off by at most 2^-(b+1) nats. The error of float32 is 0.
-    """
-    bits = FRACTION_BITS[logp]
-    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
 
 
 # ---------------------------------------------------------------------------------------------- numbers
