@@ -1,11 +1,11 @@
 # A peer, a router or any other ftis command, on CPUs.
 #
-#     docker build -t ftis:0.1.0 .
-#     docker run --rm ftis:0.1.0 doctor
+#     docker build -t ftis:0.2.0 .
+#     docker run --rm ftis:0.2.0 doctor
 #
 # On Linux pip's usual index has torch with CUDA, some gigabytes more. Where there is an index with the CPU build:
 #
-#     docker build -t ftis:0.1.0 --build-arg TORCH_INDEX_URL=… .
+#     docker build -t ftis:0.2.0 --build-arg TORCH_INDEX_URL=… .
 FROM python:3.11-slim
 
 ARG TORCH_INDEX_URL=""

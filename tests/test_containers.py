@@ -13,9 +13,10 @@ import yaml
 from commands import ROOT, parsed, shell_commands
 
 from ftis.recipe.parsing import load
+from ftis.version import VERSION
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMAGE = f"ftis:{PROJECT['version']}"
+IMAGE = f"ftis:{VERSION}"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = ROOT / "compose.yaml"
 KUBERNETES = ROOT / "examples" / "kubernetes.yaml"

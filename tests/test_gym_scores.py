@@ -205,7 +205,7 @@ def test_an_answer_is_never_run(dataset: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
+    impatient = Helper("ftis.rewards.gym", "scores answers", "reasoning-gym")
     monkeypatch.setattr(gym, "_helper", impatient)
     monkeypatch.setattr(helper, "CPU_SECONDS", 1.0)
     gym.score.cache_clear()

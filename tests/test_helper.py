@@ -18,6 +18,7 @@ from ftis.rewards import answers_equal, gym, helper, latex
 from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
+from ftis.version import extra
 
 SLOW = "10^{10^{10}}"  # a number of ten billion digits
 
@@ -199,7 +200,7 @@ def test_the_helper_for_reasoning_gym_names_its_package(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         Helper, "command", lambda self: [sys.executable, "-c", "print('No module named reasoning_gym')"]
     )
-    monkeypatch.setattr(gym, "_helper", Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'"))
+    monkeypatch.setattr(gym, "_helper", Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym")))
     gym.score.cache_clear()
-    with pytest.raises(RewardError, match=r"install '\.\[reasoning-gym\]'"):
+    with pytest.raises(RewardError, match=r"install 'ftis-rl\[reasoning-gym\]'"):
         gym.score("countdown", "{}", "{}", "1+1")

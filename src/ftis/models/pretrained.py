@@ -22,6 +22,7 @@ from typing import Any
 from ftis.config import nearest
 from ftis.policy import ModelError
 from ftis.records.files import partial_directory, write_json
+from ftis.version import extra
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _convert(file: Path, target: Path) -> None:
         import gguf  # noqa: F401 - transformers reads the file with it
     except ImportError:
         raise ModelError(
-            "converting needs the package gguf: pip install '.[gguf]' in ftis's clone, then run the same command again"
+            f"converting needs the package gguf: pip install {extra('gguf')}, then run the same command again"
         ) from None
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     quantised = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)

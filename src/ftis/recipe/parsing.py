@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, nearest
+from ftis.version import CHECKOUT
 
 OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads", "ood")
 """Keys that no arm can set: arms are compared on the same problems, with as many threads."""
@@ -32,6 +33,7 @@ def load(
     """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
 
     Args:
+        path: the file. ``recipes/demo.toml`` and its like are those that come with ftis if there is no such file here.
         options: further overrides, applied first; errors in them are not attributed to ``--set``.
         own_code: let modules beside the recipe be imported from now on, since its dotted paths may name some. They
             stand behind all installed ones.
@@ -40,6 +42,7 @@ def load(
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
     """
     path, overrides = Path(path), list(overrides)
+    path = path if path.exists() else ready_made(path)
     document = _read(path)
     beside = path.parent.resolve()
     if own_code and str(beside) not in sys.path:
@@ -52,6 +55,15 @@ def load(
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         with_arm(recipe, arm)
     return recipe
+
+
+def ready_made(path: Path) -> Path:
+    """The recipe that comes with ftis under a path as ``recipes/demo.toml``; the path itself if none does.
+
+    An installed package holds the recipes; an editable install runs from a clone that has them.
+    """
+    places = (Path(__file__).parents[1], CHECKOUT) if path.parts[:1] == ("recipes",) else ()
+    return next((file for place in places if (file := place / path).is_file()), path)
 
 
 def _refuse_other_modules(recipe: Recipe, beside: Path) -> None:

@@ -10,7 +10,6 @@ Reading loads no model, imports nothing that a record names, and changes nothing
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,7 @@ from ftis.recipe.parsing import parse
 from ftis.records.files import read_json
 from ftis.records.lines import OPENING, Lines, RecordsError, any_row, damaged
 from ftis.records.writing import read_columns, read_rollouts, rollouts_path
+from ftis.version import VERSION
 
 VALIDATION = "validation"
 
@@ -417,13 +417,12 @@ def read_plan(directory: Path) -> Plan:
 
 def _of_another_version(file: Path, why: str) -> str:
     """The error text for a recipe that this version cannot read, with the version that wrote it."""
-    here = importlib.metadata.version("ftis")
     wrote = _recorded(file, "versions", "ftis")
-    if wrote and wrote != here:
-        return f"{why}. The run was recorded by ftis {wrote}, this is ftis {here}: read it with ftis {wrote}"
+    if wrote and wrote != VERSION:
+        return f"{why}. The run was recorded by ftis {wrote}, this is ftis {VERSION}: read it with ftis {wrote}"
     commit = _recorded(file, "commit")
     recorded = f", recorded at commit {commit[:12]}" if commit else ""
-    return f"{why}. The recipe may be of another ftis {here}{recorded}: read it with the one that recorded it"
+    return f"{why}. The recipe may be of another ftis {VERSION}{recorded}: read it with the one that recorded it"
 
 
 def _recorded(file: Path, *keys: str) -> str:

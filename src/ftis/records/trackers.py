@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import RecipeError
+from ftis.version import extra
 
 
 class TensorBoard:
@@ -51,8 +52,8 @@ class Trackio:
         self._trackio.finish()
 
 
-def _import(module: str, extra: str) -> Any:
+def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise RecipeError(f'report_to: {extra} is not installed; run pip install ".[{extra}]" in the clone') from None
+        raise RecipeError(f"report_to: {name} is not installed; run pip install {extra(name)}") from None

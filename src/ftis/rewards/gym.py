@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from ftis.rewards.helper import Helper, Judge, serve
 from ftis.tasks.gym_judge import judge
+from ftis.version import extra
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
@@ -25,7 +26,7 @@ def score(dataset: str, options: str, entry: str, answer: str) -> float:
     return float(found) if isinstance(found, (int, float)) else 0.0
 
 
-_helper = Helper("ftis.rewards.gym", "scores answers", "'.[reasoning-gym]'")
+_helper = Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym"))
 
 # --- the helper process ---------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ftis.recipe.parsing import parse, with_arm
 from ftis.records.files import locked, read_jsonl, write_json, write_whole
 from ftis.run import checkpoint
 from ftis.tasks.problems import excerpt
-from ftis.version import commit
+from ftis.version import VERSION, commit
 
 LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
@@ -50,7 +50,7 @@ FREE_OF_PEERS = ("cuda_graphs",)
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """The provenance of a run that starts now."""
-    packages = ["ftis", "torch", "transformers", "peft", "numpy"]
+    packages = ["torch", "transformers", "peft", "numpy"]
     if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in _peers(recipe)):
         packages.append("bitsandbytes")
     return {
@@ -60,7 +60,11 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
         "starters": _starter_names(recipe),
         "objectives": {arm.name: _numbers(arm.recipe) for arm in arms_of(recipe)},
         "modules": _own_modules(recipe),
-        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            "ftis": VERSION,
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
         "machine": {
             "platform": platform.platform(),
             "cores": cores(),

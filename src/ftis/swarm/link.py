@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +52,7 @@ from ftis.swarm.rounds import (
     kept_rounds,
 )
 from ftis.swarm.session import BLOCK, Question, ask_everybody, open_session
+from ftis.version import VERSION
 
 FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
@@ -110,7 +110,7 @@ class NetworkExchange:
             "run": run,
             "name": recipe.name,
             "state": "starting",
-            "version": version("ftis"),
+            "version": VERSION,
         }
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()

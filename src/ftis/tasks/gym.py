@@ -20,6 +20,7 @@ from ftis.config import TaskConfig, nearest
 from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.tasks.gym_judge import OwnScore, scores_itself
 from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
+from ftis.version import extra
 
 VALIDATION, FEWEST = 200, 50
 """Validation problems without task.validation_size, and the fewest then. On 50 an accuracy of .5 has a standard error
@@ -148,7 +149,7 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install '.[reasoning-gym]' in ftis's clone") from error
+        raise TaskError(f"reasoning_gym:{dataset}: {error}; pip install {extra('reasoning-gym')}") from error
     if dataset not in DATASETS:
         raise TaskError(f"reasoning_gym:{dataset}: there is no such data set{nearest(dataset, list(DATASETS))}")
     try:

@@ -9,6 +9,8 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
+from ftis.version import extra
+
 if TYPE_CHECKING:
     from ftis.trl.member import Swarm as Swarm
     from ftis.trl.ranks import end_processes as end_processes
@@ -22,7 +24,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'ftis.trl' has no attribute {name!r}")
-    remedy = "pip install '.[trl]' in ftis's clone"
+    remedy = f"pip install {extra('trl')}"
     try:
         found = importlib.metadata.version("trl")
         if not (1, 16) <= tuple(map(int, found.split(".")[:2])) < (1, 18):

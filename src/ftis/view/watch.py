@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 from ftis.config import FtisError
 from ftis.records.following import Directory
 from ftis.swarm.onlooker import Onlooker
+from ftis.version import extra
 from ftis.view.live import Address, OfSwarm, Shown, View, of_directory
 from ftis.view.sections import asset
 
@@ -40,9 +41,7 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    raise WatchError(
-        f"ftis watch needs {error.name}, which is not installed: pip install '.[watch]' in ftis's clone"
-    ) from None
+    raise WatchError(f"ftis watch needs {error.name}, which is not installed: pip install {extra('watch')}") from None
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine can reach; a server there needs no token."""
