@@ -8,7 +8,7 @@ a peer of ours learn together in two terminals in the repository, 20 rounds on t
         --set training.rounds=20
 
 After Ctrl-C or a kill, ``--resume`` goes on from the last checkpoint. TRL comes with ``make trl``.
-Two processes on CPUs: ``ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 examples/trl_peer.py``.
+Two processes on CPUs: ``accelerate launch --multi_gpu --num_processes 2 examples/trl_peer.py``.
 """
 
 from __future__ import annotations

@@ -1002,30 +1002,36 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
 @needs_trl
 @pytest.mark.slow
 def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -> None:
+    """With all of the model in each, and with a part of every weight (FSDP2)."""
     from safetensors.torch import load_file
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     environment["ACCELERATE_USE_CPU"] = "true"
-    launched = ["-m", "torch.distributed.run", f"--master_port={free_port()}", "--nproc_per_node=2"]
-    for name, start in (("one", []), ("two", launched)):
+    launched = ["-m", "accelerate.commands.launch", f"--main_process_port={free_port()}", "--num_processes=2"]
+    launched += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    in_parts = ["--use_fsdp", "--fsdp_version=2", "--fsdp_state_dict_type=FULL_STATE_DICT"]
+    starts = {"one": [], "two": [*launched, "--multi_gpu"], "parts": [*launched, *in_parts]}
+    for name, start in starts.items():
         (tmp_path / name).mkdir()
         command = [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py"), str(model), str(tmp_path / name)]
         ended = subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=False
         )
         assert ended.returncode == 0, ended.stderr[-3000:]
-    told = {name: json.loads((tmp_path / name / "processes.json").read_text()) for name in ("one", "two")}
-    assert told == {"one": [1, "NO"], "two": [2, "MULTI_CPU"]}
-    one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
-    for name, weight in one.items():
-        assert two[name] == pytest.approx(weight, abs=1e-5), name
-    assert (tmp_path / "one" / "published.bin").read_bytes() == (tmp_path / "two" / "published.bin").read_bytes()
-    logs = [json.loads((tmp_path / name / "logged.json").read_text()) for name in ("one", "two")]
-    compared = 0
-    for first, second in zip(*logs, strict=True):
-        for key in first.keys() - {"learning_rate"}:
-            if "time" in key or "per_second" in key or key in ("epoch", "num_tokens"):
-                continue
-            assert second[key] == pytest.approx(first[key], rel=1e-5, abs=1e-5), key
-            compared += 1
-    assert compared > 100
+    told = {name: json.loads((tmp_path / name / "processes.json").read_text()) for name in starts}
+    assert told == {"one": [1, "NO"], "two": [2, "MULTI_CPU"], "parts": [2, "FSDP"]}
+    weights = {name: load_file(tmp_path / name / "model.safetensors") for name in starts}
+    published = {name: (tmp_path / name / "published.bin").read_bytes() for name in starts}
+    logs = {name: json.loads((tmp_path / name / "logged.json").read_text()) for name in starts}
+    for several in ("two", "parts"):
+        for name, weight in weights["one"].items():
+            assert weights[several][name] == pytest.approx(weight, abs=1e-5), name
+        assert published[several] == published["one"]
+        compared = 0
+        for first, second in zip(logs["one"], logs[several], strict=True):
+            for key in first.keys() - {"learning_rate"}:
+                if "time" in key or "per_second" in key or key in ("epoch", "num_tokens"):
+                    continue
+                assert second[key] == pytest.approx(first[key], rel=1e-5, abs=1e-5), key
+                compared += 1
+        assert compared > 100

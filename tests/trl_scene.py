@@ -196,12 +196,27 @@ def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
     }
 
 
+def take_cpus_for_devices() -> None:
+    """Let accelerate 1.15 use FSDP on CPUs. By itself it leaves FSDP out there without a word."""
+    from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+    begin = AcceleratorState.__init__
+
+    def begin_as_on_gpus(self: Any, *args: Any, **options: Any) -> None:
+        if PartialState(cpu=True).distributed_type == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        begin(self, *args, **options)
+
+    AcceleratorState.__init__ = begin_as_on_gpus
+
+
 def main(model: Path, out: Path) -> None:
     import torch
-    from safetensors.torch import save_file
 
     from ftis.trl import end_processes
 
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        take_cpus_for_devices()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -210,14 +225,13 @@ def main(model: Path, out: Path) -> None:
     exchange = MadeUp()
     trainer = trainer_of(model, args, exchange=exchange, rollout_func=given)
     trainer.train()
+    trainer.save_model()
     if trainer.accelerator.is_main_process:
-        weights = {name: p.detach().contiguous() for name, p in trainer.model.named_parameters()}
-        save_file({name: p.clone() for name, p in weights.items()}, out / "weights.safetensors")
         (out / "logged.json").write_text(json.dumps(trainer.state.log_history))
         kind = trainer.accelerator.distributed_type.value
         (out / "processes.json").write_text(json.dumps([trainer.accelerator.num_processes, kind]))
         (out / "published.bin").write_bytes(b"".join(data for _, data in exchange.published))
-    wrapper = weakref.ref(trainer.model_wrapped) if processes > 1 else None
+    wrapper = weakref.ref(trainer.model_wrapped) if trainer.model_wrapped is not trainer.model else None
     end_processes(trainer)
     assert wrapper is None or wrapper() is None  # it goes before the group of processes
 
