@@ -629,7 +629,7 @@ def test_prompts_are_prefilled_a_few_at_a_time(
 def test_what_a_prefill_takes() -> None:
     config = Qwen2Config(hidden_size=24, intermediate_size=40, num_attention_heads=4)
     assert slots.prefill_bytes(config, 10, 4) == 10 * (6 * 24 + 3 * 40) * 4
-    of_layers = SimpleNamespace(hidden_size=24, intermediate_size=[30, 40])  # as Gemma 3n's
+    of_layers = SimpleNamespace(hidden_size=24, intermediate_size=[30, 40], num_hidden_layers=2)  # as Gemma 3n's
     config_of_layers = SimpleNamespace(get_text_config=lambda decoder: of_layers)
     assert slots.prefill_bytes(config_of_layers, 10, 4) == slots.prefill_bytes(config, 10, 4)
     within = slots.PREFILL_PARTS * slots.prefill_bytes(config, 16, 4)
@@ -641,6 +641,9 @@ def test_what_a_completion_takes() -> None:
         vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
     )
     assert slots.row_bytes(config, 10, 4) == 10 * 3 * 2 * 6 * 2 * 4 + 3 * 4 * 50
+    config.head_dim = 6
+    config.per_layer_config = {1: {"head_dim": 16}, 2: {"num_key_value_heads": 1}}  # as Gemma 4's
+    assert slots.row_bytes(config, 10, 4) == 10 * (2 * 6 + 2 * 16 + 1 * 6) * 2 * 4 + 3 * 4 * 50
 
 
 @KINDS

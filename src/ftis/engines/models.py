@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -136,10 +136,15 @@ def with_tokens_of(source: str, tokenizer: PreTrainedTokenizerBase, config: PreT
     return config
 
 
+def layers_of(text: Any) -> Sequence[Any]:
+    """A decoder's configuration, once for each layer: Gemma 4's layers have heads of different widths."""
+    return getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
+
+
 def inner_width(text: Any) -> int:
     """Return the width of a decoder's feed-forward part, by its configuration: the largest of all layers."""
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    return int(max(inner) if isinstance(inner, list | tuple) else inner)
+    widths = [getattr(layer, "intermediate_size", None) or 4 * text.hidden_size for layer in layers_of(text)]
+    return int(max(max(width) if isinstance(width, list | tuple) else width for width in widths))
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:

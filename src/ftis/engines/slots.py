@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ftis.engines.models import inner_width
+from ftis.engines.models import inner_width, layers_of
 from ftis.policy import Policy
 from ftis.rollouts import Ints
 
@@ -43,10 +43,12 @@ def row_bytes(config: Any, places: int, number: int) -> int:
         number: bytes of a number in the cache.
     """
     text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_attention_heads", None) or 0  # models without attention keep no keys
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return int(places * text.num_hidden_layers * kv_heads * head_dim * 2 * number + 3 * 4 * text.vocab_size)
+    numbers = 0
+    for layer in layers_of(text):
+        heads = getattr(layer, "num_attention_heads", None) or 0  # models without attention keep no keys
+        head_dim = getattr(layer, "head_dim", None) or text.hidden_size // max(1, heads)
+        numbers += (getattr(layer, "num_key_value_heads", None) or heads) * head_dim
+    return int(places * numbers * 2 * number + 3 * 4 * text.vocab_size)
 
 
 def prefill_bytes(config: Any, tokens: int, number: int) -> int:
