@@ -26,7 +26,7 @@ from typing import Any
 from ftis.check.advice import WITH_EXAMPLES, WITHOUT_TAGS
 from ftis.check.preflight import Sounding, preflight
 from ftis.comparison.summary import summarise
-from ftis.config import run_directory
+from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import load
 from ftis.records.events import unheard
 from ftis.run.runs import run

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftis.config import run_directory
 from ftis.metric_keys import peer_key
+from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import parse
 
 RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_sampling_weight/"

@@ -17,8 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError, run_directory
+from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError
 from ftis.objectives import resolve
+from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, with_arm
 from ftis.swarm.facts import agreement, mismatch, run_id
 from recipes import write_recipe

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from twin import Twin, twin_of, with_twin
 
 import ftis
-from ftis.config import FtisError, Recipe, run_directory
+from ftis.config import FtisError, Recipe
 from ftis.engines.handover import Completion, Copied, Rows, SamplerError, explained_by, learner_logps, rounding
 from ftis.engines.stops import Stopping
 from ftis.policy import Policy
+from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import load
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Rollout

@@ -17,6 +17,7 @@ import yaml
 from commands import ROOT, make_targets
 from typer.testing import CliRunner
 
+from ftis.check.doctor import NEEDED
 from ftis.cli import app
 from ftis.config import RecipeError
 from ftis.models.starters import STARTERS
@@ -241,3 +242,7 @@ def test_every_package_that_is_asked_for_is_pinned() -> None:
     for wanted in [*PROJECT["dependencies"], *extras["dev"], *extras["docs"]]:
         name = re.sub(r"[-_.]+", "-", re.split(r"[\[><=]", wanted)[0]).lower()
         assert name in pinned or name == DISTRIBUTION, f"{wanted} is not in constraints.txt"
+
+
+def test_the_doctor_asks_for_the_versions_that_pip_installs() -> None:
+    assert {f"{package}>={least}" for package, least in NEEDED.items()} <= set(PROJECT["dependencies"])

@@ -773,7 +773,7 @@ def test_a_bar_is_as_long_as_what_is_known_to_come() -> None:
 
 def test_a_text_in_one_line() -> None:
     assert shortened("a\nb\u202e") == "a⏎b⟨U+202E⟩"
-    assert shortened("x" * 300) == "x" * 80 + " … " + "x" * 80
+    assert shortened("x" * 300) == "x" * 79 + "…" + "x" * 80
 
 
 def test_seconds_by_a_line_through_two_measurements() -> None:

@@ -23,13 +23,14 @@ from light_swarm import free_port  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
-from ftis.config import FtisError, PeerConfig, run_directory  # noqa: E402
+from ftis.config import FtisError, PeerConfig  # noqa: E402
 from ftis.engines import vllm as engine  # noqa: E402
 from ftis.engines.builtin import builtin_sampler  # noqa: E402
 from ftis.engines.handover import Copied, SamplerError  # noqa: E402
 from ftis.engines.samplers import InPlace  # noqa: E402
 from ftis.engines.stops import Stopping  # noqa: E402
 from ftis.policy import Policy  # noqa: E402
+from ftis.recipe.arms import run_directory  # noqa: E402
 from ftis.recipe.parsing import load  # noqa: E402
 from ftis.records.files import read_jsonl  # noqa: E402
 from ftis.sampling import Decoding  # noqa: E402

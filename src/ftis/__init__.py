@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
-    from ftis.config import run_directory as run_directory
     from ftis.models.starters import supervised_step as supervised_step
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ftis.peer import Peer as Peer
     from ftis.policy import Policy as Policy
     from ftis.recipe.arms import experiment_directory as experiment_directory
+    from ftis.recipe.arms import run_directory as run_directory
     from ftis.recipe.parsing import load as load
     from ftis.records.files import read_jsonl as read_jsonl
     from ftis.run.experiments import run_experiment as run_experiment
@@ -40,7 +40,7 @@ _HOME = {
     "Recipe": "config",
     "RewardConfig": "config",
     "load": "recipe.parsing",
-    "run_directory": "config",
+    "run_directory": "recipe.arms",
     "read_jsonl": "records.files",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",

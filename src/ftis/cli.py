@@ -25,8 +25,8 @@ from ftis.config import (
     TaskConfig,
     did_you_mean,
     nearest,
-    run_directory,
 )
+from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import told_as_own
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
 from ftis.records.events import Planned, WarmUp

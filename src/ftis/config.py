@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -486,15 +485,20 @@ class Recipe(_Section):
         raise RecipeError(f"no peer {name!r} in the recipe{nearest(name, [p.name for p in self.peers])}")
 
 
-def run_directory(recipe: Recipe) -> Path:
-    """The directory to which :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
-    return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` where a known word is close to ``word``, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def cut(text: str, most: int, end: int = 0) -> str:
+    """A text of at most ``most`` letters: a long one has … before its last ``end`` letters."""
+    return text if len(text) <= most else f"{text[: most - end - 1]}…{text[len(text) - end :]}"
 
 
 def nearest(word: str, known: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from ftis.config import Recipe
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, round_record
 from ftis.member import Member, Outgoing
-from ftis.policy import ModelError, Policy
+from ftis.policy import ModelError, Policy, positions_of
 from ftis.rollouts import Batch, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import learning_rate, minibatches, seed_of
@@ -168,7 +168,7 @@ class Peer:
             ModelError: a prompt with its completion may take more positions than the model has.
         """
         ids = [self.member.prompt_ids[item] for item in items]
-        positions = getattr(self.policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        positions = positions_of(self.policy.model.config)
         most = self.decoding.max_completion_length
         longest = max(len(i) for i in ids) + most
         if positions is not None and longest > positions:

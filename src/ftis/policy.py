@@ -257,6 +257,11 @@ class Policy:
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
 
 
+def positions_of(config: Any) -> int | None:
+    """A model's positions; None if its configuration names none."""
+    return cast("int | None", getattr(config.get_text_config(decoder=True), "max_position_embeddings", None))
+
+
 def own_ends(tokenizer: PreTrainedTokenizerBase, defaults: object) -> frozenset[int]:
     """The ids by which a model ends completions: its tokenizer's and those of its generation ``defaults``."""
     ids = getattr(defaults, "eos_token_id", None)

@@ -14,7 +14,7 @@ import torch
 
 from ftis.check.formatting import in_bytes
 from ftis.config import FtisError, Recipe
-from ftis.engines.machine import cores, total_bytes
+from ftis.engines.machine import cores, nearest_existing, total_bytes
 from ftis.models import starters
 from ftis.models.pretrained import MODELS
 from ftis.policy import resolve_dtype
@@ -22,6 +22,9 @@ from ftis.recipe.arms import arms_of
 from ftis.run.prepare import exchanges
 from ftis.run.prompting import tokenizers_here
 from ftis.version import extra
+
+NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.17", "math-verify": "0.8"}
+"""The least versions of some packages, as in pyproject.toml."""
 
 
 def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
@@ -46,7 +49,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
     rows: list[tuple[str, str, str, str]] = []
     version = platform.python_version()
     rows.append(("python", "ok", version, ""))
-    for package, minimum in (("torch", "2.11"), ("transformers", "5.17"), ("peft", "0.17"), ("math-verify", "0.8")):
+    for package, minimum in NEEDED.items():
         found = importlib.metadata.version(package)
         enough = _version(found) >= _version(minimum)
         remedy = "" if enough else f'pip install "{package}>={minimum}"'
@@ -63,7 +66,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
             ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
         )
     home = starters.home()
-    writable = _nearest_existing(home)
+    writable = nearest_existing(home)
     free = shutil.disk_usage(writable).free
     fits = os.access(writable, os.W_OK) and free > 2e9
     rows.append(
@@ -92,9 +95,3 @@ def diagnose() -> list[tuple[str, str, str, str]]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
-
-
-def _nearest_existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path

@@ -15,8 +15,8 @@ import torch
 from ftis.check.formatting import counted, in_bytes
 from ftis.check.memory import Memory, Shape, checkpoint_bytes, peak_memory
 from ftis.codec import largest_message
-from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
-from ftis.engines.machine import available_bytes, resident_bytes
+from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
+from ftis.engines.machine import available_bytes, nearest_existing, resident_bytes
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.models import starters
 from ftis.policy import resolve_device
@@ -206,8 +206,7 @@ def _checkpoint_of(peer: PeerConfig) -> int:
 
 def too_much_for(directory: str, needed: int) -> str:
     """Words in brackets if fewer bytes than needed are free below ``directory``; else nothing."""
-    place = Path(directory).absolute()
-    free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
+    free = shutil.disk_usage(nearest_existing(Path(directory))).free
     return f" (more than the {in_bytes(free)} free: free some, or name another output_dir)" if needed > free else ""
 
 
@@ -300,8 +299,7 @@ def _examine(
                 lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
             yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)
         except CANNOT_EXAMINE as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            lines.append(f"{peer.name}: {peer.model} cannot be examined ({why})")
+            lines.append(f"{peer.name}: {peer.model} cannot be examined ({first_line(error)})")
 
 
 def _shape(source: str, peer: PeerConfig) -> Shape:

@@ -51,6 +51,11 @@ def resident_bytes() -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
+def nearest_existing(place: Path) -> Path:
+    """A place, or the nearest directory above it that exists."""
+    return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+
+
 def _least(machine: int, of_groups: list[int]) -> int:
     """The least of the known values, at least 1; 0 if none is known. ``machine``: 0 is not known."""
     known = [*([machine] if machine else []), *of_groups]

@@ -33,7 +33,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ftis.config import PeerConfig, did_you_mean
+from ftis.config import PeerConfig, did_you_mean, first_line
 from ftis.engines.hub import only_here
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
@@ -510,8 +510,3 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[
     """The tokens of these ids, as a recipe writes them; an id that the tokenizer lacks is left out."""
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     return [tokens[token_id] for token_id in sorted(ids) if token_id in tokens]
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

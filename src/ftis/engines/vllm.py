@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftis.config import RecipeError
+from ftis.config import RecipeError, first_line
 from ftis.engines.handover import Completion, Copied, Engine, Rows, SamplerError, Written
-from ftis.engines.models import first_line
 from ftis.engines.vllm_server import Served, sampling_parameters
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints

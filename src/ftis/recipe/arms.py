@@ -167,6 +167,11 @@ def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
     return max(1, round((cost * sampled + trained) / (cost + 1) / recipe.sampling.num_generations))
 
 
+def run_directory(recipe: Recipe) -> Path:
+    """The directory to which :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
+    return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"
+
+
 def experiment_directory(recipe: Recipe) -> Path:
     """The directory of an experiment's runs, one beside the other."""
     return Path(recipe.output_dir) / recipe.name

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ftis.config import FtisError, PeerConfig, RecipeError
-from ftis.engines.models import first_line
+from ftis.config import FtisError, PeerConfig, RecipeError, first_line
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
 from ftis.policy import Policy

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis.config import FtisError, Recipe, run_directory
-from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory
+from ftis.config import FtisError, Recipe
+from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
 from ftis.records.events import Event, JobEnded, JobsKnown, Say, Stopped, TimeLeft, placed, unheard
 from ftis.records.files import write_json
 from ftis.run.outlook import Outlook, Work, guess_seconds

@@ -24,11 +24,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import Recipe, RecipeError, run_directory
+from ftis.config import Recipe, RecipeError
 from ftis.engines.machine import cores
 from ftis.member import Member
 from ftis.metric_keys import by_peer
-from ftis.recipe.arms import Arm, arms_of, threads_of
+from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import (
     ArmBegun,
     Event,

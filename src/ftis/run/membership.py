@@ -20,6 +20,7 @@ from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.stops import cut_at
 from ftis.member import Cursor, Member, PromptIds, wanted
 from ftis.objectives import resolve
+from ftis.policy import positions_of
 from ftis.prompts import Task
 from ftis.rollouts import Group, Ints, Prompt
 from ftis.schedule import assigned
@@ -147,8 +148,7 @@ def text_form(
 ) -> tuple[Admitter, Callable[[Sequence[Group]], Sequence[Group]]]:
     """An admitter of messages of text, and the function that writes own groups as text."""
     sampling = recipe.sampling
-    text = speaker.model.config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
+    positions = positions_of(speaker.model.config) or sys.maxsize
 
     def most_tokens(item: int) -> int:
         return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids[item]))

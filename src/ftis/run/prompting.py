@@ -15,7 +15,7 @@ from ftis.engines.models import generation_defaults, load_config, load_tokenizer
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
 from ftis.models import starters
-from ftis.policy import own_ends
+from ftis.policy import own_ends, positions_of
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, RunError
 from ftis.rollouts import Prompt
@@ -161,8 +161,8 @@ def _long(
 def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
     """A model's positions and its embeddings' rows, as far as its configuration says them."""
     with suppress(OSError, ValueError):
-        text = with_tokens_of(place, tokenizer, load_config(place)).get_text_config(decoder=True)
-        return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
+        config = with_tokens_of(place, tokenizer, load_config(place))
+        return positions_of(config), getattr(config.get_text_config(decoder=True), "vocab_size", None)
     return None, None
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Collected
-from ftis.config import PeerConfig, Recipe, run_directory
+from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.engines.models import return_freed_memory
 from ftis.member import Outgoing
-from ftis.recipe.arms import Arm, RunError, arms_of, threads_of
+from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import ArmBegun, Planned, Say, Stopped, placed, unheard
 from ftis.records.files import locked, read_jsonl

@@ -11,7 +11,7 @@ from typing import Any
 
 import zenoh
 
-from ftis.config import NetworkConfig
+from ftis.config import NetworkConfig, first_line
 from ftis.swarm.facts import ExchangeError, read_facts
 
 BLOCK = zenoh.CongestionControl.BLOCK
@@ -101,7 +101,7 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
         return zenoh.open(engine_config(settings))
     except zenoh.ZError as error:
         where = ", ".join((*settings.listen, *settings.connect)) or f"tcp/127.0.0.1:{settings.port}"
-        reason = re.sub(r"\s+at /\S+", "", str(error).splitlines()[0]).rstrip(". ")  # places in the engine's source
+        reason = re.sub(r"\s+at /\S+", "", first_line(error)).rstrip(". ")  # places in the engine's source
         at_home = "; on one machine the peer that was started first listens" if "127.0.0.1" in where else ""
         raise ExchangeError(
             f"no network at {where} ({reason}): check the addresses (tcp/host:port), certificates and who "

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ftis.config import TaskConfig
+from ftis.config import TaskConfig, cut
 from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.rollouts import Prompt
 from ftis.seams import TASKS, look_up
@@ -126,5 +126,4 @@ def load_task(config: TaskConfig) -> Task:
 
 def excerpt(value: Any) -> str:
     """``value`` as an error message shows it: its ``repr``, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return cut(repr(value), 80)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftis.config import TaskConfig
+from ftis.config import TaskConfig, first_line
 from ftis.prompts import TaskError
 from ftis.tasks.problems import Problem, excerpt
 
@@ -40,9 +40,8 @@ def data_directory(config: TaskConfig, hub_id: str, patterns: list[str]) -> Path
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns))
     except (OSError, ValueError) as error:  # the base classes of the Hub's own errors
-        first_line = str(error).strip().partition("\n")[0]
         raise TaskError(
-            f"data set {hub_id!r} cannot be fetched from the Hub: {first_line}; "
+            f"data set {hub_id!r} cannot be fetched from the Hub: {first_line(error)}; "
             "check the connection, or download it and set task.path to its directory"
         ) from error
 
@@ -112,8 +111,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
     try:
         rows = parquet.read_table(file).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise TaskError(f"{file} cannot be read as Parquet: {first_line}; download it again") from error
+        raise TaskError(f"{file} cannot be read as Parquet: {first_line(error)}; download it again") from error
     if not rows:
         raise TaskError(f"{file}: holds no problems; download it again")
     for number, row in enumerate(rows, 1):

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ftis.check.formatting import true_minus
+from ftis.config import cut
 
 LONGEST_NAME = 18
 LONGEST_BESIDE = 26
@@ -96,7 +97,7 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
     """Cut a name to ``longest`` letters, so that it leaves room for the chart; names may have 64."""
-    return name if len(name) <= longest else f"{name[: longest - 6]}…{name[-5:]}"
+    return cut(name, longest, 5)
 
 
 WIDTH, HEIGHT = 360, 200

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ftis.check.formatting import counted, true_minus
+from ftis.config import cut
 from ftis.recipe.parsing import with_arm
 from ftis.records.lines import RecordsError
 from ftis.records.pairs import ArmRounds
@@ -316,22 +317,17 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
         FATES[row["kept"]],
         f"{above} of {len(ids)} tokens above C" if above else f"{counted(len(ids), 'token')}, none above C",
     ]
-    tokens = [TokenView(_in_part(str(row["completion"])))]
+    tokens = [TokenView(cut(str(row["completion"]), MAX_LETTERS))]
     if tokenizer is not None:
         spelled = pieces(tokenizer, ids[:MAX_TOKENS])
         tokens = [_token_view(piece, ratio, cap) for piece, ratio in zip(spelled, ratios, strict=False)]
     return SampleView(
         title=title,
         facts=[true_minus(fact) for fact in facts],
-        question=_in_part(str(row["question"])),
+        question=cut(str(row["question"]), MAX_LETTERS),
         tokens=tokens,
         cut_off=max(0, len(ids) - MAX_TOKENS) if tokenizer is not None else 0,
     )
-
-
-def _in_part(text: str) -> str:
-    """Cut a text to :data:`MAX_LETTERS`."""
-    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} …"
 
 
 def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
@@ -343,7 +339,7 @@ def _listed(row: Row, learner: str) -> Listed:
     return Listed(
         source=row["source"],
         facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {FATES[row['kept']]}"),
-        question=_in_part(str(row["question"])),
-        completion=_in_part(str(row["completion"])),
+        question=cut(str(row["question"]), MAX_LETTERS),
+        completion=cut(str(row["completion"]), MAX_LETTERS),
         own=row["source"] == learner,
     )

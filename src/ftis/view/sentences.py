@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ftis.check.formatting import counted, true_minus
+from ftis.config import cut
 from ftis.records.standing import CLEARLY, Source, Standing, has_fallen
 from ftis.run.outlook import in_time
 
@@ -163,7 +164,7 @@ def _of_source(peer: Standing, source: Source) -> list[Remark]:
     if source.rejected:
         n, why = sum(source.rejected.values()), ", ".join(REASONS.get(r, r) for r in source.rejected)
         first = source.first_rejection
-        quoted = f" ({first[:LONGEST_WORDS]}{'…' if len(first) > LONGEST_WORDS else ''})" if first else ""
+        quoted = f" ({cut(first, LONGEST_WORDS)})" if first else ""
         found.append(Remark("trouble", f"{n:,} rejected from {name} in {lately}: {why}{quoted}"))
     if not peer.finished and source.behind >= LATE_BY:
         found.append(Remark("look", f"{name} is {source.behind} rounds late"))

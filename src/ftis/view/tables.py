@@ -17,7 +17,7 @@ from ftis.check.estimate import checkpoints_kept
 from ftis.check.formatting import counted, in_bytes, number, seconds_text, visible
 from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
-from ftis.config import Recipe
+from ftis.config import Recipe, cut
 from ftis.engines.machine import cores
 from ftis.prompts import AnswerKind
 from ftis.records.reading import LAST_EVALUATIONS
@@ -201,8 +201,7 @@ def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.tabl
 
 def shortened(text: str) -> str:
     """A text on one line, with invisible characters spelled out and a long middle cut."""
-    line = visible(text.replace("\n", "⏎"))
-    return line if len(line) <= 160 else f"{line[:80]} … {line[-80:]}"
+    return cut(visible(text.replace("\n", "⏎")), 160, 80)
 
 
 def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
