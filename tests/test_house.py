@@ -49,7 +49,7 @@ WINGS = {
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
-    "run": "together accusations checkpoint evaluate training membership assembly launch workers outlook prompting "
+    "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
     "prepare provenance processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "

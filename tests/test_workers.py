@@ -16,8 +16,7 @@ from ftis.check.preflight import sound_process
 from ftis.config import FtisError
 from ftis.recipe.arms import RunError
 from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
-from ftis.run import launch
-from ftis.run.workers import Job, Stop, run_jobs
+from ftis.run.workers import Job, Stop, run_jobs, without_ctrl_c
 
 REMEDY = "start it again"
 
@@ -220,15 +219,6 @@ def assert_gone(pid: int) -> None:
         os.close(handle)
 
 
-PLAIN = """
-import threading
-from ftis.run.workers import Job, run_jobs
-from test_workers import count
-print("begun", flush=True)
-heard = []
-run_jobs([Job("one", count, (3,)), Job("two", count, (2,))], 2, heard.append, threading.Event(), "")
-print(len(heard), flush=True)
-"""
 GUARDED = """
 import threading
 import test_workers
@@ -246,36 +236,21 @@ def tell_mark(say: Say, stop: Stop) -> None:
     say(PeerStarted(MARK))
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        (PLAIN, "begun\n5\n"),
-        (f"import logging\nlog = logging.getLogger(__name__)\n{PLAIN}", "begun\n5\n"),
-        (GUARDED, "7\n"),
-    ],
-)
-def test_a_script_is_run_again_by_its_workers_only_where_it_has_a_main_guard(
-    script: str, said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "plain.py").write_text(script)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    ended = subprocess.run([sys.executable, tmp_path / "plain.py"], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
-
-
-def test_a_script_from_standard_input_starts_processes() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    ended = subprocess.run([sys.executable], input=PLAIN, env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "begun\n5\n"), ended.stderr
+def test_a_script_is_run_again_by_its_workers_up_to_its_main_guard(tmp_path: Path) -> None:
+    for name, script in {"guarded": GUARDED, "plain": GUARDED.replace('if __name__ == "__main__"', "if True")}.items():
+        (tmp_path / f"{name}.py").write_text(script)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        command = [sys.executable, str(tmp_path / f"{name}.py")]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if name == "guarded":
+            assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
+        else:
+            assert ended.returncode
+            assert '__name__ == "__main__"' in ended.stderr.splitlines()[-1]
 
 
 def test_ctrl_c_does_not_reach_what_is_being_started() -> None:
-    masks = []
-
-    class Started:
-        def start(self) -> None:
-            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
-
-    launch.start(Started())  # type: ignore[arg-type]
+    with without_ctrl_c():
+        masks = [signal.pthread_sigmask(signal.SIG_BLOCK, set())]
     masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
     assert [signal.SIGINT in mask for mask in masks] == [True, False]

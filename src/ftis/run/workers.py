@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -25,7 +26,6 @@ from ftis.config import FtisError
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import AskedToStop, Event, Failed, Say
-from ftis.run.launch import start
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.run.experiments"
@@ -186,7 +186,10 @@ def run_jobs(
                         code = worker.process.exitcode
                         if code:
                             died = f"the process of {label} died (exit code {code})"
-                            failure = failure or f"{died}: see whether memory ran out, then {remedy}"
+                            failure = failure or (
+                                f"{died}: see whether memory ran out, and whether a script of yours trains outside "
+                                f'if __name__ == "__main__":, then {remedy}'
+                            )
                 while replies := answers.next():
                     for label, reply in replies:
                         if label in running:
@@ -211,10 +214,28 @@ def _context() -> Any:
     return context
 
 
+@contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """A context in which this thread starts processes that Ctrl-C does not end: this program hears of it afterwards.
+
+    So does the server that processes are forked from, which imports torch for seconds when it starts.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start would let the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start(context: Any, job: Job) -> Worker:
     pipe, far_end = context.Pipe()
     process = context.Process(target=_work, args=(job, far_end), name=job.label)
-    start(process)
+    with without_ctrl_c():
+        process.start()
     far_end.close()  # the process has its own
     return Worker(job, process, pipe)
 
