@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import TinyModelDir, TinyPolicy, assert_one_line
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from policies import gradients, relative_difference, rows_of, weights, with_gpus
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
@@ -840,6 +841,16 @@ def test_fingerprints_differ_where_completions_end_elsewhere(tiny_tokenizer: Any
     assert tokenizer_fingerprint(base, both) == tokenizer_fingerprint(instruct, both[::-1])
     assert tokenizer_fingerprint(base, both[:1]) == tokenizer_fingerprint(instruct, both)
     assert tokenizer_fingerprint(instruct, both[:1]) == tokenizer_fingerprint(instruct)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=20))
+def test_a_text_has_the_tokens_of_tokenizer_json(tiny_model_dir: TinyModelDir, text: str) -> None:
+    """transformers gives a Qwen2 model Qwen2's rules, under which this tokenizer drops what it cannot spell."""
+    model = tiny_model_dir("qwen2")
+    assert type(AutoTokenizer.from_pretrained(model)).__name__ == "Qwen2Tokenizer"
+    expected = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert load_tokenizer(str(model))(text, add_special_tokens=False)["input_ids"] == expected
 
 
 def test_further_tokens_end_completions(tiny_policy: TinyPolicy) -> None:

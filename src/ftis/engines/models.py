@@ -20,6 +20,7 @@ from typing import Any, cast
 import huggingface_hub
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -29,12 +30,13 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import PeerConfig, did_you_mean, first_line
-from ftis.engines.hub import only_here
+from ftis.engines.hub import only_here, tokenizer_here
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
 
@@ -43,6 +45,12 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ALIGNED = 64
 """Bytes: torch's tensors begin at multiples of it."""
+SAMPLES = [
+    "Don't: 12 + 345 = 6789.0;  WE'LL",
+    "def f(x):\n\n\treturn x-1 \r\n",
+    "Ünïco\u0308dé, 你好世界 \N{ROCKET}\u200d2½",
+]
+"""Texts on which tokenizers part ways: contractions, numbers, spaces, lines, accents, other scripts."""
 NO_CODE = {"trust_remote_code": False}
 """Refuse Python code in a model's directory. Without it transformers asks at the terminal."""
 
@@ -155,9 +163,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """
     _check_directory(source)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, local_files_only=only_here(source), **NO_CODE
-        )
+        asked: dict[str, Any] = {"local_files_only": only_here(source), **NO_CODE}
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **asked)
+        if not _as_in_its_file(tokenizer, tokenizer_here(source)):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **asked)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_why(error, source)}") from None
     if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers invents an empty one
@@ -165,6 +174,17 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
     return tokenizer
+
+
+def _as_in_its_file(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> bool:
+    """Whether a tokenizer gives the tokens of its ``tokenizer.json``.
+
+    transformers makes some anew from their vocabulary, by the kind of the model, and drops the file's own rules.
+    """
+    if file is None or type(tokenizer) is PreTrainedTokenizerFast:
+        return True
+    of_file = Tokenizer.from_file(str(file)).encode_batch(SAMPLES, add_special_tokens=False)
+    return bool(tokenizer(SAMPLES, add_special_tokens=False)["input_ids"] == [found.ids for found in of_file])
 
 
 def _why(error: Exception, source: str) -> str:
