@@ -810,6 +810,26 @@ def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_
         models.require_trainable(PeerConfig(name="a", model=str(tmp_path), train="lora"), str(tmp_path))
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_on_tied_weights_is_refused(target: str, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """Merged, it would change both the embeddings and the output layer."""
+    tied, untied = (tiny_model_dir(tie_word_embeddings=tie) for tie in (True, False))
+    peer: dict[str, Any] = {"name": "a", "train": "lora", "lora_target_modules": ("q_proj", target), "device": "cpu"}
+    Policy.load(PeerConfig(model=str(untied), **peer))
+    config = PeerConfig(model=str(tied), **peer)
+    for refused in (lambda: models.require_trainable(config, config.model), lambda: Policy.load(config)):
+        with pytest.raises(ModelError) as caught:
+            refused()
+        assert_one_line(caught, "peer 'a'", target, "lora_target_modules")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft tells of it
+        lora = LoraConfig(r=4, target_modules=[target], task_type="CAUSAL_LM")
+        get_peft_model(AutoModelForCausalLM.from_pretrained(tied), lora).save_pretrained(str(tmp_path))
+    with pytest.raises(ModelError) as caught:
+        loaded(str(tmp_path))
+    assert_one_line(caught, str(tmp_path), target)
+
+
 def test_an_adapters_base_is_loaded_once(
     tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

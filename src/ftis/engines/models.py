@@ -81,6 +81,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
 
             place = str(adapter.parent) if only_here(source) else source  # or it asks the Hub for the tokenizer
             adapted = AutoPeftModelForCausalLM.from_pretrained(place, dtype=torch.float32, **asked)
+            _refuse_shared_targets(adapted, f"the adapter {source}")
             model = adapted.merge_and_unload()
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
@@ -296,7 +297,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             task_type="CAUSAL_LM",
         )
         try:
-            return _in_order(get_peft_model(model, lora))
+            adapted = _in_order(get_peft_model(model, lora))
         except ValueError as error:
             linear = {
                 name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")
@@ -305,6 +306,8 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
                 f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} They are "
                 f"lora_target_modules; the model has {', '.join(sorted(linear))}"
             ) from None
+        _refuse_shared_targets(adapted, f"peer {config.name!r}: lora_target_modules")
+        return adapted
     patterns = [re.compile(p) for p in config.trainable_parameters]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(p.search(name) for p in patterns))
@@ -315,6 +318,20 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             f"model's parameters, such as {names[0]} and {names[-1]}"
         )
     return model
+
+
+def _refuse_shared_targets(adapted: Any, who: str) -> None:
+    """Refuse an adapter on a weight that another module has too, such as tied embeddings: merged, it changes both."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in adapted.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.removesuffix(".weight"))
+    for same in names.values():
+        if len(same) > 1 and (changed := [name for name in same if name.endswith(".base_layer")]):
+            module, *others = (name.removesuffix(".base_layer").rpartition(".")[2] for name in (*changed, *same))
+            raise ModelError(
+                f"{who} changes {module}, whose weights are those of {', '.join({*others} - {module})} too: a merged "
+                f"checkpoint would be another model: leave {module} out of the target modules"
+            )
 
 
 def _in_order(adapted: Any) -> Any:
