@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import TinyModelDir, TinyPolicy
+from conftest import TinyModelDir, TinyPolicy, assert_one_line
 
 from ftis.config import PeerConfig
 from ftis.engines import hub
-from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer
+from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer, require_trainable
 from ftis.policy import ModelError
 
 
@@ -107,13 +107,24 @@ def test_an_adapter_whose_base_is_not_here(
     assert load_config(str(tmp_path)).vocab_size == load_config(str(base)).vocab_size
     assert session.asked == []
     config.write_text(json.dumps(written | {"base_model_name_or_path": "org/not-here"}), encoding="utf-8")
-    with pytest.raises(ModelError, match="it is not here, and the Hub does not answer"):
+    with pytest.raises(ModelError) as caught:
         load_model(str(tmp_path), PeerConfig(name="a", model=str(tmp_path)))
+    assert_one_line(caught, "org/not-here", str(Path.cwd()), "the Hub does not answer")
     with pytest.raises(OSError, match="in the cached files"):
         load_config(str(tmp_path))
     assert generation_defaults(str(tmp_path)) is None
     assert len(session.asked) == hub.TRIES
     assert "Retrying" not in caplog.text
+
+
+def test_an_adapter_whose_base_is_a_path_from_elsewhere(tmp_path: Path) -> None:
+    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "../elsewhere/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written), encoding="utf-8")
+    peer = PeerConfig(name="a", model=str(tmp_path), train="full")
+    for load in (load_config, lambda place: load_model(place, peer), lambda place: require_trainable(peer, place)):
+        with pytest.raises(ModelError) as caught:
+            load(str(tmp_path))
+        assert_one_line(caught, "../elsewhere/base", str(Path.cwd()), str(tmp_path))
 
 
 @pytest.mark.parametrize("written", ["{", "{}", '{"base_model_name_or_path": null}', "[]"])

@@ -194,11 +194,15 @@ def _why(error: Exception, source: str) -> str:
         return (
             "it needs Python code of its own, which ftis does not run; take a model of an architecture in transformers"
         )
-    if "in the cached files" not in reason or not only_here(_place_of_base(source)):
+    place = _place_of_base(source)
+    if "in the cached files" not in reason or not only_here(place):
         return reason
+    it = (
+        "it is not here" if place == source else f"its base {place!r} is neither in {Path.cwd()} nor in the Hub's cache"
+    )
     if huggingface_hub.is_offline_mode():
-        return "it is not here, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
-    return "it is not here, and the Hub does not answer; check the connection, or name the directory of a copy"
+        return f"{it}, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
+    return f"{it}, and the Hub does not answer; check the connection, or name the directory of a copy"
 
 
 def _place_of_base(source: str) -> str:
@@ -216,6 +220,11 @@ def _place_of_base(source: str) -> str:
     if not isinstance(base, str):
         where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
         raise ModelError(f"{where} names no base_model_name_or_path: put back the file that peft wrote")
+    if _looks_local(base) and not Path(base).exists():
+        raise ModelError(
+            f"{adapter} names {base!r} as its base, which is not in {Path.cwd()}, where the command runs: write its "
+            f"whole path there, as base_model_name_or_path"
+        )
     return _place_of_base(base)
 
 
@@ -235,11 +244,15 @@ def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
         )
 
 
+def _looks_local(source: str) -> bool:
+    """Whether a model's place is a path, not a Hub id."""
+    return source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or Path(source).exists()
+
+
 def _check_directory(source: str) -> None:
     """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
-    looks_local = source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or directory.exists()
-    if not looks_local or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
+    if not _looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
     below = [place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*")]
     below.sort(key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
