@@ -150,6 +150,19 @@ def test_a_template_that_opens_the_thought_is_told(chat_model: Chat) -> None:
     assert told(recipe_of(chat_model(template), think_tag="thought")) == []
 
 
+def test_a_template_that_closes_the_thought_is_told(chat_model: Chat) -> None:
+    """As Qwen3's: thinking is on unless it is switched off, and is then an empty block of the prompt."""
+    template = (
+        "{{ messages[-1].content }}{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+        "<think>\n\n</think>\n\n{% endif %}"
+    )
+    off = {"template_options": {"enable_thinking": False}}
+    (line,) = told(recipe_of(chat_model(template), **off))
+    assert "closes <think>…</think> before the completion begins (enable_thinking = false)" in line
+    assert told(recipe_of(chat_model(template))) == []
+    assert told(recipe_of(chat_model(template), think_tag="thought", **off)) == []
+
+
 def test_letters_that_a_tokenizer_drops_are_told(tiny_model_dir: TinyModelDir) -> None:
     (line,) = told(recipe_of(tiny_model_dir(), template="{question} ÄÖ"))
     assert "its tokenizer drops 2 of " in line

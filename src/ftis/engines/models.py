@@ -339,7 +339,7 @@ def _refuse_shared_targets(adapted: Any, who: str) -> None:
     for name, parameter in adapted.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name.removesuffix(".weight"))
     for same in names.values():
-        if len(same) > 1 and (changed := [name for name in same if name.endswith(".base_layer")]):
+        if 0 < len(changed := [name for name in same if name.endswith(".base_layer")]) < len(same):
             module, *others = (name.removesuffix(".base_layer").rpartition(".")[2] for name in (*changed, *same))
             raise ModelError(
                 f"{who} changes {module}, whose weights are those of {', '.join({*others} - {module})} too: a merged "

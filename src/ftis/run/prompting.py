@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import unicodedata
 from collections import Counter
@@ -211,11 +212,17 @@ def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
 
 
 def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
-    tag = f"<{recipe.prompt.think_tag}>"
-    text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer)
-    if not text.rstrip().endswith(tag) or not _asks_for_tags(recipe.reward):
+    """A thought that the chat template begins, or has ended already, as Qwen3's does without thinking."""
+    tag, options = recipe.prompt.think_tag, recipe.prompt.template_options
+    text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer).rstrip()
+    if not text.endswith((f"<{tag}>", f"</{tag}>")) or not _asks_for_tags(recipe.reward):
         return ""
+    if text.endswith(f"</{tag}>"):
+        by = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
+        done = f"closes <{tag}>…</{tag}> before the completion begins{f' ({by})' if by else ''}"
+    else:
+        done = f"begins the completion with <{tag}>"
     return (
-        f"its chat template begins the completion with {tag}, which the reward asks the completion itself to hold: set "
+        f"its chat template {done}, which the reward asks the completion itself to hold: set "
         f'reward.extract = "last_number" or "boxed", or give prompt.think_tag another name'
     )
