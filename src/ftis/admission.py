@@ -223,7 +223,8 @@ class Admitter:
             offered_for: the round that the sender offered it for; None: the message says so itself.
 
         Raises:
-            Every error of the scorer or the detokenizer except ScoringError. Nothing of the message is remembered then.
+            Exception: every error of the scorer or the detokenizer, except ScoringError. Nothing of the message is
+                remembered then.
         """
         self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
