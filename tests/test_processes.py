@@ -12,16 +12,17 @@ import pytest
 import torch
 from commands import ROOT, ftis
 from conftest import TinyModelDir, assert_one_line
+from policies import with_gpus
 
 from ftis.check import estimate
-from ftis.check.estimate import checkpoints_kept, in_one_process
+from ftis.check.estimate import checkpoints_kept, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.run import processes, runs
 from ftis.run.assembly import assemble
-from ftis.run.processes import computing_at_a_time, runs_in_parallel
+from ftis.run.processes import computing_at_a_time, offloads, runs_in_parallel
 from recipes import write_recipe
 
 LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}
@@ -142,6 +143,41 @@ def test_in_one_process_a_shared_base_counts_once() -> None:
         assert in_one_process([(peer("a", **lora), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
 
 
+def test_in_turns_on_one_card_a_peer_has_it_alone_beside_a_shared_base() -> None:
+    memory = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
+    peers = [peer("a", train="lora"), peer("b", train="lora"), peer("c"), peer("d", train="lora", frozen_dtype="nf4")]
+    found = [(one, memory) for one in peers]
+    assert in_turn(found) == {"a": 1487, "b": 1487, "c": 2487, "d": 2487}
+    keys = {"model": "m", "device": "cpu"}
+    recipe = recipe_of(*[keys] * 4, offload="always", training={"prompts_per_round": 4})
+    (line,) = estimate._moving(recipe, found)
+    # Of a and b, adapter and moments move: 100 + 200 there and back. Of c and d all, and 100 + 200 back.
+    assert all(size in line for size in ("2.49 kB while c works", "3.2 kB to the device", "1.2 kB back", "3.7e-07 s"))
+    assert estimate._moving(recipe.model_copy(update={"offload": "never"}), found) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "leave"),
+    [
+        (0, ["auto", "auto"], False),
+        (1, ["auto", "cuda:0"], True),
+        (1, ["auto", "cpu"], False),
+        (2, ["cuda:0", "cuda:1"], False),
+        (2, ["cuda:0", "cuda:1", "cuda:1"], True),
+        (1, ["cuda"], False),
+    ],
+)
+def test_peers_leave_a_gpu_that_they_share(
+    gpus: int, devices: list[str], leave: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if gpus:
+        with_gpus(monkeypatch, *[True] * gpus)
+    for offload, expected in (("auto", leave), ("never", False), ("always", len(devices) > 1)):
+        peers = [{"model": "m", "device": device} for device in devices]
+        recipe = recipe_of(*peers, offload=offload, training={"prompts_per_round": 6})
+        assert offloads(recipe, recipe.peers) == expected
+
+
 @pytest.mark.parametrize(
     ("left", "said"),
     [
@@ -185,6 +221,7 @@ def test_more_memory_than_a_gpu_has_is_told(
     monkeypatch.setattr(estimate, "available_bytes", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**10))
+    monkeypatch.setattr(estimate, "bandwidth", lambda device: 0.0)
     memory = Memory(program=0, weights=10**7, moments=0, gradients=0, update=0, sampling=0, microbatches=1)
     monkeypatch.setattr(estimate, "peak_memory", lambda *_: memory)
     keys = [f"peers.{i}.device={device}" for i, device in enumerate(devices)]

@@ -147,13 +147,13 @@ def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> Rounds:
         log.append(f"{name} finishes {round} with {''.join(collected.messages)}")
 
 
-def test_peers_of_a_process_take_turns_and_something_follows_each_turn() -> None:
+def test_peers_of_a_process_take_turns_between_what_comes_before_and_after() -> None:
     log: list[str] = []
-    in_turns({name: peer(name, 2, log) for name in "ab"}, nothing_late("ab"), lambda: log.append("-"))
+    in_turns({name: peer(name, 2, log) for name in "ab"}, nothing_late("ab"), log.append, lambda: log.append("-"))
     assert log == [
-        *("a begins 0", "-", "b begins 0", "-"),
-        *("a finishes 0 with b", "a begins 1", "-", "b finishes 0 with a", "b begins 1", "-"),
-        *("a finishes 1 with b", "-", "b finishes 1 with a", "-"),
+        *("a", "a begins 0", "-", "b", "b begins 0", "-"),
+        *("a", "a finishes 0 with b", "a begins 1", "-", "b", "b finishes 0 with a", "b begins 1", "-"),
+        *("a", "a finishes 1 with b", "-", "b", "b finishes 1 with a", "-"),
     ]
 
 

@@ -363,6 +363,8 @@ class Recipe(_Section):
     """Token ids, or text, which models of any tokenizer read. ``auto``: text where tokenizers here differ, else ids."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
     """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.run.processes``."""
+    offload: Literal["auto", "always", "never"] = "auto"
+    """Keep weights and moments of a peer that waits for its turn in main memory. ``auto``: if peers share a GPU."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each peer; 0 divides the cores among the peers."""
     report_to: Strings = ()

@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 from ftis.check.formatting import counted, in_bytes
-from ftis.check.memory import Memory, Shape, checkpoint_bytes, peak_memory
+from ftis.check.memory import FLOAT, Memory, Shape, checkpoint_bytes, peak_memory
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
 from ftis.engines.machine import available_bytes, nearest_existing, resident_bytes
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
+from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.run.prepare import with_exchange
-from ftis.run.processes import SMALL, frozen_base, known_parameters, runs_in_parallel
+from ftis.run.processes import SMALL, frozen_base, known_parameters, offloads, runs_in_parallel, shared_bases
 from ftis.run.prompting import tokenizers_here
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -59,7 +60,10 @@ def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
     largest = _largest(arms, lines)
     lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
-        lines.append(_together(arms, largest))
+        lines += [
+            _together(arms, largest),
+            *_moving(arms[0].recipe, [(p, memory) for p, _, memory in largest.values()]),
+        ]
     known = (with_exchange(arm, tokenizers_here(arm)) for arm in arms)
     swarms = [swarm for arm in known for swarm in arm.swarms if len(swarm.peers) > 1]
     if swarms:
@@ -121,15 +125,18 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
     memories = [(peer, memory) for peer, _, memory in examined.values()]
     likely = [(peer, memory.likely()) for peer, memory in memories]
+    peers = [peer for peer, _ in memories]
     if any(runs_in_parallel(arm.recipe) for arm in arms):
         most, size = (sum(m.peak for _, m in of) for of in (memories, likely))
         how = "where all peers work at once"
+    elif offloads(arms[0].recipe, peers):
+        most, size = (max(in_turn(of).values()) for of in (memories, likely))
+        how = "on the device, as the peers take turns and the others wait in main memory"
     else:
-        bases = [base for peer, _ in memories if (base := frozen_base(peer))]
         most, size = in_one_process(memories), in_one_process(likely)
         how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
-        how += " and share a frozen base" if len(set(bases)) < len(bases) else ""
-    where, free = _left_for([peer for peer, _ in memories])
+        how += " and share a frozen base" if shared_bases(peers) else ""
+    where, free = _left_for(peers)
     above = ""
     if free and most > free:
         which = "the most is" if size <= free else "both are"
@@ -145,6 +152,27 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
+
+
+def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[str]:
+    """A line on peers that wait in main memory, or would if they shared a GPU. Without a GPU small ones have none."""
+    peers = [peer for peer, _ in found]
+    leave, small = offloads(recipe, peers), sum(memory.weights for _, memory in found) < SMALL * FLOAT
+    if not leave and (recipe.offload == "never" or len(found) < 2 or small or torch.cuda.is_available()):
+        return []
+    shared = shared_bases(peers)
+    inwards = sum(
+        memory.moments + (memory.gradients if frozen_base(peer) in shared else memory.weights) for peer, memory in found
+    )
+    outwards = sum(memory.moments + memory.gradients for _, memory in found)  # gradients are as large as their weights
+    measured = bandwidth(resolve_device(peers[0].device))
+    speed = int(measured or BANDWIDTH)
+    turns = ", ".join(f"{in_bytes(size)} while {name} works" for name, size in in_turn(found).items())
+    return [
+        f"{'' if leave else 'on one GPU, '}in turns: at most {turns}; {in_bytes(inwards)} of main memory for weights "
+        f"and moments of the others; a round moves {in_bytes(inwards)} to the device and {in_bytes(outwards)} back, "
+        f"{(inwards + outwards) / speed:.2g} s at {in_bytes(speed)} a second ({'measured' if measured else 'assumed'})"
+    ]
 
 
 def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
@@ -274,6 +302,21 @@ def in_one_process(examined: Sequence[tuple[PeerConfig, Memory]]) -> int:
         working = max(working, memory.peak - memory.program - memory.weights - kept)
         program = memory.program
     return program + sum(bases.values()) + lasting + working
+
+
+def in_turn(examined: Sequence[tuple[PeerConfig, Memory]]) -> dict[str, int]:
+    """Bytes on the device in each peer's turn, by its name, if weights and moments of those that wait are elsewhere.
+
+    A frozen base that several share stays.
+    """
+    shared = shared_bases([peer for peer, _ in examined])
+    bases = {
+        base: memory.weights - memory.gradients for peer, memory in examined if (base := frozen_base(peer)) in shared
+    }
+    return {
+        peer.name: memory.peak + sum(size for base, size in bases.items() if base != frozen_base(peer))
+        for peer, memory in examined
+    }
 
 
 def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:

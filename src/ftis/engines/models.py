@@ -465,7 +465,8 @@ def share_frozen(model: Any) -> None:
             continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)
         earlier: Any = _FROZEN.get(key)
-        equal = earlier is not None and torch.equal(earlier, parameter)
+        is_here = earlier is not None and earlier.untyped_storage().nbytes() > 0  # its peer does not wait elsewhere
+        equal = is_here and torch.equal(earlier, parameter)
         if equal and scales is not None:
             equal = torch.equal(earlier.quant_state.absmax, scales.absmax)
         if not equal:

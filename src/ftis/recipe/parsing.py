@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, nearest
 from ftis.version import CHECKOUT
 
-OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "threads", "ood")
+OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "offload", "threads", "ood")
 """Keys that no arm can set: arms are compared on the same problems, with as many threads."""
 
 

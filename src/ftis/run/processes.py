@@ -11,6 +11,7 @@ import torch
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.models import starters
+from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm
 
 SMALL = 20_000_000
@@ -43,6 +44,19 @@ def computing_at_a_time(recipe: Recipe) -> int:
     return recipe.swarm_size if _on_gpu(recipe) else min(cores(), recipe.swarm_size)
 
 
+def offloads(recipe: Recipe, peers: Sequence[PeerConfig]) -> bool:
+    """Whether these peers, which take turns in one process, leave their device while they wait."""
+    devices = [resolve_device(peer.device) for peer in peers]
+    gpus = Counter(device.index or 0 for device in devices if device.type == "cuda")
+    auto = recipe.offload == "auto" and max(gpus.values(), default=0) > 1
+    return len(peers) > 1 and (auto or recipe.offload == "always")
+
+
+def shared_bases(peers: Sequence[PeerConfig]) -> set[tuple[str, str, str]]:
+    """The keys of frozen weights that several of these peers share, if they are in one process."""
+    return {base for base, n in Counter(map(frozen_base, peers)).items() if base and n > 1}
+
+
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
     """The key under which LoRA peers of one process share frozen weights.
 
@@ -56,8 +70,7 @@ def _on_gpu(recipe: Recipe) -> bool:
 
 
 def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
-    bases = Counter(base for peer in peers if (base := frozen_base(peer)))
-    return any(n > 1 and parameters_of(model) >= SMALL for (model, *_), n in bases.items())
+    return any(parameters_of(model) >= SMALL for model, *_ in shared_bases(peers))
 
 
 def parameters_of(model: str) -> int:

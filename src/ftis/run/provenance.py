@@ -42,7 +42,7 @@ LONGER = (
     "; for more rounds let a peer of a new run begin where one ended, with that checkpoint's directory as its model"
 )
 
-FREE_TO_CHANGE = ("output_dir", "processes", "report_to", "experiment", "network", "honesty")
+FREE_TO_CHANGE = ("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty")
 """Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
 FREE_OF_PEERS = ("cuda_graphs",)
 """The same, of a peer: nothing on a CPU, and last bits on a GPU."""

@@ -25,18 +25,27 @@ from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.engines.models import return_freed_memory
+from ftis.engines.offload import Offload
 from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import told_as_own
-from ftis.records.events import ArmBegun, Planned, Say, Stopped, placed, unheard
+from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, Stopped, placed, unheard
 from ftis.records.files import locked, read_jsonl
 from ftis.records.writing import Records, evaluated_splits, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked, check, prepare
-from ftis.run.processes import SMALL, computing_at_a_time, parameters_of, runs_in_parallel
+from ftis.run.processes import (
+    SMALL,
+    computing_at_a_time,
+    frozen_base,
+    offloads,
+    parameters_of,
+    runs_in_parallel,
+    shared_bases,
+)
 from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
-from ftis.run.together import Late, Turns, in_turns
+from ftis.run.together import Late, Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs
 
@@ -213,14 +222,31 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
             for members in _by_swarm(jobs):
                 if stop.is_set():
                     return
+                offload, rounds = Offload(), dict[str, Rounds]()
+                peers = [job.recipe.peer(job.peer) for job in members]
+                leave, shared = offloads(members[0].recipe, peers), shared_bases(peers)
                 with ExitStack() as opened:
-                    trainers = {job.peer: opened.enter_context(closing(open_peer(job))) for job in members}
-                    rounds = {
-                        name: trainer.train(placed(say, peer=name), stop.is_set) for name, trainer in trainers.items()
-                    }
-                    in_turns(rounds, _late(members[0]), after_turn)
+                    for job, peer in zip(members, peers, strict=True):
+                        offload.clear()
+                        trainer = opened.enter_context(closing(open_peer(job)))
+                        if leave:
+                            offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
+                        heard = _heard(placed(say, peer=peer.name), offload, peer.name)
+                        rounds[peer.name] = trainer.train(heard, stop.is_set)
+                    in_turns(rounds, _late(members[0]), offload.take_turn, after_turn)
     finally:
         torch.set_num_threads(threads_before)
+
+
+def _heard(say: Say, offload: Offload, peer: str) -> Say:
+    """``say``, which also lets the weights that a round has changed begin to move to main memory."""
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RoundEnded):
+            offload.copy_out(peer)
+        say(event)
+
+    return heard
 
 
 def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: Stop) -> None:

@@ -133,11 +133,16 @@ class Turns:
             del self._sent[name]
 
 
-def in_turns(peers: Mapping[str, Rounds], late: Late, after_turn: Callable[[], None] = lambda: None) -> None:
+def in_turns(
+    peers: Mapping[str, Rounds],
+    late: Late,
+    before_turn: Callable[[str], None] = lambda name: None,
+    after_turn: Callable[[], None] = lambda: None,
+) -> None:
     """Let the peers of one swarm go on in this process, one at a time, until all have ended.
 
     Args:
-        after_turn: called after each turn.
+        before_turn, after_turn: called around each turn; the former with the peer's name.
 
     Raises:
         Exception: the first error of a peer, once the others have stopped.
@@ -152,6 +157,7 @@ def in_turns(peers: Mapping[str, Rounds], late: Late, after_turn: Callable[[], N
                 continue
             begun.add(name)
             try:
+                before_turn(name)
                 turns.asks(name, peers[name].send(reply))
             except StopIteration:
                 turns.left(name)
