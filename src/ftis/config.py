@@ -219,13 +219,6 @@ class WireConfig(_Section):
     """Log-probabilities on the wire: exact, or in fixed point with 6 or 9 bits after the point. Receivers then get a
     token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_format(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "format" in values:
-            raise ValueError("wire.format is gone: there is one format, so leave the key out")
-        return values
-
 
 class HonestyConfig(_Section):
     """The test of whether the others' log-probabilities can be true."""
@@ -287,16 +280,6 @@ class PeerConfig(_Section):
     """For testing defences: the dotted path of ``f(own scored groups, peer) -> groups``, which the peer then offers."""
     rounds_late: Annotated[int, Field(ge=0)] = 0
     """For local runs: the others get this peer's messages that many rounds late."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_process(cls, values: Any) -> Any:
-        if isinstance(values, dict) and (gone := {"data_parallel_size", "fsdp"} & values.keys()):
-            raise ValueError(
-                f"peer {values.get('name')!r}: {min(gone)} is gone: leave it out; for several GPUs a peer, start a TRL "
-                f"script with accelerate launch (docs/gpus.md)"
-            )
-        return values
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

@@ -283,10 +283,21 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
     return ".".join(parts)
 
 
+_TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs/gpus.md)"
+GONE = {
+    "format": "there is one form of messages",
+    "data_parallel_size": _TRL,
+    "fsdp": _TRL,
+}
+"""Keys that recipes had once, and what is in their place."""
+
+
 def _mistake(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     place = _place(one["loc"], document)
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
+        if key in GONE:
+            return f"{place} is gone, leave it out: {GONE[key]}"
         known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)
         elsewhere = _holders(key)
         if elsewhere and key not in known:
