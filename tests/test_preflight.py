@@ -723,7 +723,7 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
         assert f"tokens/s\n{peer}: if other groups are like it, the format is right in 0 of 4 completions" in said
-        parts = re.findall(rf"{peer}: ([0-9]+)% of the look at it", said)  # with the time left on a slow machine
+        parts = re.findall(rf"{peer}: ([0-9]+)% of its preflight done", said)  # with the time left on a slow machine
         assert parts[:3] == ["5", "10", "20"]
         assert f"{peer}: 2 checkpoints of" in said
         assert said.count(f"{peer}, reward 0:") == 3
@@ -756,10 +756,10 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
         "a: loaded",
         verdict,
         "a: if other groups are like it, that is so",
-        "a: 7% of the look at it, about 6.5 min left for it",
-        "a: 86% of the look at it, about 7 s left for it",
+        "a: 7% of its preflight done, about 6.5 min left",
+        "a: 86% of its preflight done, about 7 s left",
     ]
-    lines += ["a: 93% of the look at it", "a: 100% of the look at it", *others]
+    lines += ["a: 93% of its preflight done", "a: 100% of its preflight done", *others]
     assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], *others] if terminal else lines)
 
 

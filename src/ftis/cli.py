@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -193,7 +194,8 @@ def preflight(
     for line in [*totals(loaded, chosen[0].name), *exchanges(chosen)]:
         console.print(line)
     if soundings and all(one.signal for one in soundings):
-        console.print(f"next: ftis train {recipe}, with the same --set")
+        options = [*(["--arm", arm] if arm else []), *(part for given in set_ or [] for part in ("--set", given))]
+        console.print(f"next: {shlex.join(['ftis', 'train', str(recipe), *options])}")
 
 
 @app.command(cls=Resuming)

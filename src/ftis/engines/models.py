@@ -264,9 +264,11 @@ def _check_directory(source: str) -> None:
             f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {below[-1]}"
         )
     where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
+    named = f"ftis models {directory.name} fetches it, if ftis models lists that name"
+    fetched = named if directory.parent == Path("models") else "ftis models lists some"
     raise ModelError(
         f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; ftis models lists some"
+        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; {fetched}"
         f"{did_you_mean(directory.name, [place.name for place in directory.parent.glob('*')])}"
     )
 

@@ -47,6 +47,7 @@ from ftis.run import accusations, checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked, check, prepare
 from ftis.run.provenance import claim, delete_run
+from ftis.run.runs import begins_again
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
 from ftis.swarm.link import NetworkExchange
@@ -178,6 +179,8 @@ def join(
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(checkpoint.steps(place), default=0)
+        if not step and (anew := begins_again(directory / arm_name, own.recipe)):
+            say(Planned((anew,)))
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
         trainer = assemble(
             swarm,

@@ -144,6 +144,8 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
     for swarm, step in unfinished:
         if not step:
             _check_nothing_is_lost(directory / arm.name, swarm)
+            if anew := begins_again(directory / arm.name, swarm):
+                say(Planned((anew,)))
     if not unfinished:
         return True
     text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
@@ -307,14 +309,30 @@ def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
     """
     for peer in swarm.peers:
         path = directory / peer.name
-        rows = read_jsonl(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
-        finished = rows[-1]["step"] if rows else 0
+        finished = _recorded(path)
         if finished > swarm.training.save_every and not checkpoint.steps(path):
             raise RunError(
                 f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
                 f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "
                 f"the run again with --overwrite"
             )
+
+
+def begins_again(directory: Path, swarm: Recipe) -> str:
+    """A line on rounds that a swarm trains again since it has no checkpoint yet; "" if it has trained none.
+
+    Args:
+        directory: of the arm in a run.
+    """
+    names, rounds = [peer.name for peer in swarm.peers], max(_recorded(directory / peer.name) for peer in swarm.peers)
+    every = f"training.save_every = {swarm.training.save_every}"
+    return f"{', '.join(names)}: from round 0, no checkpoint yet after round {rounds} ({every})" if rounds else ""
+
+
+def _recorded(peer: Path) -> int:
+    """The last round in the records of a peer, whose directory this is; 0 without any."""
+    rows = read_jsonl(peer / "metrics.jsonl") if (peer / "metrics.jsonl").exists() else []
+    return int(rows[-1]["step"]) if rows else 0
 
 
 @contextmanager

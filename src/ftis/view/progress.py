@@ -148,8 +148,8 @@ class Display:
             self._first[peer] = (0, now)
             return f"{peer}: loaded"
         left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
-        ending = f", about {in_time(left)} left for it" if left >= WORTH_WAITING else ""
-        return f"{peer}: {event.groups / event.most:.0%} of the look at it{ending}"
+        ending = f", about {in_time(left)} left" if left >= WORTH_WAITING else ""
+        return f"{peer}: {event.groups / event.most:.0%} of its preflight done{ending}"
 
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
@@ -315,7 +315,7 @@ class Display:
         if has_fallen(now, best):
             self._print(
                 f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {counted(len(rewards), 'round')}: "
-                f"lower learning_rate or, if objective.name has no filter, take F-TIS"
+                f"lower learning_rate; without a filter (NoIS, TIS, VIS) foreign rollouts may be the cause, too"
             )
             best = 0.0  # print each fall once
             rewards.clear()
