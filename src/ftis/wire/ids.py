@@ -18,7 +18,6 @@ reader holds R and T against the limits before it decompresses anything; the siz
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,18 +28,18 @@ from ftis.rollouts import Ints
 from ftis.wire.streams import (
     TEXT_LEVEL,
     Bytes,
-    check_totals,
+    read_counts,
     read_groups,
     read_logp,
     read_numbers,
     read_stream,
+    write_counts,
     write_groups,
     write_logp,
     write_numbers,
     write_stream,
 )
 
-_COUNTS = struct.Struct("<III")
 _LARGEST_VOCABULARY = 65536
 _LARGEST_ID = 0x7FFF_FFFF
 
@@ -48,7 +47,7 @@ _LARGEST_ID = 0x7FFF_FFFF
 def write(columns: Columns, bits: int) -> list[bytes]:
     coded = _code_ids(columns.ids)
     return [
-        _COUNTS.pack(len(columns.lengths), len(columns.ids), len(coded.gaps) if coded else 0),
+        write_counts(len(columns.lengths), len(columns.ids), len(coded.gaps) if coded else 0),
         *write_groups(columns, columns.lengths),
         *(coded.parts() if coded else write_numbers(columns.ids.astype(np.uint32))),
         *write_logp(columns.logp, bits),
@@ -56,8 +55,7 @@ def write(columns: Columns, bits: int) -> list[bytes]:
 
 
 def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
-    n_rollouts, n_tokens, n_distinct = _COUNTS.unpack(reader.take(_COUNTS.size, "the counts"))
-    check_totals(n, n_rollouts, n_tokens, limits)
+    n_rollouts, n_tokens, n_distinct = read_counts(reader, n, limits)
     if n_distinct and not _pays(n_distinct, n_tokens):
         raise CodecError(f"{n_tokens} tokens with {n_distinct} distinct ids need no list of them")
     items, counts, lengths = read_groups(reader, n, n_rollouts, n_tokens, limits)

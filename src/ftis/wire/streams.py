@@ -1,4 +1,4 @@
-"""The parts of a message: streams of bytes, numbers, log-probabilities, and the table of groups.
+"""The parts of a message: its counts, streams of bytes, numbers, log-probabilities, and the table of groups.
 
 The reader holds every count against the limits before it decompresses anything; the size of each stream follows from
 what it has read before.
@@ -20,6 +20,7 @@ TEXT_LEVEL = 15
 """zstandard's level for ids and text, which repay a search for phrases (ids: 0.64 bytes a token, 0.68 at level 3)."""
 NOISE_LEVEL = 1
 """For everything else: noise with a skewed distribution, in which a search finds nothing."""
+_COUNTS = struct.Struct("<III")
 _SIZE = struct.Struct("<I")
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _FRAME_MOST = 32768
@@ -31,13 +32,18 @@ Bytes = npt.NDArray[np.uint8]
 # ---------------------------------------------------------------------------------------------- groups
 
 
-def write_groups(columns: Columns, lengths: Integers) -> list[bytes]:
-    """2 n + R numbers: the items, the number of rollouts of each group, and ``lengths``, the tokens of each rollout."""
-    return write_numbers(np.concatenate([columns.items, columns.counts, lengths]).astype(np.uint32))
+def write_counts(n_rollouts: int, n_tokens: int, own: int) -> bytes:
+    """A message's opening: R, T, and the form's own count."""
+    return _COUNTS.pack(n_rollouts, n_tokens, own)
 
 
-def check_totals(n: int, n_rollouts: int, n_tokens: int, limits: Limits) -> None:
-    """Raise CodecError if n groups may not have as many rollouts and tokens. A decompression bomb ends here."""
+def read_counts(reader: Reader, n: int, limits: Limits) -> tuple[int, int, int]:
+    """R, T and the form's own count. A decompression bomb ends here.
+
+    Raises:
+        CodecError: n groups may not have as many rollouts and tokens.
+    """
+    n_rollouts, n_tokens, own = _COUNTS.unpack(reader.take(_COUNTS.size, "the counts"))
     if n_rollouts > n * limits.max_rollouts_per_group:
         raise CodecError(
             f"{n_rollouts} rollouts in {n} groups exceed the limit of {limits.max_rollouts_per_group} in each"
@@ -46,6 +52,12 @@ def check_totals(n: int, n_rollouts: int, n_tokens: int, limits: Limits) -> None
         raise CodecError(
             f"{n_tokens} tokens in {n_rollouts} rollouts exceed the limit of {limits.max_completion_length} in each"
         )
+    return n_rollouts, n_tokens, own
+
+
+def write_groups(columns: Columns, lengths: Integers) -> list[bytes]:
+    """2 n + R numbers: the items, the number of rollouts of each group, and ``lengths``, the tokens of each rollout."""
+    return write_numbers(np.concatenate([columns.items, columns.counts, lengths]).astype(np.uint32))
 
 
 def read_groups(

@@ -16,26 +16,23 @@ the sender sampled is its last. *Stream* and *numbers* are described in :mod:`ft
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from ftis.codec import MOST_BYTES, CodecError, Columns, Form, Limits, Reader
 from ftis.text.completions import END, MOST_ENDS, all_utf8
 from ftis.wire.streams import (
     TEXT_LEVEL,
-    check_totals,
+    read_counts,
     read_groups,
     read_logp,
     read_numbers,
     read_stream,
+    write_counts,
     write_groups,
     write_logp,
     write_numbers,
     write_stream,
 )
-
-_COUNTS = struct.Struct("<III")
 
 
 def write(columns: Columns, bits: int) -> list[bytes]:
@@ -60,7 +57,7 @@ def write(columns: Columns, bits: int) -> list[bytes]:
     if not all_utf8(text, np.cumsum(is_byte, dtype=np.int64)[stops - 1]):
         raise ValueError("a message of text has a completion that is not UTF-8")
     return [
-        _COUNTS.pack(len(tokens), n_tokens, len(text)),
+        write_counts(len(tokens), n_tokens, len(text)),
         *write_groups(columns, tokens),
         *write_numbers(sizes.astype(np.uint32)),
         *(write_numbers((columns.ids[ended] - END).astype(np.uint32)) if len(ended) else ()),
@@ -70,8 +67,7 @@ def write(columns: Columns, bits: int) -> list[bytes]:
 
 
 def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
-    n_rollouts, n_tokens, n_bytes = _COUNTS.unpack(reader.take(_COUNTS.size, "the counts"))
-    check_totals(n, n_rollouts, n_tokens, limits)
+    n_rollouts, n_tokens, n_bytes = read_counts(reader, n, limits)
     most = MOST_BYTES * limits.max_completion_length
     if n_bytes > n_rollouts * most:
         raise CodecError(f"{n_bytes} bytes of text in {n_rollouts} rollouts exceed the limit of {most} in each")
