@@ -223,6 +223,14 @@ def test_mistakes_are_named_with_their_places() -> None:
         parse({}, where="here")
 
 
+def test_what_a_run_recorded_may_have_keys_that_are_gone() -> None:
+    made = document(wire__format=2, peers__small__fsdp=True, peers__1__data_parallel_size=1, task__options__format=3)
+    assert parse(made, recorded=True) == parse(document(task__options__format=3))
+    assert made["wire"] == {"format": 2}
+    with pytest.raises(RecipeError, match="unknown key 'seeed'"):
+        parse(made | {"seeed": 1}, recorded=True)
+
+
 def test_swarms_and_prompts_that_fit() -> None:
     assert parse(document(training__swarms=[["small"], ["qwen2.5"]], training__prompts_per_round=25)).swarm_size == 1
     assert parse(document(training__prompts_per_round=25, training__mode="horizontal"))  # only G is divided there
@@ -360,6 +368,7 @@ def test_a_bad_override_is_one_line_that_begins_with_it(path: Path) -> None:
         ("peers.-1.lora_r=3", "'-1'"),
         ("peers.².lora_r=3", "'²'"),
         ("peers.small=3", "as in peers.small.name"),
+        ("peers.qwen2.5=3", "as in peers.qwen2.5.name"),
         ("peers.*-lora.lora_r=3", "'*-lora'; known: qwen2.5, small"),
     ):
         assert said in refusal(path, override)

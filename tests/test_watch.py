@@ -268,6 +268,8 @@ def test_what_takes_long_is_drawn_seldom(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_watched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
     document = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps(document | {"wire": {"format": 1}}))
+    watch.application(run)  # an earlier version's key that says nothing about the records
     (run / "recipe.json").write_text(json.dumps(document | {"of_tomorrow": 1}))
     (run / "provenance.json").write_text(json.dumps({"versions": {"ftis": "9.9"}}))
     with pytest.raises(RecordsError, match=r"of_tomorrow.* recorded by ftis 9\.9, this is ftis"):

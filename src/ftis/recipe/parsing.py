@@ -13,7 +13,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, get_args
 
@@ -100,16 +103,24 @@ SAYS_THE_SAME = {"training.prompts_per_round": "prompts_per_peer", "training.pro
 """Of keys that say one thing in two ways: setting one drops the other."""
 
 
-def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = ()) -> Recipe:
+def parse(
+    document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = (), *, recorded: bool = False
+) -> Recipe:
     """A recipe from a plain mapping (TOML or JSON).
 
     Args:
         where: names it in errors.
         overrides: those that were applied to it. Mistakes in their keys name the override instead of ``where``.
+        recorded: a run left the recipe behind, so keys that are gone are left out.
     """
     try:
         return Recipe.model_validate(_table(document))
     except ValidationError as error:
+        if recorded and (gone := [one["loc"] for one in error.errors() if _is_gone(one)]):
+            left: Any = deepcopy(_table(document))
+            for loc in gone:
+                del reduce(getitem, loc[:-1], left)[loc[-1]]
+            return parse(left, where, overrides)
         raise RecipeError(_explain(error, document, where, overrides)) from None
 
 
@@ -292,12 +303,16 @@ GONE = {
 """Keys that recipes had once, and what is in their place."""
 
 
+def _is_gone(one: ErrorDetails) -> bool:
+    return one["type"] == "extra_forbidden" and one["loc"][-1] in GONE
+
+
 def _mistake(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     place = _place(one["loc"], document)
+    if _is_gone(one):
+        return f"{place} is gone, leave it out: {GONE[str(one['loc'][-1])]}"
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
-        if key in GONE:
-            return f"{place} is gone, leave it out: {GONE[key]}"
         known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)
         elsewhere = _holders(key)
         if elsewhere and key not in known:

@@ -406,7 +406,7 @@ def read_plan(directory: Path) -> Plan:
         )
     document, is_experiment = read_json(file), file.name == "experiment.json"
     try:
-        recipe = parse(document["recipe"] if is_experiment else document, str(file))
+        recipe = parse(document["recipe"] if is_experiment else document, str(file), recorded=True)
         seeds = tuple(map(int, document["seeds"])) if is_experiment else (recipe.seed,)
     except RecipeError as error:
         raise RecordsError(_of_another_version(file, str(error))) from None
@@ -422,7 +422,7 @@ def _of_another_version(file: Path, why: str) -> str:
         return f"{why}. The run was recorded by ftis {wrote}, this is ftis {VERSION}: read it with ftis {wrote}"
     commit = _recorded(file, "commit")
     recorded = f", recorded at commit {commit[:12]}" if commit else ""
-    return f"{why}. The recipe may be of another ftis {VERSION}{recorded}: read it with the one that recorded it"
+    return f"{why}. The recipe may be of another version than this, ftis {VERSION}{recorded}: read it with that one"
 
 
 def _recorded(file: Path, *keys: str) -> str:
