@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -77,11 +79,22 @@ def test_peers_go_through_the_router_where_it_listens() -> None:
     assert service["spec"]["ports"] == [{"port": container["ports"][0]["containerPort"]}]
 
 
-def test_the_keys_of_all_are_made_by_commands_that_are_some() -> None:
+def test_the_keys_of_all_are_made_once(tmp_path: Path) -> None:
+    """By the shell, with an ``ftis`` that only notes its arguments."""
     (script,) = compose()["keys"]["command"]
-    new, roster = shell_commands(script.replace("test -f roster.toml ||", ""))
+    noted = 'ftis() { echo "$*" >> noted; test "$1 $2" != "keys $FAILS"; }; '
+
+    def asked(**settings: str) -> list[list[str]]:
+        (tmp_path / "noted").write_text("")
+        subprocess.run(["sh", "-c", noted + script], cwd=tmp_path, env=dict(os.environ) | settings, check=False)
+        return list(map(shlex.split, (tmp_path / "noted").read_text().splitlines()))
+
+    new, roster = asked()
     assert sorted(parsed(new)["names"]) == sorted(NAMES)
     assert sorted(path.stem for path in parsed(roster)["public"]) == sorted(NAMES)
+    assert asked(FAILS="new") == [new]
+    (tmp_path / parsed(roster)["output"]).touch()
+    assert asked() == []
 
 
 @pytest.mark.parametrize("file", [COMPOSE, KUBERNETES], ids=lambda file: file.name)
