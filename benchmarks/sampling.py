@@ -43,6 +43,7 @@ import ftis.engines.linear
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
+from ftis.engines.machine import keep_freed_memory
 from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--real", nargs="+", metavar="DIRECTORY", help="pretrained models instead of random ones")
     parser.add_argument("--threads", type=int, default=1)
     settings = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(settings.threads)
     print(f"{vars(settings)}, torch {torch.__version__}")
     results = []

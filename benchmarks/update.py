@@ -34,7 +34,7 @@ from sampling import random_policy
 
 import ftis
 from ftis.config import PeerConfig
-from ftis.engines.machine import resident_bytes
+from ftis.engines.machine import keep_freed_memory, resident_bytes
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
 from ftis.learning import CHECKED_ROLLOUTS
 from ftis.models.starters import make
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--real", metavar="DIRECTORY", help="a pretrained model instead of random ones")
     settings = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(1)
     print(f"{vars(settings)}, one thread, torch {torch.__version__}", flush=True)
     if settings.real:

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from ftis.config import FtisError
+from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.own_code import told_as_own
 from ftis.terminal import errors
 
@@ -17,6 +18,7 @@ def run(command: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
     """Run a function as a command. An error that names its remedy ends the program with exit code 1."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
+    keep_freed_memory()
     try:
         app(None if arguments is None else list(arguments))
     except Exception as error:

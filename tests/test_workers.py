@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from memory import goes_back_to_the_system
 
 from ftis.check.preflight import sound_process
 from ftis.config import FtisError
@@ -52,6 +53,24 @@ def overlap(directory: Path, name: str, say: Say, stop: Stop) -> None:
     (directory / name).touch()
     say(PeerFinished(len(list(directory.iterdir()))))
     (directory / name).unlink()
+
+
+def free_a_block(say: Say, stop: Stop) -> None:
+    say(PeerFinished(goes_back_to_the_system()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
+def test_a_command_and_its_jobs_keep_freed_memory() -> None:
+    heard: list[Event] = []
+    run_jobs([Job("it", free_a_block, ())], 1, heard.append, threading.Event(), REMEDY)
+    assert heard == [PeerFinished(False)]
+    program = "import atexit, memory, ftis.cli\natexit.register(lambda: print(memory.goes_back_to_the_system()))\n"
+    for command, expected in (("", "True"), ("ftis.cli.main(['--version'])", "False")):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        ended = subprocess.run(
+            [sys.executable, "-c", program + command], env=environment, capture_output=True, text=True
+        )
+        assert ended.stdout.split()[-1:] == [expected], ended.stderr
 
 
 def test_what_jobs_say_arrives_whole_and_in_order() -> None:

@@ -27,6 +27,7 @@ from ftis.config import (
     did_you_mean,
     nearest,
 )
+from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import told_as_own
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
@@ -540,6 +541,7 @@ app.add_typer(cli_swarm.keys, name="keys")
 def main(arguments: list[str] | None = None) -> None:
     """Run the ``ftis`` command. Neither it nor a process that it starts looks for modules in the current directory."""
     os.environ["PYTHONSAFEPATH"] = "1"  # else multiprocessing's servers would, since Python starts them with -c
+    keep_freed_memory()
     try:
         app(arguments)
     except Exception as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
 import re
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -37,6 +35,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import PeerConfig, did_you_mean, first_line
 from ftis.engines.hub import only_here, tokenizer_here
+from ftis.engines.machine import return_freed_memory
 from ftis.engines.optimizers import bitsandbytes
 from ftis.policy import ModelError, resolve_device, resolve_dtype
 
@@ -283,7 +282,6 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
         ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
     """
     require_precision(config)
-    keep_freed_memory()
     trainable = _chosen(model, config, adapter)
     if config.frozen_dtype == "bfloat16":
         _keep_frozen_in_bfloat16(trainable)
@@ -482,34 +480,6 @@ def share_frozen(model: Any) -> None:
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep freed blocks of up to 32 MB for its next round.
-
-    glibc reaches this limit by itself, but late: until then it gives larger blocks back to the system, and each round
-    of a small model pays thousands of page faults to have them again.
-    """
-    if (set_option := _of_glibc("mallopt")) is not None:
-        set_option(M_MMAP_THRESHOLD, KEPT_BYTES)
-        set_option(M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-KEPT_BYTES = 2**25
-
-
-def return_freed_memory() -> None:
-    """Give the system what this process has freed.
-
-    glibc keeps freed blocks of up to 32 MB for the thread that had them. Most of a small model's tensors are smaller.
-    """
-    if (trim := _of_glibc("malloc_trim")) is not None:
-        trim(0)
-
-
-def _of_glibc(function: str) -> Any:
-    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
 def _checkpoint_layers(model: Any, peer: str) -> None:

@@ -23,8 +23,7 @@ import torch
 
 from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
-from ftis.engines.machine import cores
-from ftis.engines.models import return_freed_memory
+from ftis.engines.machine import cores, return_freed_memory
 from ftis.engines.offload import Offload
 from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of

@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ftis.config import FtisError
+from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import AskedToStop, Event, Failed, Say
@@ -296,6 +297,7 @@ class Parent:
 def _work(job: Job, pipe: Connection) -> None:
     """The body of a job's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    keep_freed_memory()
     parent, failure = Parent(pipe), None
     try:
         job.function(*job.arguments, parent.say, parent.stop, *[parent.ask] * job.asks)
