@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -16,6 +17,15 @@ from ftis.cli import app, main
 from research.commands import run
 
 ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("FTIS_DATA") or ROOT / "data")
+"""The place of ``gsm8k/`` and ``math500/`` as their authors publish them, for the tests that read real problems."""
+
+
+def real_problems(name: str) -> Path:
+    """A file below :data:`DATA`. Without it the test is skipped."""
+    if not (DATA / name).is_file():
+        pytest.skip(f"needs {name} in {DATA}; FTIS_DATA names another directory")
+    return DATA / name
 
 
 def ftis(*arguments: str) -> int:

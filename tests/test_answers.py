@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import real_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from ftis.rewards.grammar import AMOUNT, FORMULA, NUMBER, PROSE, SIGNS, rewrite
 from ftis.rewards.numbers import read_number
 from ftis.rewards.scoring import RewardError
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 TABLE = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8")
 
 
@@ -198,9 +198,7 @@ def test_only_brackets_around_nothing_but_brackets_are_doubles(inside: str, dept
 
 
 def test_each_answer_of_math500_is_itself_in_any_wrapper() -> None:
-    file = DATA / "math500" / "test.jsonl"
-    if not file.is_file():
-        pytest.skip("needs ../shared/data/math500 beside the checkout")
+    file = real_problems("math500/test.jsonl")
     answers = [json.loads(line)["answer"] for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(answers) == 500
     for around in ("${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$.", "{{{{{}}}}}"):  # another text, so the helper is asked

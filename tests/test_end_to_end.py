@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import command, ftis
+from commands import DATA, ROOT, command, ftis, real_problems
 from conftest import save_qwen2
 from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -40,9 +40,6 @@ from ftis.rewards.scoring import RewardError
 from ftis.run import processes
 from ftis.run.runs import run as train
 from recipes import write_recipe
-
-ROOT = Path(__file__).parents[1]
-DATA = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture
@@ -415,8 +412,7 @@ def test_a_recipe_for_real_models_runs_on_real_problems(workplace: Path, real_te
 @pytest.fixture(scope="session")
 def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random models with a byte-level tokenizer and a chat template, which can read any text."""
-    if not (DATA / "gsm8k" / "train.jsonl").exists():
-        pytest.skip(f"needs GSM8K and MATH-500 as JSONL under {DATA}")
+    real_problems("gsm8k/train.jsonl"), real_problems("math500/test.jsonl")
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers import models as tokenizer_models
     from transformers import PreTrainedTokenizerFast

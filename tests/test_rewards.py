@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import real_problems
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,16 +17,12 @@ from ftis.rewards.answers import Extract, require_rewardable
 from ftis.rewards.scoring import RewardError, Scorer, load_scorer
 from ftis.rollouts import Prompt
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    file = DATA / name
-    if not file.is_file():
-        pytest.skip(f"needs ../shared/data/{name} beside the checkout")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in real_problems(name).read_text(encoding="utf-8").splitlines()]
 
 
 # --- format -----------------------------------------------------------------------------------------------------------

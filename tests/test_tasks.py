@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow
 import pytest
+from commands import real_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -26,8 +27,6 @@ from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import Problem
 from ftis.tasks.splitting import hold_out
 from recipes import task_of as load
-
-DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def fails(message: str, name: str, **keys: Any) -> None:
@@ -142,12 +141,10 @@ def test_gsm8k_errors(tmp_path: Path) -> None:
 
 
 def test_gsm8k_and_math500_as_they_are() -> None:
-    if not (DATA / "gsm8k" / "train.jsonl").is_file():
-        pytest.skip("needs ../shared/data/gsm8k beside the checkout")
-    task = load("gsm8k", path=str(DATA / "gsm8k"))
+    task = load("gsm8k", path=str(real_problems("gsm8k/train.jsonl").parent))
     assert (len(set(questions(task.train))), len(task.validation), disjoint(task)) == (7473, 1319, True)
     assert all(answers_equal(p.answer, str(int(p.answer)), "number") for p in task.train + task.validation)
-    task = load("math500", path=str(DATA / "math500"))
+    task = load("math500", path=str(real_problems("math500/test.jsonl").parent))
     assert (len(task.train), len(task.validation)) == (0, 500)
 
 
@@ -405,7 +402,7 @@ def test_reasoning_gym_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(sys, "executable", str(script))
     fails(f"{legs}: making problems failed: MemoryError: too large", legs)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*'\.\[reasoning-gym\]'"):
+    with pytest.raises(TaskError, match=r"reasoning_gym:x: .*'ftis-rl\[reasoning-gym\]'"):
         gym._entries("x", {}, 1, 0)
 
 
