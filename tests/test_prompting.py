@@ -153,7 +153,8 @@ def test_a_template_that_opens_the_thought_is_told(chat_model: Chat) -> None:
 def test_a_template_that_closes_the_thought_is_told(chat_model: Chat) -> None:
     """As Qwen3's: thinking is on unless it is switched off, and is then an empty block of the prompt."""
     template = (
-        "{{ messages[-1].content }}{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+        "{{ messages[-1].content }}"
+        "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
         "<think>\n\n</think>\n\n{% endif %}"
     )
     off = {"template_options": {"enable_thinking": False}}
