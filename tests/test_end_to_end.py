@@ -20,8 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import DATA, ROOT, command, ftis, real_problems
-from conftest import save_qwen2
+from commands import ROOT, command, ftis
 from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import Watched
@@ -376,61 +375,6 @@ def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str
         adapter = run_of(workplace, loaded.name) / "F-TIS" / "lora" / "checkpoint-2"
         assert (adapter / "adapter_model.safetensors").exists()
         AutoModelForCausalLM.from_pretrained(adapter)
-
-
-def test_a_recipe_for_real_models_runs_on_real_problems(workplace: Path, real_text_models: dict[str, Path]) -> None:
-    for recipe, peers in {
-        "gsm8k_size": ["1.5b", "3b"],
-        "gsm8k_expertise": ["base", "coder"],
-        "gsm8k_lora": None,
-    }.items():
-        names = peers or ["full", "lora"]
-        overrides = [
-            f"peers.{names[0]}.model={real_text_models['a']}",
-            f"peers.{names[1]}.model={real_text_models['b' if peers else 'a']}",
-            f"task.path={DATA / 'gsm8k'}",
-            f"ood.0.path={DATA / 'math500'}",
-            "output_dir=runs",
-            "processes=inline",
-            "training.rounds=2",
-            "training.eval_every=0",
-            "training.prompts_per_round=4",
-            "sampling.num_generations=4",
-            "sampling.max_completion_length=16",
-            "task.validation_size=5",
-            "ood.0.validation_size=5",
-        ]
-        assert ftis("train", str(ROOT / "recipes" / f"{recipe}.toml"), *(f"--set={o}" for o in overrides)) == 0
-        run = run_of(workplace, recipe.replace("_", "-"))
-        rows = pq.read_table(run / "F-TIS" / names[0] / "rollouts" / "round-000000.parquet").to_pylist()
-        assert {r["source"] for r in rows} == set(names)
-        assert all(len(r["question"]) > 20 for r in rows)
-        splits = {row["split"] for row in read_jsonl(run / "F-TIS" / names[1] / "evaluations.jsonl")}
-        assert splits == {"validation", "ood-math500"}
-
-
-@pytest.fixture(scope="session")
-def real_text_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random models with a byte-level tokenizer and a chat template, which can read any text."""
-    real_problems("gsm8k/train.jsonl"), real_problems("math500/test.jsonl")
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers import models as tokenizer_models
-    from transformers import PreTrainedTokenizerFast
-
-    root = tmp_path_factory.mktemp("real-text")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *alphabet])}
-    core = Tokenizer(tokenizer_models.BPE(vocab=vocabulary, merges=[]))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    padded = len(tokenizer) + 7  # embeddings of real models are
-    tokens = {"vocab_size": padded, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
-    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 4096}
-    return {
-        name: save_qwen2(root / name, tokenizer, seed, hidden_size=width, **sizes, **tokens)
-        for seed, (name, width) in enumerate({"a": 16, "b": 32}.items())
-    }
 
 
 def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(

@@ -1,0 +1,109 @@
+"""The recipes for one card of 24 GB, with stand-ins for their models: what they take, their prompts, and two rounds."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from commands import DATA, ROOT, ftis
+
+from ftis.recipe.parsing import load
+from ftis.records.files import read_jsonl
+from ftis.tasks.problems import load_task
+from ftis.tasks.rendering import render_prompt
+
+MODELS = {
+    "qwen3_family": {"small": "Qwen3-0.6B", "medium": "Qwen3-1.7B", "large": "Qwen3-4B"},
+    "two_families": {"qwen3": "Qwen3-0.6B", "llama": "Llama-3.2-1B"},
+}
+HERE = (DATA / "gsm8k" / "train.jsonl").exists()
+REAL = (f"task.path={DATA / 'gsm8k'}", f"ood.0.path={DATA / 'math500'}", "ood.0.validation_size=4")
+PROBLEMS = (*(REAL if HERE else ("task.name=word_problems", "ood=[]")), "task.validation_size=4")
+BEHIND = {"Qwen3": "\n<think>\n\n</think>\n\n", "Llama": "<|end_header_id|>\n"}
+CARD = 22.0  # gigabytes of 24; the rest is the driver's and what the allocator cannot use
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("stand_ins")
+
+
+def settings(recipe: str, place: Path, *more: str) -> list[str]:
+    models = [f"peers.{peer}.model={place / name}" for peer, name in MODELS[recipe].items()]
+    return [word for key in (*models, *PROBLEMS, f"output_dir={place}", *more) for word in ("--set", key)]
+
+
+def gigabytes(line: str, after: str) -> float:
+    found = re.search(rf"{after} ([\d.]+) GB", line)
+    assert found, line
+    return float(found[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", MODELS)
+def test_a_card_of_24_gb_holds_the_peers_in_turn(
+    recipe: str, stand_ins: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the real shapes, without weights."""
+    parameters = {}
+    for name in MODELS[recipe].values():
+        stand_ins.stand_in(tmp_path / name, name, weights=False)
+    path = str(ROOT / "recipes" / f"{recipe}.toml")
+    assert ftis("train", path, "--dry-run", *settings(recipe, tmp_path)) == 0
+    lines = {line.partition(":")[0]: line for line in capsys.readouterr().out.splitlines() if " GB" in line}
+    for peer in load(path).peers:
+        parameters[peer.name] = int(re.sub(r"\D", "", lines[peer.name].partition("parameters")[0].partition(":")[2]))
+        number = {"float32": 4, "bfloat16": 2, "nf4": 0.5}[peer.frozen_dtype]
+        least = parameters[peer.name] * (4 if peer.train == "full" else number) / 1e9
+        assert (
+            0.99 * least <= gigabytes(lines[peer.name], "weights") <= 1.9 * least
+        )  # embeddings and adapters have all bits
+        assert gigabytes(lines[peer.name], "at most") <= CARD
+    assert list(parameters.values()) == sorted(parameters.values())
+    assert gigabytes(lines["together"], "at most") <= CARD
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", MODELS)
+def test_the_peers_of_a_recipe_train_two_rounds_in_every_arm(recipe: str, stand_ins: Any, tmp_path: Path) -> None:
+    if recipe == "qwen3_family":
+        pytest.importorskip("bitsandbytes")
+    for name in MODELS[recipe].values():
+        stand_ins.stand_in(tmp_path / name, name, small=True)
+    more = ("training.rounds=2", "training.eval_every=2", "training.save_every=2", "sampling.max_completion_length=12")
+    of_reward = ("reward.function=stand_ins.share_of_even", "peers.*.lora_r=2", "threads=1")
+    sizes = settings(recipe, tmp_path, *more, *of_reward)
+    path = ROOT / "recipes" / f"{recipe}.toml"
+    assert ftis("train", str(path), *sizes) == 0
+
+    plan, peers = load(path, sizes[1::2]), set(MODELS[recipe])
+    run = tmp_path / f"{plan.name}-seed0"
+    task = load_task(plan.task)
+    for peer, name in MODELS[recipe].items():
+        tokenizer = stand_ins.tokenizer_of(stand_ins.SHAPES[name][0])
+        prompt = tokenizer.decode(render_prompt(task.train[0], plan.prompt, tokenizer))
+        assert prompt.endswith(
+            "assistant\n<think>\n\n</think>\n\n" if "Qwen3" in name else "assistant<|end_header_id|>\n"
+        )
+        sampled = set()
+        for arm in plan.arms:
+            rows = pq.read_table(run / arm.name / peer / "rollouts" / "round-000001.parquet").to_pylist()
+            own = [row for row in rows if row["source"] == peer]
+            assert {row["source"] for row in rows} == (peers if arm.collaborate else {peer})
+            sampled.add(len(own))
+            for row in own:
+                ids = row["completion_ids"]
+                assert not {0, 1} & set(ids[:-1])  # the ends of the model's generation defaults
+                assert len(ids) == 12 or ids[-1] in (0, 1)
+            last = read_jsonl(run / arm.name / peer / "metrics.jsonl")[-1]
+            assert last["grad_norm"] > 0
+            splits = {row["split"] for row in read_jsonl(run / arm.name / peer / "evaluations.jsonl")}
+            assert splits == ({"validation", "ood-math500"} if HERE else {"validation"})
+            if arm.collaborate:
+                assert last["foreign_used"] > 0
+        assert len(sampled) == 1  # every arm has the same sampling
