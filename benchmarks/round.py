@@ -10,17 +10,17 @@ problems behind two worked ones x 8 completions of at most 16 tokens, graded), t
 the same settings, 4 optimiser steps a round, one thread, float32, and settle the same number of rounds for each seed.
 TRL's settings are those that suit a CPU: no checkpointing, no pinned memory, everything of a step in one micro-batch.
 
-"TRL + ftis" is the same script with FTISTrainer, F-TIS and a recipe of which it is the only peer: weights and filter
-are computed, and nobody else is there. "TRL + ftis, of two" has another peer. That one is ours (starter:large beside
-the starter, else the same model), trains on its own share before, and its messages are handed over in memory. So this
-side samples half of the prompts, and decodes, admits, scores and judges the other half, tests it for honesty, and
-learns from as many rollouts as TRL. Both write the records that a recipe has by default.
+"TRL + ftis" is the same script with FTISTrainer and a recipe of which it is the only peer. "TRL + ftis, of two" has
+another peer. That one is ours (starter:large beside the starter, else the same model), trains on its own share before,
+and its messages are handed over in memory. So this side samples half of the prompts, and decodes, admits, scores and
+judges the other half, tests it for honesty, and learns from as many rollouts as TRL. It writes the records that a
+recipe has by default.
 
 Sides take turns, each run in a process of its own. Seconds are medians over the rounds of all seeds but each run's
 first: of the processor, as the machine may be busy with other things, and for a whole round of the clock too.
 "adapter" is what FTISTrainer spends itself: all but TRL's own code, sampling, reward functions, the model's passes and
-the optimiser. `parts` splits it; of TRL alone it has the loss, around the model's pass. What a swarm does with the
-others' rollouts before the first step counts as "update" too. Memory is the process's largest resident size; the
+the optimiser. `parts` splits it. What a swarm does with the others' rollouts before the first step counts as "update"
+too. Memory is the process's largest resident size; the
 final reward is the mean over the last five rounds. Evaluation is greedy pass@1 on 300 held-out problems: ours by
 ftis.run.evaluate, TRL's by generate, since its trainer has none of its own.
 """
@@ -259,14 +259,16 @@ def theirs(
             from ftis.trl import FTISTrainer, Swarm
 
             trainer = FTISTrainer(**parts, swarm=Swarm(recipe, OWN, link=link))
-            spent.watch_adapter(trainer)
-        spent.watch_host(trainer)
+            if len(recipe.peers) > 1:
+                spent.watch_adapter(trainer)
+        spent.watch_host(GRPOTrainer)
         timed(trainer, "_generate")
         timed(trainer, "_generate_and_score_completions")
         callback.began, callback.began_processor = time.perf_counter(), time.process_time()
         spent.take()
         trainer.train()
-        of_rounds = read_jsonl(Path(directory) / "ftis" / "metrics.jsonl") if recipe else []
+        others = recipe is not None and len(recipe.peers) > 1
+        of_rounds = read_jsonl(Path(directory) / "ftis" / "metrics.jsonl") if others else [{}]
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     scored, generated = times["_generate_and_score_completions"], times["_generate"]
     began, right = time.process_time(), 0

@@ -16,18 +16,21 @@ HOST = "TRL"
 the backward pass and the optimiser."""
 
 PARTS: Mapping[str, str] = {
-    "_begin_round": "rest",  # collating, who learns when
+    "_prepare_inputs": "rest",
+    "_generate_and_score_completions": "rest",  # collating
     "_end_round": "records",
     "_sample": "own rollouts",  # checking prompts, text of completions
     "_scored": "admission",  # around the reward functions
-    "_judged": "weights",  # around the model's pass for log π_old
+    "_judge": "weights",  # around the model's pass for log π_old
     "_choose": "selections",
+    "_batch": "batch",
 }
-"""Methods of FTISTrainer -> the part of the adapter that they are. The loss is another, which TRL has too."""
+"""Methods of FTISTrainer -> the part of the adapter that they are."""
 PARTS_OF_MEMBER: Mapping[str, str] = {"outgoing": "offer", "admit": "admission"}
-HOSTS = ("_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies")
+HOSTS = (
+    *("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies"),
+)
 """Methods of GRPOTrainer that the adapter calls, as TRL alone does."""
-LOSS = "_compute_loss"
 
 
 class Nobody:
@@ -92,17 +95,16 @@ class Spent:
         setattr(owner, method, outer)
 
     def watch_adapter(self, trainer: Any) -> None:
-        """Watch an FTISTrainer."""
+        """Watch an FTISTrainer that has others to learn with."""
         for method, part in PARTS.items():
             self.watch(trainer, method, part)
         for method, part in PARTS_OF_MEMBER.items():
             self.watch(trainer.member, method, part)
 
-    def watch_host(self, trainer: Any) -> None:
-        """Watch any GRPOTrainer."""
-        self.watch(trainer, LOSS, "loss")  # around the model's pass: padding, the loss, its diagnostics
+    def watch_host(self, kind: Any) -> None:
+        """Watch all trainers of a class: GRPOTrainer."""
         for method in HOSTS:
-            self.watch(trainer, method, HOST)
+            self.watch(kind, method, HOST)
 
     def _charge(self) -> None:
         now = [clock() for clock in self._clocks]

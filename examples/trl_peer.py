@@ -1,11 +1,11 @@
-"""A TRL script as one peer of a swarm: TRL's GRPOTrainer, and three lines more.
+"""A TRL script as one peer of a swarm: TRL's GRPOTrainer, and three lines changed.
 
 Make keys once (``ftis keys new small large``, ``ftis keys roster keys/small.pub keys/large.pub``). Then a TRL peer and
-a peer of ours learn together in two terminals in the repository, 20 rounds on the CPU in about half a minute:
+a peer of ours learn together in two terminals in the repository, 20 rounds on the CPU in about half a minute::
 
     python examples/trl_peer.py
-    ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml \\
-        --set training.rounds=20
+    ftis join recipes/demo_pair.toml --arm F-TIS --peer large --key keys/large.key --roster roster.toml \
+        --set training.rounds=20 --set output_dir=runs/trl
 
 After Ctrl-C or a kill, ``--resume`` goes on from the last checkpoint. TRL comes with ``make trl``.
 Two processes on CPUs: ``accelerate launch --multi_gpu --num_processes 2 examples/trl_peer.py``.
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--roster", default="roster.toml")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--set", nargs="*", default=[], help="keys of the recipe, as --set network.port=7000")
-    parser.add_argument("--out", default="runs/trl_peer")
+    parser.add_argument("--out", default="runs/trl/small")
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun and accelerate say how many there are
@@ -60,7 +60,7 @@ def main() -> None:
         gradient_accumulation_steps=1,
         num_generations=12,
         max_completion_length=40,
-        loss_type="grpo",
+        loss_type="grpo",  # F-TIS as published; without this line TRL's own, which is DAPO's
         learning_rate=6e-4,
         lr_scheduler_type="linear",
         adam_beta2=0.95,

@@ -54,7 +54,7 @@ WINGS = {
     "check": "formatting memory estimate doctor plan advice preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
     "live watch report",
-    "trl": "options ranks rewards problems models tensors member host trainer",
+    "trl": "options batches ranks rewards problems models member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

@@ -5,17 +5,17 @@ TRL lives in an environment of its own, where ``make test-trl`` runs these; else
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,32 @@ import pytest
 import torch
 from commands import ROOT, command, ftis
 from conftest import TinyModelDir, make_tokenizer
+from hypothesis import given as given_cases
+from hypothesis import strategies as st
 from light_swarm import free_port
-from policies import gradients, relative_difference
-from trl_scene import GROUP, MadeUp, Nobody, Vllm, config, given, made_up, scene_recipe, trainer_of
+from policies import relative_difference
+from test_losses_of_trl import TRLS
+from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, draws, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.admission import Collected
 from ftis.codec import Limits, decode
-from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RecipeError
+from ftis.config import FtisError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError
 from ftis.honesty.selection import HonestyTest
-from ftis.learning import StepLoss, judge, step_size
+from ftis.learning import step_size
 from ftis.member import Outgoing
 from ftis.models import starters
-from ftis.objectives import Objective, policy_loss, resolve
+from ftis.objectives import policy_loss, resolve
 from ftis.policy import Policy
 from ftis.prompts import Task
-from ftis.recipe.parsing import load
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
-from ftis.rollouts import Batch, Group, Prompt, Rows, ScoredGroup, collate
+from ftis.rollouts import Group, Prompt, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.join import choose_arm
 from ftis.run.training import Trainer
-from ftis.sampling import Decoding
-from ftis.selection import Chosen, Judged, select, selections_of
+from ftis.selection import select
+from ftis.swarm.facts import mismatch
 from ftis.swarm.link import NetworkExchange
 from recipes import evenness
 
@@ -85,140 +86,242 @@ def test_without_trl_the_package_says_what_to_install() -> None:
         _ = ftis.trl.nothing
 
 
-@pytest.mark.parametrize("version", ["1.15.2", "1.18.0", "2.0"])
-def test_another_trl_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "goes"), [("1.15.2", False), ("1.16.3", True), ("1.21.0", True), ("2.0", False)])
+def test_trl_below_2_goes_and_one_that_was_not_tried_warns_once(
+    version: str, goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ftis.trl
 
     monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
-    with pytest.raises(ImportError, match=f"TRL here is {version}"):
-        _ = ftis.trl.FTISTrainer
+    with warnings.catch_warnings(record=True) as said, contextlib.suppress(ImportError):
+        warnings.simplefilter("default")
+        for _ in range(2):
+            _ = ftis.trl.Swarm
+    assert [str(one.message) for one in said if version in str(one.message)] == [
+        f"ftis.trl was tried with TRL 1.16 and not with {version}"
+    ] * (version == "1.21.0")
+    if not goes:
+        with pytest.raises(ImportError, match=f"TRL here is {version}"):
+            _ = ftis.trl.Swarm
+
+
+PARAMETERS = {
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_tokenize_prompts": ("self", "prompts"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
+    "_get_output_dir": ("self", "trial"),
+    "_get_learning_rate": ("self",),
+    "_get_per_token_logps_and_entropies": (
+        *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
+    ),
+    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+}
+"""Methods of GRPOTrainer that the trainer overrides or calls, and the parameters that they must begin with."""
 
 
 @needs_trl
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
+    """The names are read from the code: each ``self._name`` and ``super()._name`` that is not the trainer's own."""
+    from transformers import GenerationConfig
     from trl import GRPOTrainer
     from trl.generation.vllm_client import VLLMClient
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from ftis.trl.host import OPTIONAL_OUTPUTS, RELIED_ON, RELIED_ON_ATTRIBUTES, RELIED_ON_OUTPUTS
-
-    for name, parameters in RELIED_ON.items():
-        method = getattr(GRPOTrainer, name, None)
-        assert method is not None, f"GRPOTrainer.{name} has moved: src/ftis/trl/trainer.py overrides or calls it"
-        found = tuple(inspect.signature(method).parameters)
+    source = (ROOT / "src" / "ftis" / "trl" / "trainer.py").read_text(encoding="utf-8")
+    (trainer_class,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    owners = {ast.parse(text, mode="eval").body for text in ("self", "super()")}
+    reads = [node for node in ast.walk(trainer_class) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in reads if any(ast.dump(node.value) == ast.dump(owner) for owner in owners)}
+    sets = {node.attr for node in reads if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    defined = {node.name for node in trainer_class.body if isinstance(node, ast.FunctionDef)}
+    inherited = {name for name in defined if hasattr(GRPOTrainer, name)}
+    plain = GRPOTrainer(str(model), evenness, config(tmp_path), train_dataset=rows_of(8))
+    names = (used - defined - sets) | inherited | {"_metrics", "_step"}
+    whole = inspect.getsource(GRPOTrainer)  # some attributes are there with vLLM only
+    missing = [name for name in sorted(names) if not hasattr(plain, name) and f"self.{name} = " not in whole]
+    assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py uses it"
+    assert {name for name in names if name in PARAMETERS} == PARAMETERS.keys()
+    methods = {name for name in names - {"__init__"} if inspect.ismethod(getattr(plain, name, None))}
+    assert {name for name in methods if name.startswith("_")} <= PARAMETERS.keys()
+    for name, parameters in PARAMETERS.items():
+        found = tuple(inspect.signature(getattr(GRPOTrainer, name)).parameters)
         assert found[: len(parameters)] == parameters, f"GRPOTrainer.{name} takes {found}, not {parameters}"
-    trainer = trainer_of(model, config(tmp_path))
-    missing = [name for name in RELIED_ON_ATTRIBUTES if not hasattr(trainer, name)]
-    assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py reads or sets it"
-    for engine, methods in ((VLLMGeneration, ("sync_weights", "generate")), (VLLMClient, ("get_server_info",))):
-        assert not [name for name in methods if not hasattr(engine, name)], f"{engine} of TRL is not trl_scene.Vllm's"
+    for engine, of_engine in ((VLLMGeneration, ("sync_weights", "generate")), (VLLMClient, ("get_server_info",))):
+        assert not [name for name in of_engine if not hasattr(engine, name)], f"{engine} of TRL is not trl_scene.Vllm's"
     assert inspect.getsource(VLLMGeneration).count("self.generation_kwargs") >= 3  # set, and read in either mode
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    gone = [key for key in (*RELIED_ON_OUTPUTS, *OPTIONAL_OUTPUTS) if f'"{key}"' not in source]
-    assert not gone, f"GRPOTrainer._generate_and_score_completions returns no {gone}: src/ftis/trl/trainer.py reads it"
+    keys = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
+    keys |= {"old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "tool_mask", "num_images"}
+    assert not [key for key in keys if f'"{key}"' not in source], "src/ftis/trl/trainer.py reads it of TRL's batch"
+    assert GenerationConfig._get_default_generation_params()["num_beams"] == 1
 
 
 # --- the loss ---------------------------------------------------------------------------------------
 
 
-def recorded(trainer: Any) -> Batch:
-    """Own and foreign groups of two problems, with log π_gen near and far from the learner's."""
+def trained(trainer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses and weights after training."""
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses, {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def rows_of(n: int) -> Any:
+    """A data set of a script's own."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"prompt": f"{a}+{b}=", "solution": str(a + b)} for a in range(n // 4) for b in range(4)])
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss_type": "cispo", "scale_rewards": "batch", "mask_truncated_completions": True, "num_iterations": 2},
+        {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.1, "min_p": 0.1, "save_steps": 3},
+    ],
+)
+def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    from ftis.trl import FTISTrainer, Swarm
+
+    ours, theirs = (config(tmp_path / name, logging_steps=1, max_steps=6, **options) for name in ("ours", "theirs"))
+    reward = evenness
+    losses, weights = trained(FTISTrainer(str(model), reward, ours, train_dataset=rows_of(32), swarm=Swarm()))
+    expected, of_trl = trained(GRPOTrainer(str(model), reward, theirs, train_dataset=rows_of(32)))
+    assert losses == expected
+    assert len(set(losses)) > 1
+    assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
+
+
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"loss_type": "grpo", "mask_truncated_completions": True},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    {"loss_type": "bnpo", "scale_rewards": "batch", "mask_truncated_completions": True},
+    {"loss_type": "cispo", "epsilon_high": 5.0},
+    {"loss_type": "sapo"},
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"loss_type": "vespo"},
+    {"top_entropy_quantile": 0.5, "delta": 1.5, "entropy_coef": 0.1},
+    {"off_policy_mask_threshold": 0.0, "use_adaptive_entropy": True},
+]
+
+
+@needs_trl
+@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
+@pytest.mark.parametrize("options", LOSSES, ids=str)
+def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
+    options: dict[str, Any], mode: str, model: Path, tmp_path: Path
+) -> None:
+    """Their weights are 1, so that TRL's losses of the same rollouts, all its own, are theirs."""
+    from trl import GRPOTrainer
+
+    of_both = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "num_iterations": 2, "optim": "sgd"}
+    settings = {**of_both, "learning_rate": 0.02, "save_strategy": "no", "logging_steps": 1, "max_steps": 2, **options}
+    recipe = scene_recipe(1, training={"mode": mode}, objective={"kl_threshold": 50.0})
+    trainer = trainer_of(model, config(tmp_path / "ours", **settings), recipe, twin := Twin(), rollout_func=draws)
+    twin.trainer = trainer
+    items = sorted({item for name in "ab" for item in trainer.member.assigned(name, 0)})
+    rows = trainer.train_dataset.select(items)
+    losses, weights = trained(trainer)
+    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+    assert (row["foreign_used"], row["peer/b/admitted"]) == (row["peer/b/kept"], 8)
+    assert row["peer/b/kept"] >= 6
+    alone = config(tmp_path / "theirs", shuffle_dataset=False, **settings)
+    expected, of_trl = trained(GRPOTrainer(str(model), evenness, alone, train_dataset=rows, rollout_func=draws))
+    assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert len(expected) == 2
+    before = dict(GRPOTrainer(str(model), evenness, alone, train_dataset=rows).model.named_parameters())
+    moved = {name: weights[name] - before[name].detach() for name in of_trl}
+    assert relative_difference({name: of_trl[name] - before[name].detach() for name in of_trl}, moved) < 1e-3
+
+
+CORRECTED = {
+    "F-TIS": ("F-TIS", {"loss_type": "grpo"}),
+    "F-TIS-lifted": ("F-TIS-lifted", {"loss_type": "grpo"}),
+    "GSPO": ("TIS", {**TRLS["GSPO"], "epsilon": TRLS["GSPO"]["epsilon_low"]}),
+    "CISPO": ("TIS", TRLS["CISPO"]),
+    "DAPO": ("TIS", TRLS["DAPO"]),
+    "Dr-GRPO": ("TIS", {**TRLS["Dr-GRPO"], "scale_rewards": "none"}),
+}
+"""Our objectives, and the correction and the options of TRL that amount to the same."""
+
+
+@needs_trl
+@pytest.mark.parametrize("name", CORRECTED)
+def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Path, tmp_path: Path) -> None:
+    """In float64, against transformers' own logits, row by row and without padding."""
+    from ftis.trl.batches import rows_of, strengths
+
+    correction, options = CORRECTED[name]
+    options = {key: value for key, value in options.items() if key != "epsilon_low"}
+    whole = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "save_strategy": "no"}
+    args = config(tmp_path, **whole, **options)
+    trainer = trainer_of(model, args, scene_recipe(objective={"name": correction}))
     groups = []
-    for seed, (name, item) in enumerate([("a", 3), ("b", 3), ("b", 5)]):
-        rollouts = tuple(made_up(100 * seed + i, trainer._policy.vocab_size) for i in range(GROUP))
-        rewards = evenness(None, None, [r.completion_ids.tolist() for r in rollouts])
-        groups.append(ScoredGroup(Group(name, 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
-    return collate(groups, trainer.member.prompt_ids, "a")
-
-
-def chosen_of(trainer: Any, model: Path, name: str) -> tuple[Policy, Objective, Judged, Chosen, Rows]:
-    """Our policy of the trainer's model, what it and an objective think of recorded rollouts, and the rows kept."""
-    peer = trainer.member
-    policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
-    objective = resolve(scene_recipe(objective={"name": name}).objective)
-    decoding = Decoding(8, top_k=1)  # so that no own log π_old is taken from the sampler
-    batch = recorded(trainer)
-    judged = judge(batch, peer.advantages(batch), policy, decoding, objective, steps=2)
-    chosen = select(judged, selections_of(peer.recipe, "a", objective))
-    return policy, objective, judged, chosen, judged.rows[chosen.kept_R]
-
-
-@needs_trl
-@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "DAPO"])
-def test_loss_and_gradient_are_those_of_our_learner(objective: str, model: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(model, config(tmp_path))
-    policy, value, judged, chosen, rows = chosen_of(trainer, model, objective)
-    assert len(rows) >= 6
-    for parameter in (*policy.model.parameters(), *trainer.model.parameters()):  # so that π_θ is not π_old
-        torch.manual_seed(parameter.numel())
-        parameter.data += 0.02 * torch.randn_like(parameter)
-
-    step = step_size(judged.batch, np.arange(len(judged.batch)), trainer.member.decoding)
-    ours = StepLoss(judged, chosen, value, rows, step)
-    policy.backward(judged.batch.prompts(rows), judged.batch.completion_ids(rows), 1.0, ours)
-    theirs = StepLoss(judged, chosen, value, rows, step)
-    trainer.model.train()
-    for micro in np.array_split(np.arange(len(rows)), 3):
-        trainer._compute_loss(trainer.model, {"loss": theirs, "micro": micro}).backward()
-
-    assert theirs.value == pytest.approx(ours.value, abs=1e-6)
-    found = {name: p.grad for name, p in trainer.model.named_parameters()}
-    assert relative_difference(gradients(policy), found) < 1e-5  # of float32's rounding, with other padding
-
-
-@needs_trl
-@pytest.mark.parametrize("objective", ["F-TIS", "VIS", "DAPO"])
-def test_in_float64_loss_and_gradient_are_those_of_policy_loss(objective: str, model: Path, tmp_path: Path) -> None:
-    """Against transformers' own logits, row by row and without padding."""
-    trainer = trainer_of(model, config(tmp_path))
-    _, value, judged, chosen, rows = chosen_of(trainer, model, objective)
+    for item, seed in ((3, 0), (5, 100)):
+        rollouts = tuple(made_up(seed + i, trainer._policy.vocab_size) for i in range(GROUP))
+        rewards = evenness(None, None, [rollout.completion_ids.tolist() for rollout in rollouts])
+        groups.append(ScoredGroup(Group("b", 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
+    batch = collate(groups, trainer.member.prompt_ids, "a")
+    judged = trainer._judge(batch, {}, reported=False)
+    chosen = select(judged, trainer.member.selections)
+    if name == "F-TIS":
+        assert 0 < chosen.kept_R.sum() < len(chosen.kept_R)
     trainer.model.double().train()
     for parameter in trainer.model.parameters():  # so that π_θ is not π_old
         parameter.data += 0.02 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
-    size = step_size(judged.batch, np.arange(12), trainer.member.decoding)
-    step = StepLoss(judged, chosen, value, rows, size)
-    trainer._compute_loss(trainer.model, {"loss": step, "micro": np.arange(len(rows))}).backward()
-    found = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
+    rows = np.arange(len(batch))
+    strength_N = strengths(judged, chosen, trainer.member.objective)
+    inputs = rows_of(judged, rows, strength_N, (), {}, torch.device("cpu"))
+    trainer.current_gradient_accumulation_steps = 1
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    trainer._compute_loss(trainer.model, inputs).backward()
+    found = {key: parameter.grad.clone() for key, parameter in trainer.model.named_parameters()}
 
     trainer.model.zero_grad()
-    batch, total = judged.batch, 0.0
     place = {row: place for place, row in enumerate(judged.rows.tolist())}
-    for row in rows.tolist():
+    size = step_size(batch, rows, trainer.member.decoding)
+    given = scene_recipe().objective.model_dump(exclude={"name"}) if name.startswith("F-TIS") else {}
+    objective = resolve(ObjectiveConfig(name=name, **given))
+    for row in judged.rows.tolist():
         prompt, completion = batch.prompt_ids[row], batch.rollouts[row].completion_ids
         ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
         logits_TV = trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        logp_NT = logits_TV.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).T
-        loss, _ = policy_loss(
-            value,
-            logp_NT,
+        policy_loss(
+            objective,
+            logits_TV.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).T,
             torch.from_numpy(judged.old_logp[place[row]])[None],
             torch.from_numpy(batch.rollouts[row].gen_logp)[None],
             judged.advantage_N[[row]] * chosen.share_R[place[row]],
             torch.ones(1, len(completion), dtype=torch.bool),
             step=size,
-        )
-        loss.backward()
-        total += float(loss.detach())
-    assert step.value == pytest.approx(total, abs=1e-6)
+        )[0].backward()
     assert max(float(parameter.grad.abs().max()) for parameter in trainer.model.parameters()) > 1e-2
-    for name, parameter in trainer.model.named_parameters():
-        assert found[name] == pytest.approx(parameter.grad, abs=1e-6), name
+    for key, parameter in trainer.model.named_parameters():
+        assert found[key] == pytest.approx(parameter.grad, abs=1e-6), key
 
 
 @needs_trl
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("n", [0, 1, 5, 6, 8])
-def test_processes_share_values_evenly(size: int, n: int) -> None:
+@given_cases(n=st.integers(0, 9), size=st.integers(1, 5), parts=st.integers(1, 4))
+def test_processes_share_rows_evenly(n: int, size: int, parts: int) -> None:
+    from ftis.trl.batches import EMPTY
     from ftis.trl.ranks import Ranks
 
-    parts = [Ranks(rank, size).evenly(range(n)) for rank in range(size)]
-    assert {len(part) for part in parts} == {-(-n // size)}
-    whole = [value for part in parts for value in part]
-    assert whole[:n] == list(range(n))
-    assert set(whole[n:]) <= {0}
-    for rank, part in enumerate(parts):
-        mine = Ranks(rank, size).mine(range(n))
-        assert part[: len(mine)] == list(mine)
+    shares = [Ranks(rank, size).part(np.arange(n), parts) for rank in range(size)]
+    assert {len(share) for share in shares} == {parts * max(1, -(-n // (size * parts)))}
+    assert sorted(row for share in shares for row in share.tolist() if row != EMPTY) == list(range(n))
+    if n:
+        evenly = [Ranks(rank, size).evenly(range(n)) for rank in range(size)]
+        assert {len(part) for part in evenly} == {-(-n // size)}
+        assert [value for part in evenly for value in part][:n] == list(range(n))
 
 
 @needs_trl
@@ -409,8 +512,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Vllm]:
 
 
 def with_vllm(place: Path, mode: str) -> Any:
-    options = {"use_vllm": True, "vllm_mode": mode, "vllm_importance_sampling_correction": False}
-    return config(place, save_strategy="no", **options)
+    return config(place, save_strategy="no", use_vllm=True, vllm_mode=mode)
 
 
 @needs_trl
@@ -430,6 +532,8 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
         assert [r.completion_ids.tolist() for r in rollouts] == [r.completion_ids.tolist() for r in expected]
     rows = read_jsonl(trainer.place / "metrics.jsonl")
     assert len(rows) == 3
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["sampling/importance_sampling_ratio/mean"] for row in logged] == pytest.approx([1.0] * 3, abs=1e-3)
     for row in rows:  # the engine has the learner's weights, and its log-probabilities are those that are weighed
         assert row["sampling/logp_recomputed"] is True
         assert 0 < row["sampling/checked_logp_difference/max"] < 1e-4
@@ -505,21 +609,23 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
 
 
 @needs_trl
-@pytest.mark.parametrize(
-    ("how", "error"), [("raises", "no number"), ("None", "reward_funcs gave None"), ("inf", "inf")]
-)
-def test_a_reward_function_that_fails_on_an_own_completion_ends_the_training(
-    how: str, error: str, model: Path, tmp_path: Path
+@pytest.mark.parametrize("how", ["raises", "None", "inf"])
+def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
+    how: str, model: Path, tmp_path: Path
 ) -> None:
     exchange = MadeUp()
     trainer_of(model, config(tmp_path / "first", save_strategy="no"), scene_recipe(rounds=1), exchange).train()
     assert exchange.member is not None
-    limits = exchange.member.admitter._limits
-    own = decode(exchange.published[0][1], limits).groups[0].rollouts[0].completion_ids.tolist()
-    reward = fails_on(own, how, later=False)
+    group = decode(exchange.published[0][1], exchange.member.admitter._limits).groups[0]
+    reward = fails_on(group.rollouts[0].completion_ids.tolist(), how, later=False)
     trainer = trainer_of(model, config(tmp_path / "second", save_strategy="no"), scene_recipe(rounds=1), reward=reward)
-    with pytest.raises((ValueError, FtisError), match=error):
-        trainer.train()
+    if how == "raises":
+        with pytest.raises(ValueError, match="no number"):
+            trainer.train()
+        return
+    trainer.train()
+    of_group = [row["advantage"] for row in read_rollouts(trainer.place, 0) if row["item"] == group.item]
+    assert of_group == [0.0] * GROUP
 
 
 @needs_trl
@@ -575,7 +681,7 @@ def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path,
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
     assert read_provenance(tmp_path / "ftis")["versions"]["torch"] == torch.__version__
-    other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "VIS"}))
+    other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "TIS"}))
     with pytest.raises(RunError, match=r"another recipe \(they differ in: arms, objective.name"):
         other.train(resume_from_checkpoint=True)
     before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
@@ -618,18 +724,6 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
 
 
 @needs_trl
-def test_a_trainer_that_learned_alone_saves_its_model_where_no_checkpoint_is_asked_for(
-    model: Path, tmp_path: Path
-) -> None:
-    from ftis.trl.member import AloneError
-
-    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), exchange=Nobody())
-    with pytest.raises(AloneError, match="the model is saved"):
-        trainer.train()
-    assert (tmp_path / "model.safetensors").exists()
-
-
-@needs_trl
 def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model: Path, tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"})
     trainer = trainer_of(model, config(tmp_path), recipe, Nobody())
@@ -656,27 +750,13 @@ def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Pat
 
 
 @needs_trl
-def test_a_step_without_gradient_moves_nothing(model: Path, tmp_path: Path) -> None:
-    def equal(prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        return [1.0] * len(completions)
-
-    trainer = trainer_of(model, config(tmp_path, weight_decay=0.1), scene_recipe(1), reward=equal)
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.train()
-    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
-    assert (row["optimizer_steps"], row["foreign_used"], row["without_foreign"]) == (0, 0, False)
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(parameter, before[name]), name
-
-
-@needs_trl
 def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> None:
     """Two optimiser steps a round, twice over the round, in one micro-batch each or in two."""
     weights = []
     for size, parts in ((8, 1), (4, 2)):
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
         args = config(tmp_path / str(parts), **options, steps_per_generation=2 * parts, num_iterations=2, save_steps=4)
-        trainer = trainer_of(model, args, scene_recipe(2))
+        trainer = trainer_of(model, args, scene_recipe(2, objective={"kl_threshold": 50.0}))
         before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
         trainer.train()
         assert [row["optimizer_steps"] for row in read_jsonl(trainer.place / "metrics.jsonl")] == [4, 4]
@@ -708,72 +788,36 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
 # --- what is refused --------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"fp16": True}, "fp16 = True: set fp16=False"),
-    ({"loss_type": "dapo"}, "loss_type = 'dapo': set loss_type='grpo'"),
-    ({"importance_sampling_level": "sequence"}, "set importance_sampling_level='token'"),
     ({"beta": 0.1}, "beta = 0.1: set beta=0.0"),
-    ({"delta": 2.0}, "delta = 2.0: set delta=None"),
-    ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold = 0.5"),
-    ({"top_entropy_quantile": 0.2}, "set top_entropy_quantile=1.0"),
-    ({"entropy_coef": 0.1}, "set entropy_coef=0.0"),
-    ({"mask_truncated_completions": True}, "set mask_truncated_completions=False"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
-    ({"sync_ref_model": True}, "sync_ref_model = True: set sync_ref_model=False"),
-    ({"use_adaptive_entropy": True}, "use_adaptive_entropy = True: set use_adaptive_entropy=False"),
+    ({"shuffle_dataset": False}, "set shuffle_dataset=True"),
     ({"neftune_noise_alpha": 0.05}, "neftune_noise_alpha = 0.05: set neftune_noise_alpha=None"),
     ({"vllm_structured_outputs_regex": "[0-9]+"}, "set vllm_structured_outputs_regex=None"),
     ({"use_transformers_continuous_batching": True}, "set use_transformers_continuous_batching=False"),
-    ({"min_p": 0.1}, "min_p = 0.1"),
-    ({"repetition_penalty": 1.1}, "set repetition_penalty=1.0"),
-    ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs"),
-    ({"use_vllm": True}, "set vllm_importance_sampling_correction=False"),
     ({"temperature": 0.9}, "the recipe's sampling.temperature is 1.0; set temperature=1.0"),
     ({"top_k": 50}, "the recipe's sampling.top_k is 0"),
     ({"top_p": 0.9}, "the recipe's sampling.top_p is 1.0"),
     ({"num_generations": 8}, "the recipe's sampling.num_generations is 4"),
     ({"max_completion_length": 16}, "the recipe's sampling.max_completion_length is 8"),
-    ({"epsilon": 0.1}, "epsilon = 0.1: the recipe's objective has 0.2"),
-    ({"epsilon_high": 0.3}, "epsilon_high = 0.3"),
-    ({"scale_rewards": "none"}, 'set scale_rewards="group"'),
-    ({"scale_rewards": "batch"}, 'set scale_rewards="group"'),
     ({"per_device_train_batch_size": 16}, "generation_batch_size = 32: a round has 4 prompts x 4 completions"),
     ({"gradient_accumulation_steps": 4}, "a round would end within an optimiser step"),
-    ({"max_steps": 5}, "max_steps = 5: the recipe's 3 rounds take 6"),
+    ({"max_steps": 5}, "max_steps = 5: the 3 rounds take 6"),
     ({"save_strategy": "epoch"}, 'save_strategy = "epoch"'),
     ({"save_steps": 3}, "save_steps = 3: a round takes 2 optimiser steps"),
     ({"save_steps": 500}, "save_steps = 500: that is every 250 rounds"),
+    ({"min_p": 0.1}, "  min_p = 0.1"),
+    ({"repetition_penalty": 1.1}, "  repetition_penalty = 1.1"),
+    ({"generation_kwargs": {"num_beams": 2, "use_cache": True}}, "  num_beams = 2"),
+    ({"generation_kwargs": {"temperature": 0.5}}, "  temperature = 0.5"),
+    ({"generation_kwargs": {"top_h": 0.4}}, "  top_h = 0.4"),
+    ({"use_vllm": True, "generation_kwargs": {"logit_bias": {5: 1.0}}}, "  logit_bias = {5: 1.0}"),
 ]
-
-
-@needs_trl
-def test_every_option_that_is_fixed_is_one_of_trl_s_and_has_a_contradiction_above() -> None:
-    from trl import GRPOConfig
-
-    from ftis.trl.options import FIXED
-
-    known = {field.name for field in dataclasses.fields(GRPOConfig)}
-    assert not FIXED.keys() - known, f"GRPOConfig has no {FIXED.keys() - known}: src/ftis/trl/options.py refuses them"
-    assert not FIXED.keys() - {name for options, _ in CONTRADICTIONS for name in options}
-
-
-@needs_trl
-def test_the_three_lines_of_the_docs_go_with_their_recipe() -> None:
-    from trl import GRPOConfig
-
-    from ftis.trl.member import adapted
-    from ftis.trl.options import check_options
-
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trl.md").read_text(encoding="utf-8"), re.DOTALL)
-    (call,) = re.findall(r"args = GRPOConfig\((.*?)\n\)", block, re.DOTALL)
-    args = eval(f"GRPOConfig({call}\nbf16=False, use_cpu=True)", {"GRPOConfig": GRPOConfig})
-    recipe = adapted(choose_arm(load(ROOT / "recipes" / "demo_pair.toml"), "small", "F-TIS")[1], args)
-    check_options(args, recipe, resolve(recipe.objective), "small", 1)
 
 
 @needs_trl
 @pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
 def test_an_option_that_contradicts_is_refused_by_name(
-    options: dict[str, Any], said: str, model: Path, tmp_path: Path
+    options: dict[str, Any], said: str, vllm: type[Vllm], model: Path, tmp_path: Path
 ) -> None:
     from ftis.trl.options import OptionError
 
@@ -788,8 +832,9 @@ def test_an_option_that_contradicts_is_refused_by_name(
     [
         ({"sampling": {"stop": ["a"]}}, "sampling.stop"),
         ({"sampling": {"end_tokens": ["<unk>"]}}, "completions must end at '<unk>'"),
-        ({"training": {"mode": "horizontal"}}, 'training.mode = "horizontal"'),
         ({"training": {"resample": "fill"}}, 'training.resample = "fill"'),
+        ({"objective": {"name": "GSPO"}}, "set loss_type, importance_sampling_level"),
+        ({"objective": {"clip_joint": True}}, "set loss_type, importance_sampling_level"),
         ({"prompt": {"template": "{question}?"}}, "row 0 has another prompt"),
     ],
     ids=lambda value: str(value)[:40],
@@ -804,40 +849,20 @@ def test_a_recipe_that_trl_cannot_follow_is_refused(
 
 
 @needs_trl
-@pytest.mark.parametrize("name", ["attack", "rounds_late"])
-def test_settings_of_a_peer_that_only_ftis_train_has_are_refused(name: str, model: Path, tmp_path: Path) -> None:
+def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_are_refused(
+    model: Path, tmp_path: Path
+) -> None:
     from ftis.trl.options import OptionError
 
-    recipe = scene_recipe()
-    mine, other = recipe.peers
-    mine = mine.model_copy(update={name: {"attack": "text", "rounds_late": 1}[name]})
-    with pytest.raises(OptionError, match="leave them out"):
-        trainer_of(model, config(tmp_path), recipe.model_copy(update={"peers": (mine, other)}))
-
-
-@needs_trl
-@pytest.mark.parametrize("name", ["tools", "environment_factory"])
-def test_completions_with_more_than_sampled_tokens_are_refused(name: str, model: Path, tmp_path: Path) -> None:
-    from ftis.trl.options import OptionError
-
-    given_options: dict[str, Any] = {name: [len]}
-    with pytest.raises(OptionError, match=f"{name}: completions of a swarm hold nothing but sampled tokens"):
-        trainer_of(model, config(tmp_path), **given_options)
-
-
-@needs_trl
-def test_a_rollout_func_that_masks_tokens_is_refused(model: Path, tmp_path: Path) -> None:
-    from ftis.trl.options import OptionError
-
-    def masking(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        made = given(prompts, trainer)
-        return {**made, "env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]}
-
-    exchange = MadeUp()
-    trainer = trainer_of(model, config(tmp_path), exchange=exchange, rollout_func=masking)
-    with pytest.raises(OptionError, match="leave env_mask out"):
-        trainer.train()
-    assert exchange.published == []
+    mine, other = scene_recipe().peers
+    for update in ({"attack": "text"}, {"rounds_late": 1}):
+        recipe = scene_recipe().model_copy(update={"peers": (mine.model_copy(update=update), other)})
+        with pytest.raises(OptionError, match="leave them out"):
+            trainer_of(model, config(tmp_path), recipe)
+    for name in ("tools", "environment_factory"):
+        more: dict[str, Any] = {name: [len]}
+        with pytest.raises(OptionError, match=f"{name}: completions of a swarm hold nothing but sampled tokens"):
+            trainer_of(model, config(tmp_path), **more)
 
 
 @needs_trl
@@ -846,51 +871,49 @@ def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts
 ) -> None:
     from ftis.trl.options import OptionError
 
-    def elsewhere(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        made = given(prompts, trainer)
+    def elsewhere(made: dict[str, Any], end: int) -> dict[str, Any]:
         first, *others = made["prompt_ids"]
-        return {**made, "prompt_ids": [[*first, 5], *others]}
+        return {"prompt_ids": [[*first, 5], *others]}
 
-    def with_more(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        made = given(prompts, trainer)
-        return {**made, "judged": [0.5] * len(made["prompt_ids"])}
+    def with_more(made: dict[str, Any], end: int) -> dict[str, Any]:
+        return {"judged": [0.5] * len(made["prompt_ids"])}
 
-    def beyond(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        made = given(prompts, trainer)
-        end = min(trainer.eos_token_ids)
-        return {**made, "completion_ids": [[end, *ids[1:]] for ids in made["completion_ids"]]}
+    def beyond(made: dict[str, Any], end: int) -> dict[str, Any]:
+        return {"completion_ids": [[end, *ids[1:]] for ids in made["completion_ids"]]}
 
-    cases = [(elsewhere, "has another prompt than"), (with_more, "gives judged beside"), (beyond, "goes on behind")]
-    for i, (rollout_func, said) in enumerate(cases):
+    def masking(made: dict[str, Any], end: int) -> dict[str, Any]:
+        return {"env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]}
+
+    cases = {"has another prompt than": elsewhere, "gives judged beside": with_more, "goes on behind": beyond}
+    for said, changed in (cases | {"leave env_mask out": masking}).items():
+
+        def rollout_func(prompts: Sequence[str], trainer: Any, changed: Any = changed) -> dict[str, Any]:
+            made = given(prompts, trainer)
+            return {**made, **changed(made, min(trainer.eos_token_ids))}
+
         exchange = MadeUp()
-        trainer = trainer_of(model, config(tmp_path / str(i)), exchange=exchange, rollout_func=rollout_func)
+        trainer = trainer_of(model, config(tmp_path / said), exchange=exchange, rollout_func=rollout_func)
         with pytest.raises(OptionError, match=f"rollout_func.*{said}"):
             trainer.train()
         assert exchange.published == []
 
 
 @needs_trl
-def test_a_model_with_an_auxiliary_loss_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
-    from ftis.trl.options import OptionError
-
-    model = tiny_model_dir("mixtral")
-    with pytest.raises(OptionError, match=r"set router_aux_loss_coef=0\.0"):
-        trainer_of(model, config(tmp_path, router_aux_loss_coef=0.01))
-
-
-@needs_trl
-def test_a_model_with_dropout_and_a_data_set_of_another_length_are_refused(
+def test_a_model_that_samples_otherwise_than_it_learns_and_a_data_set_of_another_length_are_refused(
     tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path
 ) -> None:
     from ftis.trl.options import OptionError
 
     with pytest.raises(OptionError, match="attention_dropout"):
         trainer_of(tiny_model_dir("qwen2", attention_dropout=0.1), config(tmp_path))
+    defaults = {"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5, "do_sample": True}
+    for stored, said in ((defaults, "no_repeat_ngram_size = 2"), ({"min_p": 0.9, "do_sample": True}, "min_p = 0.9")):
+        with pytest.raises(OptionError, match=said) as refused:
+            trainer_of(tiny_model_dir("qwen2", generation_config=stored), config(tmp_path))
+        assert "temperature" not in str(refused.value)  # GRPOConfig's is given
     short = trainer_of(model, config(tmp_path)).train_dataset.select(range(5))
     with pytest.raises(OptionError, match="train_dataset has 5 rows"):
         trainer_of(model, config(tmp_path), train_dataset=short)
-    with pytest.raises(OptionError, match="args = None"):
-        trainer_of(model, None)
 
 
 @needs_trl
@@ -901,17 +924,6 @@ def test_a_model_that_takes_padding_for_positions_is_refused(tiny_model_dir: Tin
     with pytest.raises(OptionError, match="it has absolute positions"):
         trainer.train()
     assert trainer._swarm.link.published == []
-
-
-@needs_trl
-def test_generation_defaults_of_a_model_do_not_leak_into_what_is_sampled(
-    tiny_model_dir: TinyModelDir, tmp_path: Path
-) -> None:
-    from ftis.trl.options import OptionError
-
-    model = tiny_model_dir("qwen2", generation_config={"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5})
-    with pytest.raises(OptionError, match=r"generation_config.no_repeat_ngram_size = None"):
-        trainer_of(model, config(tmp_path))
 
 
 @needs_trl
@@ -943,14 +955,58 @@ def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str,
     assert given[0]["prompt"] == [{"role": "user", "content": "1+1"}]
 
 
+# --- a data set of the script's own -----------------------------------------------------------------
+
+
+def of_script(model: Path, args: Any, dataset: Any, **swarm: Any) -> Any:
+    from ftis.trl import FTISTrainer, Swarm
+
+    link = MadeUp()
+    of_two = Swarm(**{"peer": "a", "peers": ["b", "a"], "open": True, "link": link, **swarm})
+    trainer = FTISTrainer(str(model), evenness, args, train_dataset=dataset, swarm=of_two)
+    link.member = trainer.member
+    return trainer
+
+
 @needs_trl
-def test_variables_of_a_template_are_trls_too(model: Path, tmp_path: Path) -> None:
+def test_a_data_set_of_the_script_is_the_swarms_task(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """With the values of GRPOConfig, and F-TIS-lifted over shared prompts."""
+    model = tiny_model_dir("qwen2", chat_template=True)
+    chat = rows_of(12).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    trainer = of_script(model, config(tmp_path, save_steps=500), chat)
+    recipe = trainer.member.recipe
+    assert (recipe.training.rounds, recipe.training.prompts_per_round, recipe.training.save_every) == (9, 4, 250)
+    assert (recipe.objective.name, recipe.rollouts_per_group, recipe.seed) == ("F-TIS-lifted", GROUP // 2, 42)
+    settings = {"honesty.action": "off", "objective.name": "F-TIS"}
+    trainer = of_script(model, config(tmp_path / "again", max_steps=6), chat, settings=settings)
+    trainer.train()
+    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    assert [(row["peer/a/admitted"], row["peer/b/admitted"]) for row in rows] == [(8, 8)] * 3
+    assert trainer.member.task.train[0].question == chat[0]["prompt"][0]["content"]
+
+
+@needs_trl
+def test_peers_of_other_data_say_so(model: Path, tmp_path: Path) -> None:
     from ftis.trl.options import OptionError
 
-    recipe = scene_recipe(1)
-    prompt = recipe.prompt.model_copy(update={"template_options": {"mood": "so"}})
-    with pytest.raises(OptionError, match=r"chat_template_kwargs = \{\}: the recipe's prompt.template_options is"):
-        trainer_of(model, config(tmp_path), recipe.model_copy(update={"prompt": prompt}))
+    mine = of_script(model, config(tmp_path), rows_of(12)).member
+    assert mine.header.run == of_script(model, config(tmp_path), rows_of(12).select(range(12))).member.header.run
+    other = of_script(model, config(tmp_path), rows_of(12).shuffle(seed=1)).member
+    assert other.header.run != mine.header.run
+    facts = [{"peers": ["a", "b"], "task_digest": member.task.digest} for member in (mine, other)]
+    found = mismatch("trl", *facts)
+    assert found is not None
+    assert "task_digest" in found.of(["b"])
+    assert "same problems" in found.of(["b"])
+    for swarm, said in (
+        ({"peers": (), "key": "a.key"}, "names nobody else"),
+        ({"recipe": scene_recipe(), "settings": {"seed": 1}}, "stand in the recipe"),
+        ({"peer": "c"}, "no peer 'c'"),
+    ):
+        with pytest.raises(FtisError, match=said):
+            of_script(model, config(tmp_path), rows_of(12), **swarm)
+    with pytest.raises(OptionError, match="no length"):
+        of_script(model, config(tmp_path), rows_of(12).to_iterable_dataset())
 
 
 # --- processes --------------------------------------------------------------------------------------
@@ -968,7 +1024,7 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     trl = [sys.executable, str(ROOT / "examples" / "trl_peer.py"), "--recipe", recipe, "--set", port]
     ours = command("join", recipe, "--arm", "F-TIS", "--peer", "large", "--key", "keys/large.key")
-    ours += ["--roster", "roster.toml", "--set", "training.rounds=20", "--set", port]
+    ours += ["--roster", "roster.toml", "--set", "training.rounds=20", "--set", "output_dir=runs/trl", "--set", port]
     small = Watched(trl, tmp_path / "small.log", environment=environment)
     large = Watched(ours, tmp_path / "large.log", environment=environment)
     try:
@@ -981,7 +1037,7 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     finally:
         for process in (small, large):
             process.kill()
-    places = [Path("runs/trl_peer/ftis"), Path("runs/demo_pair-seed0-large/F-TIS/large")]
+    places = [Path("runs/trl/small/ftis"), Path("runs/trl/demo_pair-seed0-large/F-TIS/large")]
     here, there = (read_jsonl(place / "metrics.jsonl") for place in places)
     assert [row["step"] for row in here] == [row["step"] for row in there] == list(range(1, 21))
     for mine, theirs in zip(here, there, strict=True):
@@ -994,9 +1050,53 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
                 assert mine[key] == theirs[key]
             assert mine["completion_ids"].tolist() == theirs["completion_ids"].tolist()
             assert mine["gen_logp"].tolist() == theirs["gen_logp"].tolist()
-    assert (Path("runs/trl_peer/ftis.identity/incarnation")).read_text() == "2\n"
+    assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2
+
+
+@needs_trl
+@pytest.mark.slow
+def test_the_script_of_the_docs_is_a_swarm_of_two(tmp_path: Path) -> None:
+    """With a data set, a model and a reward that are here, and TRL's settings for a CPU."""
+    script = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    rows = [{"prompt": f"{a}+{b}=", "solution": str((a + b) % 10)} for a in range(10) for b in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows_here, args = (
+        f'"json", data_files="{tmp_path}/rows.jsonl"',
+        "use_cpu=True, max_steps=3, max_completion_length=8",
+    )
+    here = {
+        '"trl-lib/DeepMath-103K"': rows_here,
+        "from trl.rewards import accuracy_reward": "from recipes import evenness as accuracy_reward\nfrom trl import *",
+        "open=True": f'open=True, settings={{"network.port": {free_port()}}}',
+        "    swarm=swarm,": f"    swarm=swarm,\n    args=GRPOConfig(NAME, {args}),",
+    }
+    for old, new in here.items():
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    processes = {}
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    environment |= {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for name in ("small", "large"):
+        of_peer = script.replace('peer="small"', f'peer="{name}"').replace("NAME", repr(str(tmp_path / name)))
+        (tmp_path / f"{name}.py").write_text(of_peer.replace("Qwen/Qwen2.5-0.5B-Instruct", f"starter:{name}"))
+        command = [sys.executable, str(tmp_path / f"{name}.py")]
+        processes[name] = Watched(command, tmp_path / f"{name}.log", environment=environment)
+    try:
+        for name, process in processes.items():
+            assert process.wait(180) == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+    finally:
+        for process in processes.values():
+            process.kill()
+    mine_and_theirs = (read_jsonl(tmp_path / name / "ftis" / "metrics.jsonl") for name in processes)
+    rounds = list(zip(*mine_and_theirs, strict=True))
+    for mine, theirs in rounds:
+        assert [mine[f"peer/{name}/admitted"] for name in processes] == [4, 4]
+        assert [mine[f"peer/{name}/reward"] for name in processes] == [
+            theirs[f"peer/{name}/reward"] for name in processes
+        ]
+    assert len(rounds) == 3
 
 
 @needs_trl
@@ -1029,7 +1129,7 @@ def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -
         assert published[several] == published["one"]
         compared = 0
         for first, second in zip(logs["one"], logs[several], strict=True):
-            for key in first.keys() - {"learning_rate"}:
+            for key in first.keys() - {"learning_rate", "train_loss"}:  # the latter is of the main process's rows
                 if "time" in key or "per_second" in key or key in ("epoch", "num_tokens"):
                     continue
                 assert second[key] == pytest.approx(first[key], rel=1e-5, abs=1e-5), key

@@ -98,8 +98,9 @@ class MadeUp:
         assert self.member is not None
         items = self.items(round)
         groups = []
+        each = self.member.recipe.rollouts_per_group
         for item in items:
-            seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + GROUP)
+            seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + each)
             rollouts = tuple(made_up(seed, self.member.admitter.terms.vocab_size) for seed in seeds)
             if self.lie is not None:
                 rollouts = tuple(always(9, self.lie, rollout) for rollout in rollouts)
@@ -124,7 +125,6 @@ def config(out: Path, **options: Any) -> Any:
         "gradient_accumulation_steps": 1,
         "num_generations": GROUP,
         "max_completion_length": LENGTH,
-        "loss_type": "grpo",
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
         "report_to": "none",
@@ -148,6 +148,60 @@ def trainer_of(
     if isinstance(exchange, MadeUp):
         exchange.member = trainer.member
     return trainer
+
+
+def drawn(trainer: Any, prompt_ids: Sequence[int], place: int) -> Rollout:
+    """A rollout that follows from its prompt and its place in the group, with the model's log-probabilities.
+
+    Every other one ends before the longest length.
+    """
+    import torch
+
+    rollout = made_up(sum(prompt_ids) + 1000 * place, trainer.model.config.vocab_size)
+    ids = rollout.completion_ids
+    if place % 2:
+        ids[-1] = min(trainer.eos_token_ids)
+    with torch.no_grad():
+        logits = trainer.model(torch.tensor([[*prompt_ids, *ids.tolist()]])).logits[0, len(prompt_ids) - 1 : -1]
+    logp = logits.log_softmax(-1)[torch.arange(len(ids)), torch.from_numpy(ids).long()]
+    return Rollout(ids, logp.numpy())
+
+
+def draws(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+    """A rollout_func of :func:`drawn` completions."""
+    ids = trainer.processing_class(text=list(prompts))["input_ids"]
+    rollouts = [drawn(trainer, row, ids[:n].count(row)) for n, row in enumerate(ids)]
+    return {
+        "prompt_ids": ids,
+        "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
+        "logprobs": [rollout.gen_logp.tolist() for rollout in rollouts],
+    }
+
+
+@dataclass
+class Twin:
+    """The link of ``a`` with a ``b`` that has the same model, and draws what ``a`` alone would draw besides."""
+
+    trainer: Any = None
+
+    def catch_up(self, round: int) -> int:
+        return round
+
+    def exchange(self, outgoing: Outgoing) -> Collected:
+        member, round = self.trainer.member, outgoing.round
+        each = member.recipe.rollouts_per_group
+        first = GROUP - each  # the places in a group that are left
+        groups = [
+            Group(
+                "b",
+                round,
+                item,
+                tuple(drawn(self.trainer, member.prompt_ids[item].tolist(), first + n) for n in range(each)),
+            )
+            for item in member.assigned("b", round)
+        ]
+        header = type(member.header)(**{**vars(member.header), "peer": "b", "round": round})
+        return Collected({"b": encode(Message(header, tuple(groups)))})
 
 
 class Vllm:
@@ -221,7 +275,8 @@ def main(model: Path, out: Path) -> None:
     logging.disable(logging.WARNING)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    args = config(out, per_device_train_batch_size=8 // processes, save_strategy="no")
+    # In one step: each process shuffles its own rows, so that those of two steps depend on their number.
+    args = config(out, per_device_train_batch_size=16 // processes, steps_per_generation=1, save_strategy="no")
     exchange = MadeUp()
     trainer = trainer_of(model, args, exchange=exchange, rollout_func=given)
     trainer.train()

@@ -110,6 +110,8 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
         remedy = 'one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
         remedy = 'take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
+    elif differing == ["task_digest"]:
+        remedy = "give all the same problems in the same order"
     elif differing == ["roster"]:
         remedy = "give all the same roster"
     else:

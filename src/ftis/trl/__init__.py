@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ftis.version import extra
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _HOME = {"FTISTrainer": "trainer", "Swarm": "member", "end_processes": "ranks"}
 
+TRIED = (1, 16)
+"""The version of TRL that the tests ran with."""
+
 __all__ = sorted(_HOME)
 
 
@@ -27,8 +31,11 @@ def __getattr__(name: str) -> Any:
     remedy = f"pip install {extra('trl')}"
     try:
         found = importlib.metadata.version("trl")
-        if not (1, 16) <= tuple(map(int, found.split(".")[:2])) < (1, 18):
-            raise ImportError(f"ftis.trl goes with TRL 1.16 and 1.17, and TRL here is {found}: {remedy}")
+        version = tuple(map(int, found.split(".")[:2]))
+        if not TRIED <= version < (2,):
+            raise ImportError(f"ftis.trl goes with TRL from 1.16 on and below 2, and TRL here is {found}: {remedy}")
+        if version > TRIED:  # once, as Python shows one warning of one place
+            warnings.warn(f"ftis.trl was tried with TRL 1.16 and not with {found}", stacklevel=1)
         return getattr(importlib.import_module(f"ftis.trl.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name not in ("trl", "datasets", "accelerate"):

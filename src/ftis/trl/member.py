@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,15 +28,16 @@ from ftis.member import Member, Outgoing
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs, arms_of
-from ftis.recipe.parsing import load, network_settings
+from ftis.recipe.parsing import load, network_settings, parse, set_key
 from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import read_jsonl
-from ftis.rollouts import Prompt
+from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.join import EventLog, choose_arm, credentials, in_network
 from ftis.run.membership import end_tokens_of, member_of
 from ftis.selection import selections_of
-from ftis.tasks.rendering import render_prompt
+from ftis.swarm.identity import read_roster
+from ftis.trl.options import SAMPLING, OptionError, steps_per_round
 from ftis.view.progress import Display
 
 
@@ -58,44 +59,96 @@ class Link(Protocol):
 class Swarm:
     """Whom a trainer learns with, and as which peer.
 
+    Without a recipe the script's data set is the task, the values are GRPOConfig's, and the arm is F-TIS-lifted over
+    shared prompts. ``Swarm()`` has nobody else.
+
     Attributes:
         recipe: the swarm's recipe, or its TOML file.
-        peer: which of the recipe's peers this trainer is.
-        arm: which arm, where several let peers learn together.
+        peer: the name of this trainer.
+        peers: the names of all peers, where no recipe and no roster says them.
+        arm: which of the recipe's arms, where several let peers learn together.
         key, roster: files of this peer's private key and of all public keys (``ftis keys``).
         open: no roster: trust whoever can connect.
         listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.
+        settings: without a recipe, keys of one and their values, as ``{"objective.name": "F-TIS"}``.
         link: carries messages instead of the network, for trainers in one process.
     """
 
-    recipe: Recipe | str | Path
-    peer: str
+    recipe: Recipe | str | Path | None = None
+    peer: str = "own"
+    peers: Sequence[str] = ()
     arm: str | None = None
     key: str | Path | None = None
     roster: str | Path | None = None
     open: bool = False
     listen: Sequence[str] = ()
     connect: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     link: Link | None = None
 
-    def resolved(self) -> Recipe:
+    def resolved(self, args: Any, dataset: Any) -> Recipe | None:
         """The recipe with exactly the peers of this swarm, and its ``[network]`` with what was given here.
 
+        Args:
+            args: a GRPOConfig.
+            dataset: the script's, or None.
+
+        Returns:
+            None: nobody else is named.
+
         Raises:
-            FtisError: no such recipe, peer or arm.
+            FtisError: no such recipe, peer or arm, or a data set that no swarm can share.
         """
-        recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
         given = {"key": self.key, "roster": self.roster}
-        changes: dict[str, Any] = {name: str(path) for name, path in given.items() if path is not None}
-        changes |= {"listen": list(self.listen)} if self.listen else {}
-        changes |= {"connect": list(self.connect)} if self.connect else {}
-        changes |= {"open": True} if self.open else {}
-        recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | changes)})
+        network: dict[str, Any] = {name: str(path) for name, path in given.items() if path is not None}
+        network |= {"listen": list(self.listen)} if self.listen else {}
+        network |= {"connect": list(self.connect)} if self.connect else {}
+        network |= {"open": True} if self.open else {}
+        if self.recipe is None:
+            return self._of_script(args, dataset, network)
+        if self.peers or self.settings:
+            raise OptionError("peers and settings stand in the recipe: leave them out of Swarm, or give no recipe")
+        recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
+        recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | network)})
         if self.link is None:
             return choose_arm(recipe, self.peer, self.arm)[1]
         swarms = arms_of(recipe, (self.arm,) if self.arm else ())[0].swarms
         recipe.peer(self.peer)
         return next(swarm for swarm in swarms if self.peer in {p.name for p in swarm.peers})
+
+    def _of_script(self, args: Any, dataset: Any, network: Mapping[str, Any]) -> Recipe | None:
+        """The recipe that a script's GRPOConfig and data set amount to."""
+        names = self.peers or (tuple(read_roster(Path(self.roster))) if self.roster else ())
+        if not names and network:
+            raise OptionError("Swarm names nobody else: give roster=… (ftis keys), or peers=[…] with open=True")
+        if len(names) < 2:
+            return None
+        if not hasattr(dataset, "__len__"):
+            raise OptionError(
+                "train_dataset has no length: peers share a data set whose rows can be asked for by number"
+            )
+        prompts, steps = args.generation_batch_size // args.num_generations, steps_per_round(args)
+        passes = args.num_train_epochs * (len(dataset) // prompts)
+        document: dict[str, Any] = {
+            "name": "trl",
+            "seed": args.seed,
+            "task": {"name": "train_dataset"},
+            "sampling": {name: getattr(args, name) for name in SAMPLING},
+            "training": {
+                "rounds": math.ceil(args.max_steps / steps if args.max_steps > 0 else passes),
+                "prompts_per_round": prompts,
+                "mode": "horizontal",
+                "save_every": max(1, math.ceil(args.save_steps / steps)),
+            },
+            "objective": {"name": "F-TIS-lifted"},
+            "network": dict(network),
+            "peers": [{"name": name, "model": "of its script"} for name in sorted(names)],
+        }
+        for key, value in self.settings.items():
+            set_key(document, key, value)
+        recipe = parse(document, "Swarm")
+        recipe.peer(self.peer)
+        return recipe
 
 
 @dataclass(frozen=True)
@@ -112,10 +165,13 @@ class HostPolicy:
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
 
-def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Member:
+def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task, render: Callable[[Prompt], Ints]) -> Member:
     """The member ``name`` of a recipe.
 
     Its admission scores nothing: all processes of the trainer score what was admitted.
+
+    Args:
+        render: a problem → the token ids of its prompt.
 
     Raises:
         RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
@@ -133,7 +189,7 @@ def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task) -> Mem
         task,
         policy,
         policy.end_ids,
-        partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True),  # as TRL does
+        render,
         _unscored,
         selections_of(recipe, name, resolve(recipe.objective)),
         max_staleness=recipe.network.max_staleness,

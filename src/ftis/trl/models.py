@@ -7,34 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from ftis.engines.hub import only_here
 from ftis.rollouts import Floats
 from ftis.trl.options import OptionError
-
-STORED = (
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "guidance_scale",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "sequence_bias",
-    "stop_strings",
-    "suppress_tokens",
-    "typical_p",
-    "watermarking_config",
-)
-"""Generation defaults that a model's directory may hold, that change what is sampled, and that TRL does not reset."""
 
 SHIFTED, SHIFTED_IN_16_BITS = 0.02, 0.2
 """Nats a token by which padding may move log-probabilities: rounding moves them less, other positions by more."""
@@ -52,7 +29,7 @@ def check_model(model: Any) -> None:
     """Refuse a model that samples from another distribution than it learns.
 
     Raises:
-        OptionError: it has dropout, or generation defaults that change what is sampled.
+        OptionError: it has dropout.
     """
     dropping = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     if dropping or getattr(model.config.get_text_config(), "attention_dropout", None):
@@ -60,13 +37,20 @@ def check_model(model: Any) -> None:
             "the model has dropout, so that it samples from another distribution than it learns: set "
             "disable_dropout=True, and attention_dropout = 0.0 in its config"
         )
-    defaults = {name: getattr(model.generation_config, name, None) for name in STORED}
-    for name, value in defaults.items():
-        if value not in (None, False, 0, 1, []):
-            raise OptionError(
-                f"the model's generation_config has {name} = {value!r}, which changes what is sampled but not the "
-                f"log-probabilities: set model.generation_config.{name} = None"
-            )
+
+
+def generation_of(trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings by which a GRPOTrainer samples, and transformers' defaults.
+
+    ``generate`` takes what the trainer leaves open from the model's directory. vLLM is given all of them.
+    """
+    args = trainer.args
+    if args.use_vllm:
+        given = {"min_p": args.min_p, "repetition_penalty": args.repetition_penalty, **(args.generation_kwargs or {})}
+    else:
+        of_model, of_trainer = trainer.model.generation_config.to_dict(), trainer.generation_config.to_dict()
+        given = of_model | {name: value for name, value in of_trainer.items() if value is not None}
+    return given, GenerationConfig._get_default_generation_params()
 
 
 def check_server(client: Any) -> None:

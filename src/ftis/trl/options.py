@@ -1,7 +1,7 @@
-"""Options of a TRL script that contradict the method or the recipe, refused by name with the remedy. Imports no TRL.
+"""Options of a TRL script that contradict the swarm, refused by name with the remedy. Imports no TRL.
 
-A swarm's recipe says what its peers agreed on: what a rollout means and when a round closes. GRPOConfig says how this
-peer samples and learns. Keys that both have must agree.
+A swarm's peers agree on what a rollout means and when a round closes. GRPOConfig says how this peer learns: its loss,
+clip, advantages, steps. Nothing is refused of a trainer that has nobody to learn with.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ftis.advantages import within_group
 from ftis.config import FtisError, Recipe
-from ftis.objectives import Objective
+from ftis.objectives import Objective, clipped, over_old, sequence_mean
 
 
 class OptionError(FtisError):
@@ -18,96 +19,119 @@ class OptionError(FtisError):
 
 
 FIXED: Mapping[str, tuple[Any, str]] = {
-    "fp16": (False, "its gradient scaling ends in an error at a step without gradient; take bf16, or neither"),
-    "loss_type": ("grpo", "F-TIS is a mean over the tokens of a rollout, then over rollouts"),
-    "importance_sampling_level": ("token", "F-TIS weighs tokens; name a sequence-level objective in the recipe"),
-    "beta": (0.0, "F-TIS has no reference model; its filter bounds the KL"),
-    "sync_ref_model": (False, "F-TIS has no reference model"),
-    "delta": (None, "the recipe's objective clips"),
-    "off_policy_mask_threshold": (None, "the KL filter of the recipe's objective does this"),
-    "top_entropy_quantile": (1.0, "F-TIS learns from every token of a rollout that it keeps"),
-    "entropy_coef": (0.0, "F-TIS has no entropy bonus"),
-    "use_adaptive_entropy": (False, "F-TIS has no entropy bonus"),
-    "mask_truncated_completions": (False, "the other peers learn from truncated completions, and so must this one"),
+    "beta": (0.0, "foreign rollouts come without log-probabilities of your reference model"),
     "multi_objective_aggregation": ("sum_then_normalize", "advantages are taken from one reward per rollout"),
-    "min_p": (None, "log-probabilities must be of the distribution sampled, which a message cannot say of min_p"),
-    "repetition_penalty": (1.0, "log-probabilities must be of the distribution sampled"),
-    "generation_kwargs": (None, "they would change the distribution sampled, unseen by the other peers"),
+    "shuffle_dataset": (True, "the peers draw their prompts in an order of the swarm"),
     "vllm_structured_outputs_regex": (None, "it would change the distribution sampled, unseen by the other peers"),
     "neftune_noise_alpha": (None, "noise in the embeddings would change log-probabilities from one pass to the next"),
     "use_transformers_continuous_batching": (False, "it samples from a copy of the model in another precision"),
 }
-"""Options of GRPOConfig with the one value that goes with the method, and why."""
+"""Options of GRPOConfig with the one value that goes with other peers, and why."""
+
+DIVISORS = {
+    **dict.fromkeys(("grpo", "dr_grpo", "sapo", "luspo"), "rollouts"),
+    "bnpo": "tokens",
+    **dict.fromkeys(("dapo", "cispo", "vespo"), "round"),
+}
+"""TRL's losses -> the divisor: rollouts or tokens of a micro-batch, or the round's tokens, which the batch names."""
+
+SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_k", "top_p")
+"""Keys of GRPOConfig that a recipe has in ``[sampling]``."""
+
+HARMLESS = (
+    "bos_token_id", "cache_config", "cache_implementation", "compile_config", "decoder_start_token_id",
+    "disable_compile", "eos_token_id", "max_cache_len", "max_length", "output_attentions", "output_hidden_states",
+    "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "return_dict_in_generate",
+    "transformers_version", "use_cache", "_from_model_config",
+)  # fmt: skip
+"""Keys of a GenerationConfig that do not change the distribution sampled, whatever their value."""
 
 
-def check_options(args: Any, recipe: Recipe, objective: Objective, peer: str, processes: int) -> None:
-    """Refuse what contradicts the method or the recipe.
+def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective: Objective, peer: str) -> None:
+    """Refuse what contradicts the swarm.
 
     Args:
         args: a GRPOConfig.
+        more: arguments of the trainer besides.
         recipe: with exactly the peers of this swarm.
-        processes: of this peer.
 
     Raises:
         OptionError: names every such option, its value and the remedy.
     """
     faults = [
-        *_fixed(args),
+        *_fixed(args, more),
         *_of_sampling(args, recipe),
-        *_of_learning(args, recipe, objective),
-        *_of_batches(args, recipe, processes),
+        *_of_batches(args, recipe),
         *_of_saving(args, recipe),
-        *_of_recipe(args, recipe, peer),
+        *_of_recipe(args, recipe, objective, peer),
     ]
     if faults:
         raise OptionError("options that contradict the swarm's:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
+def check_generation(args: Any, effective: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse every setting of generation by which a sample's log-probability would be another than the model's.
+
+    Args:
+        effective: the settings in force, those that the model's directory brings among them.
+        defaults: transformers' own.
+
+    Raises:
+        OptionError: names every setting that is neither harmless nor the default.
+    """
+    wanted = {
+        **defaults,
+        "do_sample": True,
+        "max_new_tokens": args.max_completion_length,
+        **{name: getattr(args, name) for name in ("temperature", "top_k", "top_p")},
+    }
+    faults = [
+        f"  {name} = {value!r}"
+        for name, value in effective.items()
+        if name not in HARMLESS and value is not None and value != wanted.get(name)
+    ]
+    if faults:
+        raise OptionError(
+            "settings of generation that change what is sampled, but not the log-probabilities that others weigh it "
+            "by:\n" + "\n".join(faults) + "\n  leave them out of GRPOConfig (generation_kwargs too), and set those "
+            "that come with the model to None: model.generation_config.<name> = None"
+        )
+
+
 def steps_per_round(args: Any) -> int:
     """Optimiser steps that TRL takes in a round."""
-    return int(args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
+    return max(1, int(args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps))
 
 
-def _fixed(args: Any) -> Iterator[str]:
+def _fixed(args: Any, more: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("tools", "environment_factory"):
+        if more.get(name):
+            yield f"{name}: completions of a swarm hold nothing but sampled tokens; leave it out"
+    if args.loss_type not in DIVISORS:
+        yield f"loss_type = {args.loss_type!r}: its divisor is not known here; take one of {', '.join(DIVISORS)}"
     for name, (wanted, why) in FIXED.items():
         value = getattr(args, name)
-        if value != wanted and not (wanted is None and value == {}):
+        if value != wanted:
             yield f"{name} = {value!r}: set {name}={wanted!r}, since {why}"
-    if args.use_vllm and args.vllm_importance_sampling_correction:
-        yield (
-            "vllm_importance_sampling_correction = True: set vllm_importance_sampling_correction=False, since F-TIS "
-            "itself weighs own rollouts by π_old/π_gen"
-        )
 
 
 def _of_sampling(args: Any, recipe: Recipe) -> Iterator[str]:
     sampling = recipe.sampling
-    for name in ("num_generations", "max_completion_length", "temperature", "top_k", "top_p"):
+    for name in SAMPLING:
         value, wanted = getattr(args, name), getattr(sampling, name)
         if value != wanted:
             yield f"{name} = {value!r}: the recipe's sampling.{name} is {wanted!r}; set {name}={wanted!r}"
     if (sampling.top_k or sampling.top_p < 1) and not args.use_vllm:
         yield (
             f"top_k = {sampling.top_k}, top_p = {sampling.top_p}: transformers' generate reports no log-probabilities "
-            f"of a truncated distribution; sample with use_vllm=True, or set top_k = 0 and top_p = 1.0 in the recipe"
+            f"of a truncated distribution; sample with use_vllm=True, or set top_k=0 and top_p=1.0"
         )
 
 
-def _of_learning(args: Any, recipe: Recipe, objective: Objective) -> Iterator[str]:
-    high = objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
-    wanted = {"epsilon": objective.epsilon, "epsilon_high": high}
-    given = {"epsilon": args.epsilon, "epsilon_high": args.epsilon if args.epsilon_high is None else args.epsilon_high}
-    for name, value in given.items():
-        if value != wanted[name]:
-            yield f"{name} = {value!r}: the recipe's objective has {wanted[name]!r}; set {name}={wanted[name]!r}"
-    if args.scale_rewards != recipe.training.scale_rewards:
-        said = recipe.training.scale_rewards
-        yield f'scale_rewards = {args.scale_rewards!r}: the recipe says "{said}"; set scale_rewards="{said}"'
-
-
-def _of_batches(args: Any, recipe: Recipe, processes: int) -> Iterator[str]:
+def _of_batches(args: Any, recipe: Recipe) -> Iterator[str]:
+    processes = args.world_size
     prompts, each = recipe.training.prompts_per_round, recipe.sampling.num_generations
-    own = recipe.prompts_per_peer * each
+    own = recipe.prompts_per_peer * recipe.rollouts_per_group
     if args.generation_batch_size != prompts * each:
         yield (
             f"generation_batch_size = {args.generation_batch_size}: a round has {prompts} prompts x {each} completions "
@@ -119,24 +143,20 @@ def _of_batches(args: Any, recipe: Recipe, processes: int) -> Iterator[str]:
     if args.steps_per_generation * args.num_iterations % args.gradient_accumulation_steps:
         yield (
             f"gradient_accumulation_steps = {args.gradient_accumulation_steps}: a round would end within an optimiser "
-            f"step; take a divisor of steps_per_generation = {args.steps_per_generation}"
-        )
-    elif args.steps_per_generation % args.gradient_accumulation_steps:
-        yield (
-            f"gradient_accumulation_steps = {args.gradient_accumulation_steps}: a step would hold rollouts twice; take "
-            f"a divisor of steps_per_generation = {args.steps_per_generation}"
+            f"step; take a divisor of steps_per_generation x num_iterations = "
+            f"{args.steps_per_generation * args.num_iterations}"
         )
     total = recipe.training.rounds * steps_per_round(args)
     if args.max_steps not in (-1, total):
         yield (
-            f"max_steps = {args.max_steps}: the recipe's {recipe.training.rounds} rounds take {total}; leave max_steps "
-            f"out, or set training.rounds"
+            f"max_steps = {args.max_steps}: the {recipe.training.rounds} rounds take {total}; leave max_steps out, or "
+            f"set it to {total}"
         )
 
 
 def _of_saving(args: Any, recipe: Recipe) -> Iterator[str]:
     strategy = getattr(args.save_strategy, "value", args.save_strategy)
-    steps, every = max(1, steps_per_round(args)), recipe.training.save_every
+    steps, every = steps_per_round(args), recipe.training.save_every
     if strategy == "no":
         return
     if strategy != "steps":
@@ -151,16 +171,17 @@ def _of_saving(args: Any, recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_recipe(args: Any, recipe: Recipe, peer: str) -> Iterator[str]:
-    config = recipe.peer(peer)
-    if recipe.training.mode != "vertical":
-        yield 'training.mode = "horizontal": TRL samples whole groups; set training.mode = "vertical"'
+def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> Iterator[str]:
+    config, parts = recipe.peer(peer), (objective.advantage, objective.ratio, objective.surrogate, objective.reduction)
+    if parts != (within_group, over_old, clipped, sequence_mean) or objective.clip_joint:
+        yield (
+            f'objective.name = "{recipe.objective.name}": TRL computes the loss; name one that differs from NoIS in '
+            f"its weights and filter alone (TIS, F-TIS, F-TIS-lifted), and set loss_type, importance_sampling_level, "
+            f"epsilon and scale_rewards in GRPOConfig"
+        )
     if recipe.training.resample != "off":
         yield 'training.resample = "fill": TRL samples a round once; set training.resample = "off"'
     if recipe.sampling.stop:
         yield f"sampling.stop = {list(recipe.sampling.stop)}: TRL does not end completions at strings; use end_tokens"
-    given, options = args.chat_template_kwargs or {}, recipe.prompt.template_options
-    if given != options:
-        yield f"chat_template_kwargs = {given!r}: the recipe's prompt.template_options is {options!r}; set that"
     if config.attack or config.rounds_late:
         yield f"peers.{peer}.attack, rounds_late: they are for ftis train; leave them out"

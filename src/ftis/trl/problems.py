@@ -1,9 +1,12 @@
-"""A task's training problems as a data set for TRL."""
+"""A task's training problems as a data set for TRL, and a data set of the script's own as the swarm's task."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from datasets import Dataset
 
@@ -31,6 +34,28 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
             for problem, prompt in zip(task.train, prompts, strict=True)
         ]
     )
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The rows of a data set as problems, read when they are asked for."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: int) -> Prompt:
+        prompt = self.dataset[item]["prompt"]
+        return Prompt(item, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), "")
+
+
+def task_of(dataset: Any) -> Task:
+    """A data set of the script's own as a task, with the sha256 of its rows in order."""
+    digest = hashlib.sha256()
+    for rows in dataset.with_format(None).iter(batch_size=1000):
+        digest.update(json.dumps(rows, sort_keys=True, default=repr).encode())
+    return Task("train_dataset", cast(Any, Problems(dataset)), (), "exact", digest.hexdigest())
 
 
 def require_prompts(

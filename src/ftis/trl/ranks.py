@@ -9,10 +9,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ftis.config import FtisError
 from ftis.records.events import Stopped
+from ftis.rollouts import Rows
+from ftis.trl.batches import EMPTY
 
 Value = TypeVar("Value")
 
@@ -105,5 +108,16 @@ class Ranks:
         return values[self.rank * each : (self.rank + 1) * each]
 
     def evenly(self, values: Sequence[Value]) -> list[Value]:
-        """As :meth:`mine`, but filled up at the end with the first of ``values``, so that each process has as many."""
-        return list(self.mine([*values, *list(values[:1]) * (-len(values) % self.size)]))
+        """This process's part of ``values``; each process has as many, and the first of them fills up the end."""
+        return [values[max(0, row)] for row in self.part(np.arange(len(values)), 1).tolist()]
+
+    def part(self, rows: Rows, parts: int) -> Rows:
+        """This process's part of ``rows``, as long as that of any other.
+
+        Args:
+            parts: a divisor of its length; :data:`~ftis.trl.batches.EMPTY` rows fill it up.
+        """
+        each = max(1, -(-len(rows) // self.size))
+        each += -each % parts
+        mine = rows[self.rank * each : (self.rank + 1) * each]
+        return np.concatenate([mine, np.full(each - len(mine), EMPTY)])

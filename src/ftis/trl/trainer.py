@@ -1,15 +1,15 @@
 """A GRPOTrainer that learns with a swarm: TRL samples, scores, optimises, logs and saves; the swarm's part stands here.
 
-A round replaces TRL's generation batch. Its prompts are this peer's share of the recipe's; what it sampled is offered
-to the others; what they sampled is admitted, scored by the same reward functions, judged by the same model, and learned
-from in the same optimiser steps, under the recipe's objective::
+A round is TRL's generation batch. Of its prompts or completions this peer samples its share; the others' arrive as
+messages, are admitted, scored by the same reward functions, judged by the same model, and join TRL's batch. TRL's own
+loss does the rest::
 
-    sample ─ offer ─ collect ─ admit ─ score ─ judge ─ select ─ steps_per_generation x num_iterations micro-batches
+    sample ─ offer ─ collect ─ admit ─ score ─ judge ─ select ─ join ─ steps_per_generation x num_iterations losses
+
+Where nothing joins, TRL's batch is as TRL made it. A trainer without a swarm does nothing else than GRPOTrainer.
 
 Of several processes only the main one talks to the others. It hands on what it admitted and what was selected; each
 process scores, judges and learns from its part.
-
-Every private name of TRL that this relies on is in :mod:`ftis.trl.host`, and a test looks for them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,28 +27,31 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import parse_response
 from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
-from ftis.config import FtisError
-from ftis.learning import StepLoss, Update, step_size, weighed
+from ftis.config import FtisError, Recipe
+from ftis.learning import Update, weighed
 from ftis.measures import RoundExchange, round_record
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Stopwatch
+from ftis.prompts import Task
 from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import locked, write_whole
 from ftis.records.writing import Records
-from ftis.rollouts import Batch, Floats, Group, Rollout, ScoredGroup, collate
+from ftis.rollouts import Batch, Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
 from ftis.run.provenance import claim
 from ftis.run.runs import peer_lock
-from ftis.schedule import assigned, minibatches, seed_of
+from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
-from ftis.trl.host import HOSTS_OWN
+from ftis.tasks.rendering import render_prompt
+from ftis.trl.batches import advantages, makes_up, padded, prompts_of, rows_of, strengths, tokens_of
 from ftis.trl.member import (
     AloneError,
     HostPolicy,
@@ -61,15 +65,17 @@ from ftis.trl.member import (
     restore,
     state_of,
 )
-from ftis.trl.models import check_model, check_positions, check_server, tokenizer_of
-from ftis.trl.options import OptionError, check_options, steps_per_round
-from ftis.trl.problems import dataset_of, require_prompts
+from ftis.trl.models import check_model, check_positions, check_server, generation_of, tokenizer_of
+from ftis.trl.options import OptionError, check_generation, check_options, steps_per_round
+from ftis.trl.problems import dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
 from ftis.trl.rewards import place_of, sparing, without
-from ftis.trl.tensors import padded, prompts_of, tokens_of, update_of
 
 STATE = "ftis.json"
 """A checkpoint's file with the exchange's cursor and the states of selections."""
+
+HOSTS_OWN = ("step", "loss", "learning_rate", "step_time", "reward", "reward_std", "frac_reward_zero_std")
+"""Metrics that TRL logs itself."""
 
 
 class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -78,14 +84,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     Args:
         model: as GRPOTrainer's, or ``starter:<name>``.
         swarm: whom to learn with.
-        train_dataset: row i has the ``prompt`` of the task's training problem i, as the recipe renders it, and the
-            columns that the reward functions ask for. None: the recipe's task, with the columns ``prompt``,
+        train_dataset: as GRPOTrainer's; all peers have the same. With a recipe, row i has the ``prompt`` of the task's
+            training problem i as the recipe renders it, or None: the recipe's task, with the columns ``prompt``,
             ``question``, ``answer``, and its others.
 
     The other arguments are GRPOTrainer's.
 
     Raises:
-        OptionError: an option contradicts the method or the recipe.
+        OptionError: an option contradicts the swarm.
         FtisError: the recipe, the task or the model does not fit.
     """
 
@@ -101,46 +107,54 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         swarm: Swarm,
         **options: Any,
     ) -> None:
-        if args is None:
-            raise OptionError("args = None: give a GRPOConfig that agrees with the recipe, as in docs/trl.md")
-        for name in ("tools", "environment_factory"):
-            if options.get(name):
-                raise OptionError(f"{name}: completions of a swarm hold nothing but sampled tokens; leave it out")
-        recipe = adapted(swarm.resolved(), args)
-        check_options(args, recipe, resolve(recipe.objective), swarm.peer, args.world_size)
-        if args.max_steps == -1:
-            args.max_steps = recipe.training.rounds * steps_per_round(args)
-        task = load_task(recipe.task)
+        if args is None:  # as GRPOTrainer
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        recipe, task = swarm.resolved(args, train_dataset), None
+        self._swarm, self._has_others = swarm, recipe is not None and len(recipe.peers) > 1
         if isinstance(model, str) and starters.is_starter(model):
             model = str(starters.make(model))
-        processing_class = processing_class or tokenizer_of(model, args)
-        if train_dataset is None:
-            train_dataset = dataset_of(task, recipe.prompt, processing_class)
-        if isinstance(train_dataset, IterableDataset) or len(train_dataset) != len(task.train):
-            size = "no length" if isinstance(train_dataset, IterableDataset) else f"{len(train_dataset)} rows"
+        if recipe is not None:
+            recipe = adapted(recipe, args)
+            if self._has_others:
+                check_options(args, options, recipe, resolve(recipe.objective), swarm.peer)
+            if args.max_steps == -1:
+                args.max_steps = recipe.training.rounds * steps_per_round(args)
+            task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
+            if train_dataset is None:
+                processing_class = processing_class or tokenizer_of(model, args)
+                train_dataset = dataset_of(task, recipe.prompt, processing_class)
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
+        if self._has_others:
+            self._enter(cast(Recipe, recipe), cast(Task, task))
+
+    def _enter(self, recipe: Recipe, task: Task) -> None:
+        """Become a member of the swarm."""
+        args, rows = self.args, self.train_dataset
+        if isinstance(rows, IterableDataset) or len(rows) != len(task.train):
+            size = "no length" if isinstance(rows, IterableDataset) else f"{len(rows)} rows"
             raise OptionError(
                 f"train_dataset has {size}, the recipe's task {len(task.train)} training problems: give a row for "
                 f"each, in their order, or leave train_dataset out"
             )
-        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         self._scores_foreign = False
         self.reward_funcs: list[Any] = [sparing(one, lambda: self._scores_foreign) for one in self.reward_funcs]
         self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
+        check_generation(args, *generation_of(self))
         if args.use_vllm:  # it reads a model's ends from its directory alone
             self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
             self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
-        if self.aux_loss_enabled:
-            raise OptionError("router_aux_loss_coef: F-TIS has no auxiliary loss; set router_aux_loss_coef=0.0")
         embedding = self.model.get_input_embeddings().weight
         vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
         policy = HostPolicy(self.model, self._tokenizer, vocab_size, frozenset(self.eos_token_ids))
-        self.member, self._policy = member_for(recipe, swarm.peer, policy, task), policy
-        self._swarm = swarm
-        self._buffered_inputs: list[dict[str, Any]] | None = None
+        render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
+        of_task = self._rendered if self._swarm.recipe is None else render
+        self.member, self._policy = member_for(recipe, self._swarm.peer, policy, task, of_task), policy
         self._round_said: Say = unheard
         self._link: Link
+        self._losses: list[Tensor] = []
         self._checked: set[int] = set()
         self._check_prompts(range(min(8, len(task.train))))
 
@@ -150,6 +164,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return Path(self.args.output_dir) / "ftis"
 
     # --- what must hold -----------------------------------------------------------------------------
+
+    def _rendered(self, problem: Prompt) -> Ints:
+        """The prompt of a row of the script's data set, as TRL tokenizes it."""
+        ids = self._tokenize_prompts([self.train_dataset[problem.item]["prompt"]])[0][0]
+        return np.array(ids, dtype=np.int32)
 
     def _check_positions(self) -> None:
         """Refuse a model whose log-probabilities depend on the padding before a prompt."""
@@ -163,14 +182,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
         items = [item for item in dict.fromkeys(items) if item not in self._checked]
-        if not items:
+        if not items or self._swarm.recipe is None:
             return
         self._checked |= set(items)
         prompts = [self.train_dataset[item]["prompt"] for item in items]
-        if is_conversational({"prompt": prompts[0]}) and any(
-            getattr(self._tokenizer, name, None) is not None for name in ("response_template", "response_schema")
-        ):
-            raise OptionError("train_dataset: this tokenizer parses answers of conversations; give prompts as text")
         given = zip(items, self._tokenize_prompts(prompts)[0], strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
@@ -188,6 +203,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             AloneError: no foreign rollout was used in any round. The model is saved.
             FtisError: the network, the keys or the checkpoint cannot be used.
         """
+        if not self._has_others:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
         if self._step:
             raise RunError("this trainer has trained before: make a new one for train(resume_from_checkpoint=True)")
         anew, checkpoint = not resume_from_checkpoint, cast(Any, resume_from_checkpoint or None)
@@ -232,7 +249,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return finished
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self._ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
+        if self._has_others and self._ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)  # first of all files, so that a whole checkpoint has it
             write_whole(folder / STATE, state_of(self.member))
@@ -246,86 +263,94 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return int(self.args.steps_per_generation * self.num_iterations)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if not self.model.training:
+        begins = self._step % self._micro_batches == 0 or self._buffered_inputs is None
+        if not (self._has_others and self.model.training and begins):
             return super()._prepare_inputs(generation_batch)
-        if self._step % self._micro_batches == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = self._begin_round()
-        return self._buffered_inputs[self._step % self._micro_batches]
-
-    def _begin_round(self) -> list[dict[str, Any]]:
-        """Sample, exchange, judge and select. Returns this process's micro-batches."""
-        member, ranks, clock = self.member, self._ranks, Stopwatch()
         if self._step == 0:
             self._check_positions()
-        round = ranks.from_main(lambda: self._link.catch_up(member.cursor.step), waits=True)
-        own, own_old_logp = self._sample(round)
+        self._clock = Stopwatch()
+        self._round: int = self._ranks.from_main(lambda: self._link.catch_up(self.member.cursor.step), waits=True)
+        with self._seeded(self._round):
+            return super()._prepare_inputs(generation_batch)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """TRL's batch of own rollouts. In training the others' join it."""
+        if not (self._has_others and self.model.training):
+            return super()._generate_and_score_completions(inputs)
+        member, ranks, clock = self.member, self._ranks, self._clock
+        own, sampled, out = self._sample()
+        known = {id(rollout): (old, ratio) for rollout, old, ratio in sampled}
         clock.lap("sample")
-        admitted = ranks.from_main(lambda: self._trade(round, own, clock), waits=True)
+        admitted = ranks.from_main(lambda: self._trade(own, clock), waits=True)
         batch = collate([*own, *self._scored(admitted)], member.prompt_ids, member.name)
         clock.lap("admit")
-        judged = self._judged(batch, own_old_logp)
+        self._judged = self._judge(batch, known, {"sampling_per_token_logps", "old_per_token_logps"} <= out.keys())
         clock.lap("logp")
-        chosen = ranks.from_main(lambda: self._choose(judged))
-        self._round, self._chosen, self._clock = round, chosen, clock
-        kept = judged.rows[chosen.kept_R]
-        self._losses = [
-            StepLoss(judged, chosen, member.objective, np.intersect1d(kept, m), step_size(batch, m, member.decoding))
-            for m in minibatches(member.recipe, member.name, round, len(batch))
-        ]
-        return [
-            {"loss": loss, "micro": np.array_split(part, ranks.size)[ranks.rank]}
-            for loss in self._losses
-            for part in np.array_split(np.arange(len(loss.rows)), self.args.gradient_accumulation_steps)
-        ]
+        self._chosen: Chosen = ranks.from_main(self._choose)
+        return self._batch(out, known)
 
-    def _sample(self, round: int) -> tuple[list[ScoredGroup], dict[int, Floats]]:
-        """This peer's groups, and log π_old of each rollout by its ``id``: both of all processes."""
-        member, each = self.member, int(self.num_generations)
-        items = sorted(assigned(member.recipe, len(member.task.train), member.name, round))
+    def _sample(self) -> tuple[list[ScoredGroup], list[tuple[Rollout, Floats, Floats]], dict[str, Tensor]]:
+        """This peer's groups; each of its rollouts with log π_old and TRL's π_old/π_gen; TRL's batch of them.
+
+        The last is of this process, and the others are of all.
+        """
+        member, each = self.member, self.member.recipe.rollouts_per_group
+        items = sorted(member.assigned(member.name, self._round))
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
         inputs = [dict(self.train_dataset[item]) for item in rows]
-        with self._seeded(round):
-            out = self._generate_and_score_completions(inputs)
+        with self._own_share(each):
+            out = super()._generate_and_score_completions(inputs)
         ids = tokens_of(out["completion_ids"], out["completion_mask"])
         self._check_outputs(rows, inputs, out, ids)
         rewards = self._totals()
-        if any(map(math.isnan, rewards)):
-            raise FtisError(
-                "reward_funcs gave None or an infinite reward for a completion of this peer: in a swarm each "
-                "completion needs a number"
-            )
+        gen_NT = out.get("sampling_per_token_logps")
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
-            old_NT = self._logps(out)
-        gen_NT = out.get("sampling_per_token_logps")
+            old_NT = self._logps(out) if gen_NT is None else gen_NT
         old_logp = tokens_of(old_NT, out["completion_mask"])
         gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, out["completion_mask"])
-        mine = [(i.astype(np.int32), g, o) for i, g, o in zip(ids, gen_logp, old_logp, strict=True)]
-        self._sampler_reports = gen_NT is not None
-        sampled = [(Rollout(i, g), o) for i, g, o in self._ranks.together(mine)]
-        if not all(np.isfinite(rollout.gen_logp).all() for rollout, _ in sampled):
+        ratio_NT = out.get("importance_sampling_ratio", torch.ones(len(ids), 1)).cpu().numpy()
+        ratios = [ratio_T[: len(i)] for ratio_T, i in zip(ratio_NT, ids, strict=True)]
+        mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, strict=True)]
+        sampled = [(Rollout(i, gen), old, ratio) for i, gen, old, ratio in self._ranks.together(mine)]
+        if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in sampled):
             raise FtisError("the sampler gave no log-probability for a token (NaN): other peers cannot weigh it")
         groups = []
         for n, item in enumerate(items):
-            rollouts = tuple(rollout for rollout, _ in sampled[n * each : (n + 1) * each])
+            part = slice(n * each, (n + 1) * each)
+            rollouts = tuple(rollout for rollout, *_ in sampled[part])
             texts = tuple(self._policy.detokenize(rollout.completion_ids.tolist()) for rollout in rollouts)
-            group = Group(member.name, round, item, rollouts)
-            groups.append(ScoredGroup(group, texts, tuple(rewards[n * each : (n + 1) * each])))
-        return groups, {id(rollout): old for rollout, old in sampled}
+            # A group in which a completion has no reward teaches nothing, as one of another peer.
+            scores = (0.0,) * each if any(map(math.isnan, rewards[part])) else tuple(rewards[part])
+            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, scores))
+        return groups, sampled, out
+
+    @contextlib.contextmanager
+    def _own_share(self, each: int) -> Iterator[None]:
+        """A context in which TRL samples ``each`` completions of a prompt, and masks none: others learn from all."""
+        changed = {"num_generations": each, "mask_truncated_completions": False}
+        before = {name: getattr(self, name) for name in changed}
+        self.__dict__.update(changed)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
 
     def _check_outputs(
         self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
     ) -> None:
-        """Refuse what a ``rollout_func`` may give beyond sampled tokens of the recipe's prompts."""
+        """Refuse what TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
         if "tool_mask" in outputs:
             raise OptionError(
                 "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
             )
+        if "num_images" in outputs:
+            raise OptionError("train_dataset: its prompts hold images, which no message of a swarm carries")
         if more := sorted(inputs[0].keys() - set(self.train_dataset.column_names)):
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
         ends = sorted(self._policy.end_ids)
-        remedy = "let it sample from the prompt that it is given, rendered as the recipe's [prompt] says"
+        remedy = "let it sample from the prompt that it is given, rendered as the swarm's"
         given = zip(items, prompts_of(outputs), strict=True)
         where = "rollout_func: what it gives for {item}"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
@@ -346,14 +371,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
             yield
 
-    def _trade(self, round: int, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
+    def _trade(self, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
         """Offer own groups, wait for the others', and admit them; without rewards."""
-        outgoing = self.member.outgoing(round, [scored.group for scored in own])
+        outgoing = self.member.outgoing(self._round, [scored.group for scored in own])
         clock.lap("exchange")
         if (collected := self._link.exchange(outgoing)) is None:
             raise Stopped
         clock.lap("wait")
-        admissions = self.member.admit(collected, round)
+        admissions = self.member.admit(collected, self._round)
         self._heard = RoundExchange(collected, len(outgoing.message), admissions)
         return [group for admission in admissions for group in admission.admitted]
 
@@ -386,7 +411,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         prompts = [row["prompt"] for row in inputs]
         texts: list[Any] = [text for _, text, _ in mine]
         if is_conversational({"prompt": prompts[0]}):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
+            texts = [[self._message(item, text, ids)] for item, text, ids in mine]
         self._scores_foreign = True
         try:
             self._calculate_rewards(inputs, prompts, texts, [ids for _, _, ids in mine])
@@ -401,11 +426,23 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._heard = replace(self._heard, admissions=without(self._heard.admissions, failed))
         return [one for one in scored if place_of(one.group) not in failed]
 
-    def _judged(self, batch: Batch, own_old_logp: Mapping[int, Floats]) -> Judged:
-        """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0."""
-        advantage_N = self.member.advantages(batch)
+    def _message(self, item: int, text: str, ids: list[int]) -> dict[str, Any]:
+        """A completion as the answer in a conversation: parsed, where TRL parses own ones."""
+        if any(getattr(self._tokenizer, name, None) for name in ("response_template", "response_schema")):
+            parsed: dict[str, Any] = parse_response(self._tokenizer, ids, prefix=self.member.prompt_ids[item].tolist())
+            return parsed
+        return {"role": "assistant", "content": text}
+
+    def _judge(self, batch: Batch, own: Mapping[int, tuple[Floats, Floats]], reported: bool) -> Judged:
+        """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0.
+
+        Args:
+            own: log π_old of each own rollout, and TRL's π_old/π_gen, by its ``id``.
+            reported: whether the sampler reported log π_gen, and log π_old was computed.
+        """
+        advantage_N = advantages(batch.reward_N, batch.group_N, self.scale_rewards)
         rows = np.flatnonzero(advantage_N.numpy())
-        known = {r: own_old_logp[id(batch.rollouts[r])] for r in rows[batch.own_N[rows]].tolist()}
+        known = {r: own[id(batch.rollouts[r])][0] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
             mine = self._ranks.evenly(foreign)
@@ -413,76 +450,79 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
-        gap = np.concatenate(gaps) if gaps and self._sampler_reports else np.zeros(0, np.float32)
-        own_old = OwnOld.RECOMPUTED if self._sampler_reports else OwnOld.SAMPLED
+        gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
+        own_old = OwnOld.RECOMPUTED if reported else OwnOld.SAMPLED
         judged = Judged(batch, advantage_N, rows, [known[r] for r in rows.tolist()], None, gap, own_old)
         return weighed(judged, self.member.objective) if len(rows) else judged
 
-    def _choose(self, judged: Judged) -> Chosen:
+    def _choose(self) -> Chosen:
         for selection in self.member.selections:
-            selection.examine(judged)
-        return select(judged, self.member.selections)
+            selection.examine(self._judged)
+        return select(self._judged, self.member.selections)
+
+    def _batch(self, out: dict[str, Tensor], own: Mapping[int, tuple[Floats, Floats]]) -> dict[str, Tensor]:
+        """TRL's batch of own rollouts as it is, or else that of all rollouts that carry gradient."""
+        judged, batch, masks = self._judged, self._judged.batch, self.mask_truncated_completions
+        steps = int(self.args.steps_per_generation)
+        if batch.own_N.all() and not masks and len(out["prompt_ids"]) % steps == 0:
+            return out
+        ends = [*self._policy.end_ids, self._tokenizer.pad_token_id]
+        cut = [masks and rollout.completion_ids[-1] not in ends for rollout in batch.rollouts]
+        masked = set(np.flatnonzero(cut).tolist())
+        strength_N = strengths(judged, self._chosen, self.member.objective)
+        # These learn from rollouts without reward, too.
+        whole = self.entropy_coef or self.use_adaptive_entropy or self.aux_loss_enabled or self.top_entropy_quantile < 1
+        taken = [row for row in range(len(batch)) if whole or (row not in masked and strength_N[row].any())]
+        rows = self._ranks.part(np.array(taken, dtype=np.int64), steps)
+        tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
+        of_taken = len(rows) * self._ranks.size, sum(tokens_N[row] for row in taken)
+        factor = makes_up(self.loss_type, of_taken, (len(batch), sum(tokens_N)))
+        strength_N = [strength * np.float32(factor) for strength in strength_N]
+        ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
+        tensors = rows_of(judged, rows, strength_N, masked, ratios, self.accelerator.device)
+        if self.off_policy_mask_threshold is not None:
+            out["sampling_per_token_logps"] = tensors["sampling_per_token_logps"]
+        tensors["num_items_in_batch"] = torch.tensor(sum(tokens_N), device=self.accelerator.device)
+        return {name: tensors[name] for name in out}
 
     # --- the model ----------------------------------------------------------------------------------
-
-    def _forward(self, model: Any, inputs: Mapping[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].shape[1]
-        logp_nT, entropy_nT, _ = self._get_per_token_logps_and_entropies(model, ids, mask, width, **options)
-        return logp_nT, entropy_nT
 
     @torch.no_grad()
     def _logps(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """log π_θ [n, T] under TRL's temperature, no gradient."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        width, size = inputs["completion_ids"].shape[1], self.args.per_device_train_batch_size
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logp_nT, _ = self._forward(self.model, inputs, batch_size=self.args.per_device_train_batch_size)
+            logp_nT: Tensor = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, size)[0]
         return logp_nT
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        if not self.model.training:
-            loss: Tensor = super()._compute_loss(model, inputs)
-            return loss
-        step, micro = inputs["loss"], inputs["micro"]
-        batch = step.judged.batch
-        rows = step.rows[micro] if len(micro) else np.zeros(1, np.int64)  # every process runs every micro-batch
-        tensors = padded(batch.prompts(rows), batch.completion_ids(rows), self.accelerator.device)
-        mask_nT = tensors["completion_mask"].bool()
-        logp_nT, entropy_nT = self._forward(model, tensors, compute_entropy=True)
-        counted = torch.stack([entropy_nT[mask_nT].sum(), mask_nT.sum()]).detach() * float(bool(len(micro)))
-        total, tokens = self.accelerator.reduce(counted, reduction="sum").tolist()
-        if tokens:
-            self._metrics["train"]["entropy"].append(total / tokens)
-        if not len(micro):
-            return logp_nT.sum() * 0.0
-        value: Tensor = step(logp_nT, mask_nT, micro) * self._ranks.size  # gradients are averaged over processes
-        return value
 
     # --- the end of a round -------------------------------------------------------------------------
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        assert self._buffered_inputs is not None
-        step = self._buffered_inputs[(self._step - 1) % self._micro_batches]["loss"]
-        if not len(step.rows):
-            model.zero_grad(set_to_none=True)  # so that the optimiser skips a step without gradient, as ours does
-        if self._step % self._micro_batches == 0:
-            self._end_round()
+        if self._has_others:
+            self._losses.append(loss.detach())
+            if self._step % self._micro_batches == 0:
+                self._end_round()
         return loss
 
     def _end_round(self) -> None:
         """Record the round, and hand its metrics to TRL's log."""
-        parts = self._ranks.together([[(loss.value, loss.seen) for loss in self._losses]])
+        member, per_step = self.member, int(self.args.gradient_accumulation_steps)
+        of_steps = torch.stack(self._losses).reshape(-1, per_step).sum(1)
+        losses = self.accelerator.reduce(of_steps, reduction="mean").tolist()
+        self._losses = []
         self._clock.lap("update")
-        self.member.cursor = replace(self.member.cursor, step=self._round)
+        member.cursor = replace(member.cursor, step=self._round)
         if self._ranks.is_main:
-            self._record(update_of(parts))
-        if self._round + 1 >= self.member.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
+            self._record(Update.of(losses, (), ()))
+        if self._round + 1 >= member.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
             self.control.should_training_stop, self.control.should_save = True, self.args.save_strategy != "no"
 
     def _record(self, update: Update) -> None:
-        member, judged = self.member, self._losses[0].judged
-        member.advance(judged.batch, (), self._clock.total)
+        member = self.member
+        member.advance(self._judged.batch, (), self._clock.total)
         about = {
             "step": member.cursor.step,
             "learning_rate": self._get_learning_rate(),
@@ -490,7 +530,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             **self._clock.metrics(),
         }
         record = round_record(
-            judged,
+            self._judged,
             self._chosen,
             update,
             self._heard,
@@ -502,7 +542,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             about_peers=member.about_peers(),
             about=about,
         )
-        record.metrics.pop("grad_norm")  # TRL clips, and logs it
+        for key in [key for key in record.metrics if key == "grad_norm" or "clip_ratio/" in key]:
+            del record.metrics[key]  # TRL clips, and logs it
         self._records.round(record)
         self._round_said(RoundEnded(record.metrics))
         logged = self._metrics["train"]
