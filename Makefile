@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test test-slow test-trl test-vllm trl models axe coverage lint docs build install clean
+.PHONY: demo test test-slow test-trl test-vllm trl models gpu axe coverage lint docs build install clean
 
 install: $(READY)
 
@@ -61,6 +61,11 @@ models: install
 axe: install
 	mkdir -p $(VENV)/axe
 	cd $(VENV)/axe && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-*.tgz package/axe.min.js
+
+# What a machine with one GPU shows in eight minutes, into gpu/. It needs no install: packages that python lacks may lie in
+# wheels/ as wheels.
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
 
 # The tests, and which lines of src they run.
 coverage: install

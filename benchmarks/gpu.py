@@ -1,424 +1,275 @@
-"""Sampling, update and round of Qwen2 shapes with random weights (135M, 0.5B, 1.5B), in bfloat16 on a GPU.
+"""What a machine with one GPU shows in eight minutes: stages in the order of their worth, each with results as it goes.
 
-    python benchmarks/gpu.py                        # needs a CUDA device; repeats are cut towards eight minutes
-    python benchmarks/gpu.py --tiny --device cpu    # the same code at toy size, anywhere
+    make gpu                                                    # everything, into gpu/
+    PYTHONPATH=src python benchmarks/gpu.py --stages family     # a bare python, one stage
+    python benchmarks/gpu.py --tiny                             # the same on a CPU in seconds
 
-It checks itself first: in float32, greedy tokens of the built-in sampler, with and without CUDA graphs, are those of
-transformers' generate, and its log-probabilities the learner's; in bfloat16 the latter differ by less than 0.05 nats on
-average. Then it measures, as medians over repeats: tokens a second when 24 prompts x 12 completions are sampled, with
-and without CUDA graphs, their ratio to generate's, the share of the memory's bandwidth that decoding reaches
-(parameters and cached keys and values read once a step, against a large copy); seconds of an optimiser step and its
-share of the arithmetic that a large matrix product reaches (6 operations a parameter and token that the model is
-passed, which is each prompt once); and a round of one sampling, the check of log-probabilities and four steps.
-Then the seconds of a batch of lengths that were not seen before, of one whose rows end, and of a step in micro-batches
-of several sizes. Last, for each way to keep a model (in full, also with AdamW in 8 bits, on a GPU paged too; through
-LoRA, its base in float32, bfloat16 or 4 bits): tokens a second, seconds of an optimiser step, and the most memory of
-both as torch counts it, without the pages that bitsandbytes keeps by itself.
+- ``tests``: those marked gpu.
+- ``family``: two of recipes/qwen3_family.toml, random weights of Qwen3-0.6B's and 1.7B's shapes, 24 prompts × 12
+  completions of 256 tokens: each alone with all of the sampling, then both together with half each. Seconds of each
+  stage of a round, tokens a second, and memory where torch may take 24 GB and believes that the card has no more.
+- ``learning``: F-TIS and its part alone in recipes/smollm2_words.toml, as many rounds as two minutes give.
 
-What fails is told and left out, the rest is measured, and the exit code is then 1.
+Each stage is a process with a time limit, and writes ``<out>/<stage>.json`` after each of its parts. Packages that this
+python lacks may lie in ``wheels/`` as wheels. The exit code is 1 if a stage did not end well; the next ones run all the
+same.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import importlib.util
 import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import Any, Literal, TypeVar
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
-
-from ftis.config import PeerConfig
-from ftis.engines.builtin import builtin_sampler
-from ftis.engines.decoder import fuses
-from ftis.engines.generate import generate_sampler
-from ftis.engines.models import load_model
-from ftis.models.starters import make_tokenizer
-from ftis.policy import Policy
-from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding
-
-SHAPES: dict[str, dict[str, int]] = {
-    "135M": {  # SmolLM2's
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-    },
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-    },
-    "1.5B": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-    },
-}
-TINY = {
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 2000,
-    }
-}
-T = TypeVar("T")
-GROUP, STEPS = 12, 4
-MICROBATCHES = (8192, 16384, 32768)
-"""Padded tokens."""
-WAYS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "full, AdamW in 8 bits": {"optim": "adamw_8bit"},
-    "LoRA": {"train": "lora"},
-    "LoRA, base in bfloat16": {"train": "lora", "frozen_dtype": "bfloat16"},
-    "LoRA, base in 4 bits": {"train": "lora", "frozen_dtype": "nf4"},
-    "full, AdamW in 8 bits, paged": {"optim": "paged_adamw_8bit"},  # last: a failure there may end the process
-}
-"""Ways to keep a model, as settings of its peer."""
-GPU_ONLY = {"full, AdamW in 8 bits, paged"}
-LARGEST_GAP = 0.05
-"""Mean difference in nats between the sampler's log-probabilities and the learner's in bfloat16."""
+ROOT = Path(__file__).parents[1]
+LIMITS = {"tests": 100, "family": 210, "learning": 150}
+"""Seconds of each stage."""
+CARD = 24 * 10**9
+"""Bytes of the card that the family is for."""
+NEEDED = (
+    "torch transformers peft pydantic typer rich scipy pyarrow math_verify zstandard zenoh cryptography filelock pytest"
+)
+ROUNDS, LEARNED_FOR = 3, 50
+"""Rounds of the family in each part; seconds of an arm that learns."""
+STAGES_OF_A_ROUND = ("sample", "exchange", "wait", "admit", "logp", "update")
 
 
-class CheckError(Exception):
-    """What is to be measured computes something else."""
+class Results:
+    """A stage's file, written again with each result."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.facts = path, dict[str, Any]()
+
+    def add(self, name: str, facts: Mapping[str, Any]) -> None:
+        self.facts[name] = dict(facts)
+        self.path.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
+        print(f"{name}: {json.dumps(facts)}", flush=True)
 
 
-class Bench:
-    """Where and how long: the settings every measurement shares."""
-
-    def __init__(self, settings: argparse.Namespace) -> None:
-        self.settings, self.device = settings, torch.device(settings.device)
-        self.began = time.monotonic()
-        self.failed = False
-
-    def tried(self, case: dict[str, Any], body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What ``body`` found, printed; where it fails, the ``case`` and why, and the rest is measured all the same."""
-        try:
-            found = body()
-        except Exception as error:
-            self.failed = True
-            traceback.print_exc()
-            found = case | {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
-        print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
-        return found
-
-    def seconds(self, body: Callable[[], object], repeats: int) -> float:
-        """Median over ``repeats`` after one run to warm up; fewer once three quarters of the time are spent."""
-        taken: list[float] = []
-        for _ in range(repeats + 1):
-            self.synchronize()
-            began = time.perf_counter()
-            body()
-            self.synchronize()
-            taken.append(time.perf_counter() - began)
-            if len(taken) > 1 and time.monotonic() - self.began > 0.75 * self.settings.seconds:
-                break
-        return statistics.median(taken[1:])
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def forget_peak(self) -> None:
-        if self.device.type == "cuda":
-            gc.collect()  # an earlier model, which its hooks refer to
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def peak(self) -> dict[str, float]:
-        """The most memory since :meth:`forget_peak`, where it is told."""
-        return {"gigabytes": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if self.device.type == "cuda" else {}
-
-    def limits(self) -> tuple[float, float]:
-        """Floating-point operations (bfloat16) and bytes a second."""
-        n, numbers = (512, 2**22) if self.settings.tiny else (8192, 2**30)
-        a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        source = torch.zeros(numbers, device=self.device, dtype=torch.bfloat16)
-        target = torch.empty_like(source)
-        return (
-            2 * n**3 / self.seconds(lambda: a @ b, 9),
-            2 * source.numel() * 2 / self.seconds(lambda: target.copy_(source), 9),
-        )
-
-    def policy(self, shape: dict[str, int], dtype: Literal["float32", "bfloat16"], **kept: Any) -> Policy:
-        """A model of random weights, kept as these settings of its peer say."""
-        torch.manual_seed(0)
-        config = Qwen2Config(
-            **shape,  # type: ignore[arg-type]
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            eos_token_id=2,
-        )
-        with self.device:
-            model: PreTrainedModel = Qwen2ForCausalLM(config)
-        peer = PeerConfig(
-            name="p",
-            model="random",
-            device=self.settings.device,
-            dtype=dtype,
-            tokens_per_microbatch=self.settings.tokens_per_microbatch,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            cuda_graphs=False,  # but within captured_steps
-            **kept,
-        )
-        if peer.frozen_dtype == "nf4":  # which only loading makes of a model
-            with tempfile.TemporaryDirectory() as place:
-                model.save_pretrained(place)
-                del model
-                model = load_model(place, peer)
-        policy = Policy(model, make_tokenizer(), peer)
-        policy.end_ids = frozenset({shape["vocab_size"]})  # no completion ends early: every step is a full one
-        return policy
+def unpack(wheels: Path, to: Path) -> None:
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(to)
 
 
-def prompts_of(n: int, length: int, seed: int = 0) -> list[Ints]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(10, 2000, length).astype(np.int32) for _ in range(n)]
+def machine() -> dict[str, Any]:
+    import torch
+    import transformers
 
-
-def logp_gaps(policy: Policy, prompts: list[Ints], groups: list[tuple[Rollout, ...]]) -> np.ndarray[Any, Any]:
-    rows = [(p, r) for p, group in zip(prompts, groups, strict=True) for r in group]
-    learned = policy.logps([p for p, _ in rows], [r.completion_ids for _, r in rows], 1.0)
-    return np.concatenate([np.abs(a - r.gen_logp) for a, (_, r) in zip(learned, rows, strict=True)])
-
-
-@contextmanager
-def captured_steps(policy: Policy) -> Iterator[None]:
-    """Sample with CUDA graphs; where a step cannot be captured, fail, as the sampler would go on without."""
-    policy.config = policy.config.model_copy(update={"cuda_graphs": True})
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="CUDA graphs are left out")
-            yield
-    finally:
-        policy.config = policy.config.model_copy(update={"cuda_graphs": False})
-
-
-def checked(bench: Bench, shape: dict[str, int]) -> dict[str, Any]:
-    """Greedy parity and log-probabilities in float32."""
-    policy = bench.policy(shape, "float32")
-    prompts = [p[: 20 + i] for i, p in enumerate(prompts_of(6, 32))]  # of unequal length
-    greedy = Decoding(16, 0.0)
-    fast, slow = (sampler(policy, prompts, 1, greedy, 0) for sampler in (builtin_sampler, generate_sampler))
-    with captured_steps(policy):
-        captured = builtin_sampler(policy, prompts, 1, greedy, 0)
-    same = [
-        a.completion_ids.tolist() == b.completion_ids.tolist() == c.completion_ids.tolist()
-        for (a,), (b,), (c,) in zip(fast, slow, captured, strict=True)
-    ]
-    gap = float(logp_gaps(policy, prompts, builtin_sampler(policy, prompts, 2, Decoding(16), 0)).max())
-    fused = fuses(policy.model)
-    if not (all(same) and fused and gap < 1e-3):
-        raise CheckError(f"in float32: greedy {same}, fused {fused}, log-probability gap {gap}")
-    return {"greedy_parity": True, "float32_logp_gap_max": gap}
-
-
-def measure(bench: Bench, name: str, shape: dict[str, int], limits: tuple[float, float]) -> dict[str, Any]:
-    settings, (flops, bandwidth) = bench.settings, limits
-    result: dict[str, Any] = {"model": name, **checked(bench, shape)}
-    bench.forget_peak()
-    policy = bench.policy(shape, "bfloat16")
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    prompts = prompts_of(settings.prompts, settings.prompt_length)
-    decoding, length = Decoding(settings.length), settings.length
-    rollouts = [r for group in builtin_sampler(policy, prompts, GROUP, decoding, 0) for r in group]
-    result["parameters"] = parameters
-
-    gaps = logp_gaps(policy, prompts[:1], builtin_sampler(policy, prompts[:1], GROUP, decoding, 1))
-    result["bfloat16_logp_gap_mean"] = float(gaps.mean())
-    if gaps.mean() > LARGEST_GAP:
-        raise CheckError(f"in bfloat16: mean log-probability gap {gaps.mean()}")
-
-    n_rows, tokens = len(rollouts), len(rollouts) * length
-    sampling = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
-    if bench.device.type == "cuda":  # elsewhere there is nothing to capture
-        with captured_steps(policy):
-            captured = bench.seconds(lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.repeats)
-        result["cuda_graphs_tokens_per_second"] = round(tokens / captured)
-    generate = bench.seconds(lambda: generate_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats)
-    result["sampling_tokens_per_second"] = round(tokens / sampling)
-    result["ratio_to_generate"] = round(generate / sampling, 2)
-    config = policy.model.config
-    width = config.hidden_size // config.num_attention_heads
-    cache = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * width  # bytes a slot: keys and values
-    slots = n_rows * sum(settings.prompt_length + t for t in range(length))
-    result["share_of_bandwidth"] = round((2 * parameters * length + cache * slots) / bandwidth / sampling, 3)
-
-    parts = np.array_split(np.random.default_rng(0).permutation(n_rows), STEPS)
-
-    def step(part: Any) -> None:
-        step_of(policy, prompts, rollouts, part)
-
-    update = bench.seconds(lambda: step(parts[0]), settings.repeats)
-    passed: list[int] = []
-    hook = policy.model.register_forward_pre_hook(
-        lambda module, args, kwargs: passed.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    step(parts[0])
-    hook.remove()
-    trained = sum(passed)
-    result["update_seconds"] = round(update, 4)
-    result["update_mfu"] = round(6 * parameters * trained / update / flops, 3)
-
-    def a_round() -> None:
-        groups = builtin_sampler(policy, prompts, GROUP, decoding, 0)
-        logp_gaps(policy, prompts[:1], groups[:1])
-        for part in parts:
-            step(part)
-
-    result["round_seconds"] = round(bench.seconds(a_round, settings.generate_repeats), 3)
-    return result | bench.peak()
-
-
-def step_of(policy: Policy, prompts: list[Ints], rollouts: list[Rollout], part: Any) -> None:
-    """An optimiser step on these of all rollouts, ``GROUP`` of each prompt."""
-    tokens = sum(len(rollout.completion_ids) for rollout in rollouts)
-    policy.set_learning_rate(1e-7)
-    policy.step(
-        [prompts[i // GROUP] for i in part],
-        [rollouts[i].completion_ids for i in part],
-        1.0,
-        lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum() / tokens,
-    )
-
-
-def shapes_of(bench: Bench, name: str, shape: dict[str, int]) -> dict[str, Any]:
-    """What batches of new shapes cost, rows that end, and micro-batches of several sizes; in seconds, clocked once."""
-    settings, result = bench.settings, dict[str, Any](model=name)
-    bench.forget_peak()
-    policy, decoding = bench.policy(shape, "bfloat16"), Decoding(settings.length)
-    prompts = prompts_of(settings.prompts, settings.prompt_length)
-
-    def once(body: Callable[[], T]) -> tuple[float, T]:
-        bench.synchronize()
-        began = time.perf_counter()
-        found = body()
-        bench.synchronize()
-        return round(time.perf_counter() - began, 3), found
-
-    def sampled(of: list[Ints]) -> tuple[float, list[tuple[Rollout, ...]]]:
-        return once(lambda: builtin_sampler(policy, of, GROUP, decoding, 0))
-
-    def step(part: Any) -> None:
-        step_of(policy, prompts, rollouts, part)
-
-    sampled(prompts)  # what is made ready once
-    ways = (("", 1, nullcontext()), ("_cuda_graphs", 2, captured_steps(policy)))
-    for which, cut, way in ways:
-        shorter = [prompt[cut:] for prompt in prompts]
-        with way:
-            result[f"new_length{which}"] = sampled(shorter)[0]
-            result[f"same_length{which}"] = sampled(shorter)[0]
-            policy.end_ids = frozenset(range(0, shape["vocab_size"], settings.length))  # two thirds of the rows end
-            result[f"rows_end{which}"] = sampled(shorter)[0]
-            policy.end_ids = frozenset({shape["vocab_size"]})
-    rollouts = [rollout for group in sampled(prompts)[1] for rollout in group]
-    everything = np.arange(len(rollouts))
-    for tokens in MICROBATCHES:
-        policy.config = policy.config.model_copy(update={"tokens_per_microbatch": tokens})
-        once(lambda: step(everything))
-        result[f"step_in_{tokens}"] = once(lambda: step(everything))[0]
-    return result | bench.peak()
-
-
-def kept(bench: Bench, name: str, shape: dict[str, int], way: str) -> dict[str, Any]:
-    """Speed and memory of a model kept in one of :data:`WAYS`."""
-    settings = bench.settings
-    bench.forget_peak()
-    policy = bench.policy(shape, "bfloat16", **WAYS[way])
-    prompts, decoding = prompts_of(settings.prompts, settings.prompt_length), Decoding(settings.length)
-    groups = builtin_sampler(policy, prompts, GROUP, decoding, 0)
-    gap = float(logp_gaps(policy, prompts[:1], groups[:1]).mean())
-    if gap > LARGEST_GAP:
-        raise CheckError(f"mean log-probability gap {gap}")
-    rollouts = [rollout for group in groups for rollout in group]
-    part = np.random.default_rng(0).permutation(len(rollouts))[: len(rollouts) // STEPS]
-    bench.forget_peak()
-    with captured_steps(policy):  # those of other models are left alone
-        sampling = bench.seconds(
-            lambda: builtin_sampler(policy, prompts, GROUP, decoding, 0), settings.generate_repeats
-        )
-    update = bench.seconds(lambda: step_of(policy, prompts, rollouts, part), settings.generate_repeats)
+    here = torch.cuda.is_available()
     return {
-        "model": name,
-        "way": way,
-        "trained": sum(p.numel() for p in policy.trainable),
-        "logp_gap_mean": gap,
-        "sampling_tokens_per_second": round(len(rollouts) * settings.length / sampling),
-        "update_seconds": round(update, 4),
-    } | bench.peak()
+        "card": torch.cuda.get_device_name() if here else "none",
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "transformers": transformers.__version__,
+        "cores": os.cpu_count(),
+    }
+
+
+def tests(out: Path, results: Results, tiny: bool) -> None:
+    environment = {**os.environ, "FTIS_TEST_DEVICE": "cpu" if tiny else "cuda"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "tests/test_gpu.py"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    told = [line for line in lines if line.startswith(("FAILED", "ERROR", "SKIPPED", "E  "))]
+    results.add("tests", {"code": ended.returncode, "last": lines[-1:], "told": told[:40]})
+    if ended.returncode:
+        raise SystemExit(ended.stdout[-4000:] + ended.stderr[-2000:])
+
+
+def hold_to(card: int) -> None:
+    """Let torch take so many bytes, and let it believe that the GPU has no more."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    real = torch.cuda.get_device_properties(0)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, card / real.total_memory))
+
+    class Smaller:
+        total_memory = min(card, real.total_memory)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    torch.cuda.get_device_properties = lambda device=None: Smaller()  # type: ignore[assignment,return-value]
+
+
+def family_of(out: Path, part: str, tiny: bool) -> dict[str, Any]:
+    """The recipe of one part: a peer alone with all of the sampling, or both together."""
+    from stand_ins import stand_in
+
+    document = tomllib.loads((ROOT / "recipes" / "qwen3_family.toml").read_text(encoding="utf-8"))
+    peers = {peer["name"]: peer for peer in document["peers"]}
+    chosen = ["small", "medium"] if part == "together" else [part]
+    for name in chosen:
+        shape = peers[name]["model"].rpartition("/")[2]
+        place = out / "models" / shape
+        if not (place / "model.safetensors").exists():
+            stand_in(place, shape, small=tiny, device="cpu" if tiny else "cuda")
+        peers[name] |= {"model": str(place), "optim": "adamw"} | ({"lora_r": 2} if tiny and name != "small" else {})
+    sizes = {"num_generations": 4 if tiny else 12, "max_completion_length": 8 if tiny else 256, "batch_size": 0}
+    document |= {
+        "name": f"family-{part}",
+        "output_dir": str(out / "runs"),
+        "threads": 1,
+        "task": {"name": "word_problems", "validation_size": 4},
+        "ood": [],
+        "reward": {"function": "stand_ins.share_of_even"},
+        "sampling": sizes,
+        "training": {
+            "rounds": ROUNDS,
+            "prompts_per_round": 4 if tiny else 24,
+            "steps_per_generation": 4,
+            "eval_every": 0,
+            "save_every": ROUNDS,
+        },
+        "objective": {
+            "name": "F-TIS",
+            "kl_threshold": 1e9,
+        },  # random models are far apart, and all is to be learned from
+        "peers": [peers[name] for name in chosen],
+        "arms": [{"name": part, "collaborate": part == "together"}],
+        "experiment": {"baselines": [part]},
+    }
+    return document
+
+
+def family(out: Path, results: Results, tiny: bool) -> None:
+    for part in ("small", "medium", "together"):
+        began = time.monotonic()
+        (out / f"family-{part}.json").unlink(missing_ok=True)
+        again = [sys.executable, __file__, "--out", str(out), "--part", part, *(["--tiny"] if tiny else [])]
+        subprocess.run(again, check=True)  # memory of one part is not another's
+        facts = json.loads((out / f"family-{part}.json").read_text(encoding="utf-8"))
+        results.add(part, facts | {"seconds_in_all": round(time.monotonic() - began, 1)})
+
+
+def family_part(out: Path, part: str, tiny: bool) -> None:
+    import torch
+
+    import ftis
+    from ftis.recipe.parsing import parse
+
+    hold_to(CARD)
+    recipe = parse(family_of(out, part, tiny))
+    ftis.train(recipe, overwrite=True)
+    facts: dict[str, Any] = {}
+    for peer in recipe.peers:
+        rows = ftis.read_jsonl(ftis.run_directory(recipe) / part / peer.name / "metrics.jsonl")
+        tokens = [b["tokens_sampled"] - a["tokens_sampled"] for a, b in pairwise(rows)]
+        seconds = {stage: [row[f"time/{stage}"] for row in rows[1:]] for stage in STAGES_OF_A_ROUND}
+        facts[peer.name] = {stage: round(statistics.median(times), 3) for stage, times in seconds.items()} | {
+            "round": round(statistics.median(row["step_time"] for row in rows[1:]), 3),
+            "tokens": statistics.median(tokens),
+            "tokens_per_second": round(statistics.median(map(lambda n, s: n / s, tokens, seconds["sample"]))),
+            "peak_gigabytes": round(max(row["peak_memory"] for row in rows) / 1e9, 2),
+        }
+    if torch.cuda.is_available():
+        facts["reserved_gigabytes"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
+    shutil.rmtree(ftis.run_directory(recipe))
+    (out / f"family-{part}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def learning(out: Path, results: Results, tiny: bool) -> None:
+    import ftis
+
+    settings = [f"output_dir={out / 'runs'}"]
+    if tiny:
+        from stand_ins import stand_in
+
+        model = stand_in(out / "models" / "llama", "Llama-3.2-1B", small=True)
+        settings += [f"peers.*.model={model}", "task.validation_size=4", "peers.lora.lora_r=2", "threads=1"]
+    elif not (ROOT / "models" / "smollm2-135m" / "config.json").exists():
+        raise SystemExit("models/smollm2-135m is not here: ftis models smollm2-135m fetches it")
+    recipe_path = ROOT / "recipes" / "smollm2_words.toml"
+    pilot = ftis.load(recipe_path, [*settings, "name=pilot", "training.rounds=3", "training.eval_every=0"])
+    ftis.train(pilot, overwrite=True, only="F-TIS")
+    directory = ftis.run_directory(pilot) / "F-TIS"
+    a_round = sum(
+        statistics.median(row["step_time"] - row["time/wait"] for row in ftis.read_jsonl(place)[1:])
+        for place in directory.glob("*/metrics.jsonl")
+    )
+    rounds = 2 if tiny else max(6, min(200, int(LEARNED_FOR / a_round)))
+    results.add("pilot", {"seconds_a_round": round(a_round, 2), "rounds": rounds})
+    for arm in ("F-TIS", "alone-part"):
+        more = [
+            f"training.rounds={rounds}",
+            f"training.save_every={rounds}",
+            f"training.eval_every={max(1, rounds // 4)}",
+        ]
+        recipe = ftis.load(recipe_path, [*settings, *more])
+        ftis.train(recipe, overwrite=arm == "F-TIS", resume=arm != "F-TIS", only=arm)
+        for peer in recipe.peers:
+            place = ftis.run_directory(recipe) / arm / peer.name
+            rows, told = ftis.read_jsonl(place / "metrics.jsonl"), ftis.read_jsonl(place / "evaluations.jsonl")
+            results.add(
+                f"{arm} {peer.name}",
+                {
+                    "accuracy": {str(row["step"]): round(row["accuracy"], 3) for row in told},
+                    "reward": [round(row["reward"], 3) for row in rows],
+                    "seconds": round(sum(row["step_time"] - row["time/wait"] for row in rows), 1),
+                },
+            )
+
+
+STAGES: dict[str, Callable[[Path, Results, bool], None]] = {"tests": tests, "family": family, "learning": learning}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes, to run all of the code anywhere")
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--only", choices=["speed", "shapes", "ways"], help="leave out the rest")
-    parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--prompt-length", type=int, default=128)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--tokens-per-microbatch", type=int, default=0)
-    parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--generate-repeats", type=int, default=2, help="also of a round: both take long")
-    parser.add_argument("--seconds", type=float, default=480, help="repeats are cut short towards this")
-    settings = parser.parse_args()
-    if settings.tiny:
-        settings.prompts, settings.prompt_length, settings.length = 2, 16, 8
-        settings.tokens_per_microbatch = 200
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("there is no CUDA device here: nothing was measured (--tiny --device cpu runs the code without one)")
-    bench = Bench(settings)
-    where = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
-    print(f"{where}, torch {torch.__version__}, {vars(settings)}", flush=True)
-    limits = bench.limits()
-    print(f"limits: {limits[0] / 1e12:.4g} TFLOP/s in bfloat16, {limits[1] / 1e9:.4g} GB/s", flush=True)
-    shapes = TINY if settings.tiny else {name: SHAPES[name] for name in settings.models}
-    results = [
-        bench.tried({"model": name}, partial(measure, bench, name, shape, limits))
-        for name, shape in shapes.items()
-        if settings.only in (None, "speed")
-    ]
-    of_shapes = [
-        bench.tried({"model": name}, partial(shapes_of, bench, name, shape))
-        for name, shape in shapes.items()
-        if settings.only in (None, "shapes")
-    ]
-    here = [way for way in WAYS if bench.device.type == "cuda" or way not in GPU_ONLY]
-    ways = [
-        bench.tried({"model": name, "way": way}, partial(kept, bench, name, shape, way))
-        for way in here
-        for name, shape in shapes.items()
-        if settings.only in (None, "ways")
-    ]
-    facts = {"device": where, "tflops": round(limits[0] / 1e12, 4), "gigabytes_per_second": round(limits[1] / 1e9, 2)}
-    print(json.dumps({"benchmark": "gpu", **facts, "cases": results, "shapes": of_shapes, "ways": ways}))
-    if bench.failed:
-        sys.exit(1)
+    parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU, to run all of the code anywhere")
+    parser.add_argument("--out", type=Path, default=Path("gpu"))
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    out, tiny = given.out.absolute(), given.tiny
+    if given.part:
+        return family_part(out, given.part, tiny)
+    if given.stage:
+        return STAGES[given.stage](out, Results(out / f"{given.stage}.json"), tiny)
+    out.mkdir(parents=True, exist_ok=True)
+    unpack(ROOT / "wheels", out / "site")
+    paths = [ROOT / "src", ROOT / "benchmarks", out / "site"]
+    known = [*map(str, paths), os.environ.get("PYTHONPATH", "")]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, known)), "HF_HUB_OFFLINE": "1"}
+    sys.path[:0] = map(str, paths)
+    if missing := [name for name in NEEDED.split() if importlib.util.find_spec(name) is None]:
+        sys.exit(f"this python lacks {', '.join(missing)}: install them, or put their wheels into {ROOT / 'wheels'}")
+    facts = machine()
+    print(json.dumps(facts), flush=True)
+    if not tiny and facts["card"] == "none":
+        sys.exit("there is no CUDA device here: nothing was measured (--tiny runs the code without one)")
+    summary: dict[str, Any] = {"machine": facts}
+    for stage in given.stages:
+        began = time.monotonic()
+        command = [sys.executable, __file__, "--out", str(out), "--stage", stage, *(["--tiny"] if tiny else [])]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            code: int | str = process.wait(LIMITS[stage])
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            code = f"stopped after {LIMITS[stage]} s"
+        path = out / f"{stage}.json"
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        summary[stage] = {"ended": code, "seconds": round(time.monotonic() - began, 1), **found}
+        (out / "gpu.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+        print(f"== {stage}: {code}, {summary[stage]['seconds']} s", flush=True)
+    sys.exit(any(summary[stage]["ended"] != 0 for stage in given.stages))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""The parts that only a GPU has: graphs, bfloat16, AdamW and weights in fewer bits, the same numbers as a CPU's.
+
+``make gpu`` runs these first. ``FTIS_TEST_DEVICE=cpu`` runs their code without a GPU. They need no other test file.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from ftis.config import PeerConfig
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.decoder import fuses
+from ftis.engines.generate import generate_sampler
+from ftis.engines.models import load_model
+from ftis.policy import Policy
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding
+
+DEVICE = os.environ.get("FTIS_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"),
+]
+VOCABULARY = 320
+
+
+def a_tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models
+
+    core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="t1", pad_token="t2", unk_token="t0")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Qwen3 of random weights whose next token is far from certain and far from uniform."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
+    config = Qwen3Config(
+        **sizes, num_key_value_heads=2, head_dim=32, vocab_size=VOCABULARY, tie_word_embeddings=True, eos_token_id=1
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.15)
+    place = tmp_path_factory.mktemp("qwen3")
+    model.save_pretrained(place)
+    return str(place)
+
+
+def policy_of(directory: str, **peer: Any) -> Policy:
+    config = PeerConfig(name="p", model=directory, **{"device": DEVICE, "dtype": "float32", **peer})
+    torch.manual_seed(0)
+    return Policy(load_model(directory, config), a_tokenizer(), config)
+
+
+def prompts() -> list[Ints]:
+    """Prompts of unequal length."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(3, VOCABULARY, 20 + 3 * n).astype(np.int32) for n in range(6)]
+
+
+def ids_of(groups: Sequence[Sequence[Rollout]]) -> list[list[int]]:
+    return [rollout.completion_ids.tolist() for group in groups for rollout in group]
+
+
+def learned(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray[Any, Any]]:
+    rows = [(p, r.completion_ids) for p, group in zip(prompts(), groups, strict=True) for r in group]
+    return policy.logps([p for p, _ in rows], [ids for _, ids in rows], 1.0)
+
+
+def gaps(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> np.ndarray[Any, Any]:
+    sampled = [rollout.gen_logp for group in groups for rollout in group]
+    return np.concatenate([np.abs(a - b) for a, b in zip(sampled, learned(policy, groups), strict=True)])
+
+
+def a_step(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
+    rows = [(p, r.completion_ids) for p, group in zip(prompts(), groups, strict=True) for r in group]
+    policy.set_learning_rate(1e-3)
+    return policy.step(
+        [p for p, _ in rows],
+        [ids for _, ids in rows],
+        1.0,
+        lambda logp, mask, part: -torch.where(mask, logp, 0.0).sum() / 1000,
+    )
+
+
+def test_greedy_text_is_that_of_generate_with_graphs_and_without(directory: str) -> None:
+    greedy = Decoding(24, 0.0)
+    policy = policy_of(directory, cuda_graphs=False)
+    assert fuses(policy.model)
+    plain = ids_of(builtin_sampler(policy, prompts(), 2, greedy, 0))
+    assert plain == ids_of(generate_sampler(policy, prompts(), 2, greedy, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the sampler warns when it leaves graphs out
+        captured = builtin_sampler(policy_of(directory), prompts(), 2, greedy, 0)
+    assert ids_of(captured) == plain
+
+
+def test_sampled_log_probabilities_are_the_learners(directory: str) -> None:
+    policy = policy_of(directory)
+    assert gaps(policy, builtin_sampler(policy, prompts(), 4, Decoding(24), 0)).max() < 1e-3
+    coarse = policy_of(directory, dtype="bfloat16")
+    assert gaps(coarse, builtin_sampler(coarse, prompts(), 4, Decoding(24), 0)).mean() < 0.05
+
+
+def test_a_gradient_is_that_of_a_cpu(directory: str) -> None:
+    here, cpu = policy_of(directory), policy_of(directory, device="cpu")
+    groups = builtin_sampler(cpu, prompts(), 2, Decoding(24), 0)
+    for policy in (here, cpu):
+        a_step(policy, groups)
+    pairs = [(a.grad, b.grad) for a, b in zip(here.trainable, cpu.trainable, strict=True)]
+    apart = sum(float((a.cpu() - b).square().sum()) for a, b in pairs if a is not None and b is not None)
+    norm = sum(float(b.square().sum()) for _, b in pairs if b is not None)
+    assert apart < 1e-6 * norm
+
+
+def test_the_same_seed_gives_the_same_bits(directory: str) -> None:
+    ends = []
+    for _ in range(2):
+        policy = policy_of(directory, dtype="bfloat16")
+        groups = builtin_sampler(policy, prompts(), 4, Decoding(24), 0)
+        a_step(policy, groups)
+        ends.append((ids_of(groups), [p.detach().cpu().numpy().tobytes() for p in policy.trainable]))
+    assert ends[0] == ends[1]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "AdamW in 8 bits": {"optim": "adamw_8bit"},
+    "paged": {"optim": "paged_adamw_8bit"},
+    "base in bfloat16": {"train": "lora", "frozen_dtype": "bfloat16"},
+    "base in 4 bits": {"train": "lora", "frozen_dtype": "nf4"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_keep_a_model_samples_and_learns(directory: str, way: str) -> None:
+    if find_spec("bitsandbytes") is None and way != "base in bfloat16":
+        pytest.skip("needs bitsandbytes")
+    if way == "paged" and DEVICE == "cpu":
+        pytest.skip("needs a GPU")
+    policy = policy_of(directory, dtype="bfloat16", **WAYS[way])
+    groups = builtin_sampler(policy, prompts(), 4, Decoding(24), 0)
+    assert gaps(policy, groups).mean() < 0.05
+    before = np.concatenate(learned(policy, groups)).mean()
+    for _ in range(3):
+        assert a_step(policy, groups) > 0
+    assert np.concatenate(learned(policy, groups)).mean() > before
