@@ -6,7 +6,7 @@
 ``--set peers.small.model=starter:small@3`` where the starters that a recipe names have changed.
 
 Each checkout runs its own code, by ``PYTHONPATH``, with this interpreter and its installed packages. What is compared:
-every round's metrics but seconds, every rollout, every evaluation, and the weights and optimiser states
+every round's metrics except seconds and memory, every rollout, every evaluation, and the weights and optimiser states
 of every checkpoint. Metrics that only one of them has are listed. Ends with 1 where anything differs.
 """
 
@@ -74,7 +74,7 @@ def content(path: Path) -> dict[str, str]:
         parts: dict[str, list[Any]] = {}
         for row in rows:
             for key, value in row.items():
-                if not (key.startswith("time/") or key in ("step_time", "seconds", "time")):
+                if not (key.startswith("time/") or key in ("step_time", "seconds", "time", "peak_memory")):
                     parts.setdefault(key, []).append(value)
         return {key: digest(values) for key, values in parts.items()}
     if path.suffix == ".parquet":

@@ -36,9 +36,10 @@ import ftis
 from ftis.config import PeerConfig
 from ftis.engines.machine import keep_freed_memory, resident_bytes
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
+from ftis.engines.rows import PaddedRows
 from ftis.learning import CHECKED_ROLLOUTS
 from ftis.models.starters import make
-from ftis.policy import PaddedRows, Policy, TokenSplit
+from ftis.policy import Policy, TokenSplit
 from ftis.rollouts import Ints, Rows
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt

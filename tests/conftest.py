@@ -29,6 +29,20 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16},
+    **{"short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [1.0, 2.0, 4.0, 8.0]},
+}
+"""In a row of more than 16 tokens the long factors hold for all of its tokens."""
+LLAMA3 = {
+    **{"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "original_max_position_embeddings": 16},
+    **{"high_freq_factor": 4.0, "low_freq_factor": 1.0},
+}
+MINISTRAL3 = {
+    **{"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e4, "original_max_position_embeddings": 16},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
+
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 8}),  # norms of queries and keys
@@ -48,6 +62,65 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 2, "output_router_logits": True}),  # an auxiliary loss
     "gptj": ("gptj", {"rotary_dim": 4, "n_inner": 48}),  # attention by eager code
     "falcon-alibi": ("falcon", {"alibi": True, "multi_query": False}),
+    "phi3-long": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+    "llama-long": ("llama", {"rope_parameters": LONGROPE}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": MINISTRAL3}),  # queries scaled by their positions
+    "gemma4": (  # heads of two widths, shared by layers of either window
+        "gemma4_text",
+        {
+            **{"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 3, "sliding_window": 8},
+            **{"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 0},
+            **{"vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 8},
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
+            **{"linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        },
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {
+            **{"num_local_experts": 0, "shared_intermediate_size": 48, "layer_types": ["mamba", "attention"]},
+            **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 8},
+        },
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "llama4": (
+        "llama4_text",
+        {
+            **{"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 8},
+            "num_hidden_layers": 4,
+        },
+    ),
+    "minimax": (
+        "minimax",
+        {
+            **{"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8},
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "recurrent-gemma": (
+        "recurrent_gemma",
+        {
+            **{"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3, "head_dim": 8},
+            "block_types": ["recurrent", "recurrent", "attention"],
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            **{"mamba_d_state": 8, "mamba_expand": 2, "mamba_ngroups": 1, "n_mamba_heads": 2, "mamba_headdim": 32},
+            **{"num_mem_blocks": 1, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1]},
+            **{"adapter_rank": 4, "chunk_size": 8, "time_step_min": 1.0},  # a bound that its steps with a cache lack
+        },
+    ),
 }
 
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from twin import Twin
 
 from ftis.config import PeerConfig
-from ftis.engines.handover import Completion, Rows
+from ftis.engines.agreement import Rows
+from ftis.engines.handover import Completion
 from ftis.policy import Policy
 from ftis.sampling import Decoding
 

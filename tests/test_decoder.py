@@ -29,6 +29,12 @@ def model_of(kind: str, **settings: Any) -> Any:
     return model.eval()
 
 
+MINISTRAL3 = {
+    **{"rope_type": "yarn", "factor": 16.0, "rope_theta": 1e6, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0},
+    **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.1},
+}
+"""Queries are scaled by their positions, from the 4,096th on."""
+
 FUSED: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}),
     ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -37,6 +43,7 @@ FUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     ("llama", {"hidden_act": "gelu", "head_dim": 16}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
     ("granite", {}),
     ("mistral", {"sliding_window": 4}),
     ("gemma", {}),
@@ -55,7 +62,7 @@ def test_steps_give_the_models_logits(
     monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", packed_from)
     model = model_of(kind, **settings)
     assert fuses(model)
-    fused = FusedDecoder(model, torch.float32, positions=12)
+    fused = FusedDecoder(model, torch.float32, torch.arange(12))
     ids = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
     pads = torch.tensor([3, 0, 1])
     shape = (3, model.config.num_key_value_heads, 9, fused.width)
@@ -94,7 +101,7 @@ def test_steps_give_the_models_logits(
         ("olmo2", {}),
         ("starcoder2", {}),
         ("qwen3_moe", {}),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        ("ministral3", {"rope_parameters": MINISTRAL3}),
     ],
 )
 def test_models_of_other_kinds_step_by_themselves(kind: str, settings: dict[str, Any]) -> None:
@@ -105,11 +112,11 @@ def test_models_of_other_kinds_step_by_themselves(kind: str, settings: dict[str,
 def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolicy) -> None:
     untied = {"tie_word_embeddings": False}
     policy = tiny_policy("qwen2", model=untied, train="lora", lora_r=4, lora_target_modules=targets)
-    before = FusedDecoder(policy.model, torch.float32, 8)
+    before = FusedDecoder(policy.model, torch.float32, torch.arange(8))
     for parameter in policy.trainable:
         torch.nn.init.normal_(parameter, std=0.3)
     assert decoder._computes_the_same(policy.model)
-    after = FusedDecoder(policy.model, torch.float32, 8)
+    after = FusedDecoder(policy.model, torch.float32, torch.arange(8))
     assert not torch.equal(before.layers[0].qkv.weight, after.layers[0].qkv.weight)
 
 

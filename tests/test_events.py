@@ -47,7 +47,7 @@ LINES: dict[str, tuple[Event, str]] = {
         ArmBegun(("a", "b"), 4, place=Place("F-TIS")),
         '{"kind": "arm", "peers": ["a", "b"], "rounds": 4, "text": false, "arm": "F-TIS"}',
     ),
-    "start": (PeerStarted(3), '{"kind": "start", "step": 3}'),
+    "start": (PeerStarted(3), '{"kind": "start", "step": 3, "slow": ""}'),
     "evaluation": (
         Evaluated(2, {"validation": 0.5, "ood-clock": 0.25}, Place("F-TIS", "a")),
         '{"kind": "evaluation", "step": 2, "validation": 0.5, "ood-clock": 0.25, "arm": "F-TIS", "peer": "a"}',

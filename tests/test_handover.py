@@ -18,7 +18,8 @@ from twin import Twin, twin_of, with_twin
 
 import ftis
 from ftis.config import FtisError, Recipe
-from ftis.engines.handover import Completion, Copied, Rows, SamplerError, explained_by, learner_logps, rounding
+from ftis.engines.agreement import Rows, plain_logps, rounding
+from ftis.engines.handover import Completion, Copied, SamplerError, explained_by
 from ftis.engines.stops import Stopping
 from ftis.policy import Policy
 from ftis.recipe.arms import run_directory
@@ -215,7 +216,7 @@ def test_the_learners_log_probabilities_are_those_of_the_distribution(tiny_polic
     policy = tiny_policy("llama")
     (group,) = with_twin(policy)(policy, PROMPTS[:1], 3, CUT, 0)
     rows = Rows([PROMPTS[0]] * 3, [r.completion_ids for r in group])
-    plain, cut = learner_logps(policy, rows, [PLAIN, CUT])
+    plain, cut = (np.concatenate(of) for of in plain_logps(policy, rows, [PLAIN, CUT]))
     np.testing.assert_allclose(cut, np.concatenate([r.gen_logp for r in group]), atol=1e-5)
     np.testing.assert_allclose(plain, np.concatenate(policy.logps(*rows, 1.0)), atol=1e-5)
     assert 1e-4 < rounding(policy, rows) < 1

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ftis.engines import lines
 from ftis.engines.lines import lay_out, runs_lines
+from ftis.engines.rows import PaddedRows
 from ftis.engines.windows import attention_windows
-from ftis.policy import PaddedRows, Policy
+from ftis.policy import Policy
 
 CPU = torch.device("cpu")
 IDS = st.integers(4, 50)

@@ -14,11 +14,13 @@ import pytest
 import torch
 from admissions import admitter, group, message
 from conftest import TinyModelDir
+from policies import weights
 from rich.console import Console
 
 from ftis.admission import Collected
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
 from ftis.peer import OwnGroups, Peer
+from ftis.policy import ModelError
 from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
@@ -128,6 +130,21 @@ def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: Make
     np.testing.assert_allclose(start.gap, 0.01, atol=1e-4)
     for row, old in zip(start.rows, start.old_logp, strict=True):
         np.testing.assert_allclose(old, expected[row], atol=1e-5)
+
+
+def test_nothing_is_trained_where_they_are_two_policies(make_peer: MakePeer) -> None:
+    peer, other = make_peer(), make_peer()
+    draw = other.sampler
+
+    def of_another(policy: Any, *arguments: Any) -> list[tuple[Rollout, ...]]:
+        return draw(other.policy, *arguments)
+
+    before = weights(other.policy)
+    other.policy.step([np.array([5], np.int32)], [np.array([7, 8], np.int32)], 1.0, lambda logp, mask, rows: logp.sum())
+    peer.sampler = of_another  # type: ignore[assignment]
+    with pytest.raises(ModelError, match="peer 'a': the sampler is"):
+        peer.begin(0)
+    assert all(torch.equal(value, before[name]) for name, value in weights(peer.policy).items())
 
 
 @pytest.mark.parametrize("objective", ["NoIS", "F-TIS", "F-VIS"])

@@ -93,15 +93,6 @@ def test_log_probabilities_are_those_of_each_row_alone(kind: str, tiny_policy: T
             assert (row <= 0).all()
 
 
-def test_a_row_is_scored_alike_in_any_company(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
-    alone = policy.logps(PROMPTS[:1], COMPLETIONS[:1], 1.0)[0]
-    long = rows_of((40,), seed=2)
-    for others_p, others_c in ((PROMPTS[1:], COMPLETIONS[1:]), (long, long), (long, COMPLETIONS[:1])):
-        together = policy.logps([*others_p, PROMPTS[0]], [*others_c, COMPLETIONS[0]], 1.0)[-1]
-        np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
 def test_no_rows_no_log_probabilities(tiny_policy: TinyPolicy) -> None:
     assert tiny_policy().logps([], [], 1.0) == []
 
@@ -144,29 +135,6 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(
         assert len(rows) == 1 or len(rows) * array[rows].max() <= budget
     in_order = [int(array[r]) for rows in batches for r in rows]
     assert in_order == sorted(lengths, reverse=True)
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 120), st.sampled_from([0.0, 7.5, 1e6]))
-def test_no_other_split_costs_less(lengths: list[int], budget: int, overhead: float) -> None:
-    array = np.array(lengths, dtype=np.int64)
-    ordered = sorted(lengths, reverse=True)
-
-    def cost(sizes: list[int]) -> float:
-        total, start = 0.0, 0
-        for size in sizes:
-            if size > 1 and size * ordered[start] > budget:
-                return float("inf")
-            total += size * ordered[start] + overhead
-            start += size
-        return total
-
-    splits = [
-        np.diff([0, *(i + 1 for i in cuts), len(lengths)]).tolist()
-        for n in range(len(lengths))
-        for cuts in itertools.combinations(range(len(lengths) - 1), n)
-    ]
-    found = cheapest(array, np.arange(len(array)), np.zeros(len(array)), budget, overhead)
-    assert cost([len(rows) for rows in found]) == min(cost(split) for split in splits)
 
 
 @given(

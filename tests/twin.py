@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ftis.engines.agreement import Rows, plain_logps
 from ftis.engines.builtin import builtin_sampler
-from ftis.engines.handover import Completion, Copied, Engine, Rows, learner_logps
+from ftis.engines.handover import Completion, Copied, Engine
 from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints
 from ftis.sampling import Decoding
@@ -50,7 +51,7 @@ class Twin(Engine):
             logps = [rollout.gen_logp for rollout in group]
             if self.reports:
                 rows = [Rows([prompt], [rollout.completion_ids]) for rollout in group]
-                logps = [learner_logps(self.policy, row, [reported])[0].clip(MIN_LOGP) for row in rows]
+                logps = [plain_logps(self.policy, row, [reported])[0][0].clip(MIN_LOGP) for row in rows]
             groups.append(
                 [
                     Completion(rollout.completion_ids.tolist(), logp.tolist(), "length")

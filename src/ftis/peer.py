@@ -20,6 +20,7 @@ from ftis.policy import ModelError, Policy, positions_of
 from ftis.rollouts import Batch, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import learning_rate, minibatches, seed_of
+from ftis.seams import ENGINES, look_up
 from ftis.selection import select
 
 Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
@@ -48,6 +49,7 @@ class Peer:
     Attributes:
         attack: changes what is offered; None for an honest peer.
         learning: whether optimiser steps were taken since the last round that was recorded.
+        agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
     """
 
     member: Member
@@ -55,6 +57,7 @@ class Peer:
     sampler: Sampler
     attack: Attack | None = None
     learning: bool = False
+    agreed: bool = False
     _begun: dict[int, Begun] = field(default_factory=dict)
 
     @property
@@ -165,7 +168,8 @@ class Peer:
         """Sample a group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw.
 
         Raises:
-            ModelError: a prompt with its completion may take more positions than the model has.
+            ModelError: a prompt with its completion may take more positions than the model has, or sampler and learner
+                do not see one policy.
         """
         ids = [self.member.prompt_ids[item] for item in items]
         positions = positions_of(self.policy.model.config)
@@ -178,6 +182,9 @@ class Peer:
             )
         seed = seed_of(self.recipe, self.name, round, purpose)
         groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)
+        if not self.agreed:
+            look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding)
+            self.agreed = True
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.rollouts import Floats, Ints, Rows, pad
+from ftis.rollouts import Floats, Ints, Rows
 from ftis.seams import ENGINES, look_up
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
@@ -66,36 +65,6 @@ class Head(Protocol):
         """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
 
 
-@dataclass(frozen=True)
-class PaddedRows(Forward):
-    """The plain way, for every model: rows padded on the right.
-
-    Under causal attention no token sees the padding after it. So no attention mask is needed, and each row's numbers
-    are those that it has alone.
-    """
-
-    model: Any
-    device: torch.device
-    padding_cost: float = 1.0
-
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
-        rows = [
-            np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-        input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
-        first = min(len(prompt) for prompt in prompts) - 1
-        keep = torch.arange(first, input_ids.shape[1], device=self.device)
-        output_nLX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
-        row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
-        at_M = np.concatenate(
-            [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
-        )
-        return output_nLX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
-
-
 class Policy:
     """One peer's model, tokenizer and optimiser.
 
@@ -128,8 +97,7 @@ class Policy:
         self.model: Any = look_up("trainable", "engine", ENGINES)(model, config, adapter)
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
-        found: Forward | None = look_up("lines", "engine", ENGINES)(self.model, self.device)
-        self.forward: Forward = found or PaddedRows(self.model, self.device)
+        self.forward: Forward = look_up("forward", "engine", ENGINES)(self.model, self.device)
         self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., TokenSplit] = look_up("microbatches", "engine", ENGINES)

@@ -37,12 +37,13 @@ ENGINES: Mapping[str, str] = {
     "texts": "ftis.engines.texts.texts_of",
     "trainable": "ftis.engines.models.with_trainable",
     "optimizer": "ftis.engines.optimizers.adamw",
-    "lines": "ftis.engines.lines.fit",
+    "forward": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
     "microbatches": "ftis.engines.microbatches.fit",
+    "agreement": "ftis.engines.agreement.require_agreement",
 }
-"""The parts of a policy. ``lines`` and ``head`` are fast ways: ``f(model, device)`` returns None for a model that does
-not allow them."""
+"""The parts of a policy. ``head`` is a fast way: ``f(model, device)`` returns None for a model that does not allow
+it."""
 
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",

@@ -134,9 +134,9 @@ class _Rows:
 
     def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, steps: int) -> None:
         self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
-        self.positions = max(len(p) for p in prompt_ids) + steps
-        fused = fuses(policy.model)
-        self.decoder = FusedDecoder(policy.model, policy.compute_dtype, self.positions) if fused else None
+        self.positions = max(len(p) for p in prompt_ids) + steps - 1  # a row's last token is fed to nothing
+        fused, places = fuses(policy.model), torch.arange(self.positions)
+        self.decoder = FusedDecoder(policy.model, policy.compute_dtype, places) if fused else None
         self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
         if self.captures:  # a captured step attends to all slots
             self.captures = rows_fit(attention_windows(policy.model), self.positions)

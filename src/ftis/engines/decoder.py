@@ -10,6 +10,7 @@ takes some twenty operations.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
+from ftis.engines.lengths import named_lengths
 from ftis.engines.linear import Linear
 from ftis.engines.models import callable_as_kept, tolerance
 from ftis.engines.windows import Window, attention_windows
+from ftis.policy import positions_of
 
 BLOCKS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OUTPUT_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -36,9 +39,6 @@ PARTS = {
 """The parts of a layer's attention and of its MLP that :class:`FusedDecoder` computes."""
 
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-
-FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
-"""Rotary embeddings whose angles do not depend on how long a sequence has become."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,12 @@ class FusedDecoder:
     """A copy of the weights of ``model``, joined and cast to ``dtype``, and its decoding step.
 
     The residual stream, norms and rotations stay in float32, as under autocast.
+
+    Args:
+        place_P: the places in a row at which tokens are added, int64 [P].
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, positions: int) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, place_P: Tensor) -> None:
         inner, head = _inner(model), model.get_output_embeddings()
         attention = inner.layers[0].self_attn
         self.dtype = dtype
@@ -90,11 +93,11 @@ class FusedDecoder:
             self._layer(layer, window, kinds.index(rotation))
             for layer, window, rotation in zip(inner.layers, attention_windows(model), rotations, strict=True)
         ]
-        place = torch.arange(positions, device=device)[None]
         # rotate_half(x) is x rolled by half with its first half negated; here the sine has the sign.
         sign = torch.ones(self.width, device=device)
         sign[: self.width // 2] = -1
-        angles = [inner.rotary_emb(self.embedding[:1].float(), place, *kind) for kind in kinds]
+        places = place_P[None].to(device)
+        angles = [inner.rotary_emb(self.embedding[:1].float(), places, *kind) for kind in kinds]
         self.turns = [(cos[0].float().unsqueeze(1), (sin[0].float() * sign).unsqueeze(1)) for cos, sin in angles]
 
     def _layer(self, layer: Any, window: Window, rotation: int) -> _Layer:
@@ -132,7 +135,7 @@ class FusedDecoder:
         """Logits [N, V] after one more token in each row.
 
         Args:
-            position_N: the token's place in its row.
+            position_N: the index of the token's place in ``place_P``.
             keys, values: per layer [N, heads, slots, width]; this fills the token's slot.
             bias: [N, 1, 1, slots], 0 on slots that the row may attend to and −∞ elsewhere; None: 0 throughout.
             slot_1: the index of this token's slot, int64 [1]; None: the last one.
@@ -288,23 +291,23 @@ def _computes_the_same(model: Any) -> bool:
         return False
     if {name for name, _ in inner.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
-    rotations = getattr(inner.rotary_emb, "rope_type", "")
-    if not set(rotations.values() if isinstance(rotations, dict) else [rotations]) <= FIXED_ROTATIONS:
-        return False
     if type(inner.embed_tokens).__module__.startswith("peft."):  # an adapter on the embeddings is no part of a step
         return False
     device = inner.embed_tokens.weight.device
-    ids = torch.arange(12, device=device).reshape(2, 6) % inner.embed_tokens.num_embeddings
+    place_N = torch.tensor(sorted({5, *(n - back for n in named_lengths(model.config) for back in (0, 1) if n > 6)}))
+    place_N = place_N[place_N < (positions_of(model.config) or sys.maxsize)].to(device)
+    ids = torch.arange(6 * len(place_N), device=device).reshape(-1, 6) % inner.embed_tokens.num_embeddings
     cache: Any = DynamicCache()
     model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
     pairs = [(layer.keys, layer.values) for layer in cache.layers]
     one_more = [[torch.cat([t, torch.zeros_like(t[:, :, :1])], 2).float() for t in pair] for pair in pairs]
-    expected = model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1].float()
+    at = {"position_ids": place_N[:, None], "past_key_values": cache, "use_cache": True}
+    expected = model(input_ids=ids[:, -1:], **at).logits[:, -1].float()
     try:
         with torch.autocast(device.type, enabled=False):
-            decoder = FusedDecoder(model, torch.float32, positions=6)
+            decoder = FusedDecoder(model, torch.float32, place_N)
             keys, values = zip(*one_more, strict=True)
-            found = decoder.step(ids[:, -1], torch.full((2,), 5, device=device), keys, values, None)
+            found = decoder.step(ids[:, -1], torch.arange(len(place_N), device=device), keys, values, None)
     except (AttributeError, RuntimeError):
         return False
     return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,29 +22,40 @@ from ftis.sampling import Decoding, Sampler
 
 def open_sampler(policy: Policy) -> Sampler:
     """``generate`` as the policy's sampler."""
-    return InPlace(generate_sampler)
+    return InPlace(generate_sampler, slower=((partial(generate_sampler, cache=False), "without a cache"),))
 
 
 @torch.no_grad()
 def generate_sampler(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+    policy: Policy,
+    prompt_ids: Sequence[Ints],
+    repeats: int,
+    decoding: Decoding,
+    seed: int,
+    batch_size: int = 0,
+    cache: bool = True,
 ) -> list[tuple[Rollout, ...]]:
-    """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other."""
+    """Draw completions as :class:`~ftis.sampling.Draw` says, one batch after the other.
+
+    Args:
+        cache: keep keys, values and states. Without it each token takes a pass of all tokens before it.
+    """
     if not prompt_ids:
         return []
     steps = decoding.max_completion_length
     parts = parts_of_groups(policy, prompt_ids, repeats, steps, refills=False)
     if parts > 1:
-        return in_parts(generate_sampler, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
+        draw = partial(generate_sampler, cache=cache)
+        return in_parts(draw, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
     at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
-        groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number)
+        groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number, cache)
     return groups
 
 
 def _generated(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, cache: bool = True
 ) -> list[tuple[Rollout, ...]]:
     input_PT, mask_PT = left_padded(prompt_ids, policy.device)
     input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
@@ -54,6 +66,7 @@ def _generated(
         do_sample=not decoding.greedy,
         eos_token_id=ends,
         pad_token_id=ends[0],
+        use_cache=cache,
         # Neutral: the warpers below apply the recipe's temperature and truncation, ahead of the recorder.
         **({} if decoding.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
     )

@@ -23,25 +23,17 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ftis.config import FtisError
-from ftis.engines.models import in_bfloat16
+from ftis.engines.agreement import LARGEST_GAP, ROUNDED, Nats, Rows, plain_logps, rms, rounding
 from ftis.engines.stops import holds
-from ftis.learning import ROUNDING
-from ftis.policy import PaddedRows, Policy, selected_logp
+from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
 from ftis.sampling import Decoding, Sampler
 
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
 """The number of completions of a draw that the learner scores, and the most tokens of each."""
-LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
-"""The largest root mean square of log π_engine − log π_θ, in nats, that is taken for rounding, by the coarser of the
-two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
-ROUNDED = 4
-"""In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: an engine also keeps weights
-and residual stream in bfloat16, which the learner keeps in float32."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
 SURE = 5.0
@@ -52,9 +44,6 @@ update, and put this part of the drawn tokens outside the learner's top k and to
 STILL = 2e-5
 """An update that moves the learner by more than this, in nats, changes the last bits of an engine's log-probabilities.
 SmolLM2-135M in bfloat16 on a CPU is still at 4e-6 nats, and at 1e-5 it moves by .05."""
-
-Nats = npt.NDArray[np.float64]
-"""Log-probabilities of checked tokens, end to end: [M]."""
 
 
 class SamplerError(FtisError):
@@ -67,13 +56,6 @@ class Completion(NamedTuple):
     ids: Sequence[int]
     logp: Sequence[float]
     reason: str
-
-
-class Rows(NamedTuple):
-    """Prompts, and a completion of each."""
-
-    prompts: Sequence[Ints]
-    completions: Sequence[Ints]
 
 
 class CheckedRows(NamedTuple):
@@ -195,12 +177,12 @@ class Copied(Sampler):
         rows = Rows([pairs[i][0] for i in chosen], [pairs[i][1].completion_ids[cut[i]] for i in chosen])
         reported_M = _joined([pairs[i][1].gen_logp[cut[i]] for i in chosen])
         engine_M, learner_M = self._scores(policy, rows)
-        self.gap = _rms(engine_M - learner_M)
+        self.gap = rms(engine_M - learner_M)
         self._check_gap("of tokens that it drew, scored at temperature 1,", policy, rows, _REMEDY)
         self._seen = self._seen or CheckedRows(rows, engine_M, learner_M)
         asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
         others = other_distributions(asked)
-        learner = learner_logps(policy, rows, [asked, *others.values()])
+        learner = [_joined(of) for of in plain_logps(policy, rows, [asked, *others.values()])]
         # Near the edge of top k and top p, rounding decides which side a token is on.
         known_M = np.isfinite(learner[0])
         if known_M.mean() < 1 - ASIDE:
@@ -209,7 +191,7 @@ class Copied(Sampler):
                 f"top k and top p: it does not draw as asked. {self.engine.remedy}"
             )
         reported_M, expected_M = reported_M[known_M], learner[0][known_M]
-        self.gap = _rms(reported_M - expected_M)
+        self.gap = rms(reported_M - expected_M)
         for what, other_M in zip(others, learner[1:], strict=True):
             way = explained_by(reported_M, expected_M, np.maximum(other_M[known_M], MIN_LOGP), self._noise)
             if way.share - SURE * way.error > 0.5:
@@ -227,8 +209,8 @@ class Copied(Sampler):
         Returns whether the learner has moved enough to tell. If not, later updates add to this one.
         """
         engine_M, learner_M = self._scores(policy, seen.rows)
-        self.gap, before = _rms(engine_M - learner_M), _rms(seen.engine_M - seen.learner_M)
-        moved, change_M = _rms(learner_M - seen.learner_M), learner_M - seen.learner_M
+        self.gap, before = rms(engine_M - learner_M), rms(seen.engine_M - seen.learner_M)
+        moved, change_M = rms(learner_M - seen.learner_M), learner_M - seen.learner_M
         facts = f"over {len(change_M)} tokens the update moved the learner by {moved:.2g} nats"
         if moved > STILL and np.abs(engine_M - seen.engine_M).max() <= FINEST:
             raise SamplerError(
@@ -317,7 +299,7 @@ def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float
     if length <= len(way_M) * FINEST**2:
         return Way(0.0, np.inf)
     share = float(gap_M @ way_M) / length
-    return Way(share, max(_rms(gap_M - share * way_M), noise) / length**0.5)
+    return Way(share, max(rms(gap_M - share * way_M), noise) / length**0.5)
 
 
 def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
@@ -333,41 +315,6 @@ def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
     return others
 
 
-@torch.no_grad()
-def learner_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[Nats]:
-    """log π_θ of all completions' tokens under each decoding, −∞ where top k or top p leave a token out."""
-    forward = PaddedRows(policy.model, policy.device)
-    found: list[list[Floats]] = [[] for _ in decodings]
-    for prompt, completion in zip(*rows, strict=True):
-        with policy.precision():
-            logits_TV = forward([prompt], [completion]).float()
-        target_T1 = torch.from_numpy(completion.astype(np.int64)).to(logits_TV.device)[:, None]
-        for of, decoding in zip(found, decodings, strict=True):
-            scores_TV = logits_TV
-            for warper in decoding.warpers():
-                scores_TV = warper(None, scores_TV)
-            logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
-            of.append(logp_T.cpu().numpy())
-    return [_joined(of) for of in found]
-
-
-@torch.no_grad()
-def rounding(policy: Policy, rows: Rows) -> float:
-    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats; 0 if its weights are
-    in bfloat16 themselves."""
-    if in_bfloat16(policy.model):
-        return 0.0
-    forward = PaddedRows(policy.model, policy.device)
-    differences = []
-    for prompt, completion in zip(*rows, strict=True):
-        target_T = torch.from_numpy(completion.astype(np.int64)).to(policy.device)
-        exact_T = selected_logp(forward([prompt], [completion]), target_T, 1.0)
-        with torch.autocast(policy.device.type, dtype=torch.bfloat16):
-            coarse_TV = forward([prompt], [completion])
-        differences.append((selected_logp(coarse_TV, target_T, 1.0) - exact_T).cpu().numpy())
-    return _rms(_joined(differences))
-
-
 def _rollout(completion: Completion) -> Rollout:
     logp = np.asarray(completion.logp, np.float32).clip(MIN_LOGP, 0.0)
     return Rollout(np.asarray(completion.ids, np.int32), logp)
@@ -375,10 +322,6 @@ def _rollout(completion: Completion) -> Rollout:
 
 def _joined(rows: Sequence[Floats]) -> Nats:
     return np.concatenate(rows).astype(np.float64)
-
-
-def _rms(values_M: Nats) -> float:
-    return float(np.sqrt(np.mean(values_M**2)))
 
 
 def _in_words(decoding: Decoding) -> str:

@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ftis.engines.lengths import BySwitch, switch_of
 from ftis.engines.models import callable_as_kept, tolerance
+from ftis.engines.rows import PaddedRows
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
 from ftis.rollouts import Ints
@@ -213,10 +215,16 @@ class Lines(Forward):
         return run_line(self.model, lay_out(prompts, completions, self.device, self.windows))
 
 
-def fit(model: Any, device: torch.device) -> Lines | None:
-    """The engine for a model that can be run in lines; otherwise None."""
+def fit(model: Any, device: torch.device) -> Forward:
+    """The way in which a model's rows are run: in lines where it can be, and each row as if it were alone.
+
+    Raises:
+        ModelError: a row's numbers depend on its very length.
+    """
     with callable_as_kept(model):
-        return Lines(model, device, attention_windows(model)) if runs_lines(model, device) else None
+        line, switch = runs_lines(model, device), switch_of(model, device)
+    forward = Lines(model, device, attention_windows(model)) if line else PaddedRows(model, device)
+    return forward if switch is None else BySwitch(forward, switch, forward.padding_cost)
 
 
 @torch.no_grad()

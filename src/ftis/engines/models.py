@@ -82,6 +82,8 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             adapted = AutoPeftModelForCausalLM.from_pretrained(place, dtype=torch.float32, **asked)
             _refuse_shared_targets(adapted, f"the adapter {source}")
             model = adapted.merge_and_unload()
+        if getattr(model.config, "output_router_logits", False):
+            model.config.output_router_logits = False  # for a loss of its own, which fails with a cache
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
         for weights in model.parameters():
@@ -450,8 +452,12 @@ def in_bfloat16(model: Any) -> bool:
 def tolerance(model: Any) -> float:
     """The largest difference from the model's own logits, relative to the largest of them, with which a fast way is
     taken: enough for rounding, too little for another computation."""
-    coarse = in_bfloat16(model) or getattr(model.config, "quantization_config", None) is not None
-    return 5e-2 if coarse else 1e-3
+    return 5e-2 if is_coarse(model) else 1e-3
+
+
+def is_coarse(model: Any) -> bool:
+    """Whether weights are kept in few bits, so that products are rounded whatever the arithmetic is."""
+    return in_bfloat16(model) or getattr(model.config, "quantization_config", None) is not None
 
 
 def share_frozen(model: Any) -> None:

@@ -1,18 +1,51 @@
-"""Prompts as the rows of a batch, and their completions as rollouts."""
+"""Rows of a batch: prompts padded for a sampler, prompts with completions padded for the learner, rollouts."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ftis.policy import Policy
-from ftis.rollouts import Ints, Rollout
+from ftis.policy import Forward, Policy
+from ftis.rollouts import Ints, Rollout, pad
 from ftis.sampling import Decoding, Draw
+
+
+@dataclass(frozen=True)
+class PaddedRows(Forward):
+    """The plain way, for every model: rows padded on the right.
+
+    Under causal attention no token sees the padding after it. So no attention mask is needed, and each row's numbers
+    are those that it has alone.
+    """
+
+    model: Any
+    device: torch.device
+    padding_cost: float = 1.0
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        rows = [
+            np.concatenate([prompt, completion[:-1]]) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        input_ids = torch.from_numpy(pad(rows).astype(np.int64)).to(self.device)
+        first = min(len(prompt) for prompt in prompts) - 1
+        keep = torch.arange(first, input_ids.shape[1], device=self.device)
+        output_nLX: Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep).logits
+        row_M = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
+        at_M = np.concatenate(
+            [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
+        )
+        return output_nLX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
 
 
 def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -11,6 +12,8 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from ftis.config import RecipeError
+from ftis.engines.agreement import disagreement, plain_forward, trial
+from ftis.engines.lengths import OneLength
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
 from ftis.policy import ModelError, Policy
@@ -21,9 +24,15 @@ from ftis.seams import SAMPLERS, look_up
 
 @dataclass(frozen=True)
 class InPlace(Sampler):
-    """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones."""
+    """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones.
+
+    Attributes:
+        slower: draws to fall back on, each in words.
+    """
 
     draw: Draw
+    slow: str = ""
+    slower: tuple[tuple[Draw, str], ...] = ()
 
     def __call__(
         self,
@@ -51,20 +60,60 @@ def check_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase, model: s
             )
 
 
-def open_sampler(name: str, policy: Policy, options: Mapping[str, Any] = MappingProxyType({})) -> Sampler:
+def open_sampler(
+    name: str, policy: Policy, options: Mapping[str, Any] = MappingProxyType({}), longest: int = 0
+) -> Sampler:
     """The sampler that ``sampling.sampler`` names; ``auto`` is the built-in one wherever it supports the model.
 
+    One that draws from the policy itself is tried out. It draws in the fastest way that gives its tokens the
+    log-probabilities of a plain pass.
+
+    Args:
+        longest: the most tokens of a prompt with its completion; 0: unknown.
+
     Raises:
-        ModelError: the recipe asks for the built-in one, which does not support the model.
+        ModelError: the recipe asks for the built-in one, which does not support the model, or sampler, learner and a
+            plain pass do not see one policy.
         RecipeError: the name is neither built in nor the dotted path of a function of the policy, or it does not take
             ``sampling.options``.
     """
+    ways: list[InPlace] = []
     if name == "auto" and not options:
-        try:
-            return open_sampler("builtin", policy)
-        except ModelError:
-            return open_sampler("transformers", policy)
-    return Stopping(opener(name, options)(policy, **options))
+        with suppress(ModelError):
+            ways += _ways(policy, opener("builtin", options)(policy))
+        ways += _ways(policy, opener("transformers", options)(policy), "transformers' generate")
+    else:
+        opened = opener(name, options)(policy, **options)
+        if not isinstance(opened, InPlace):
+            return Stopping(opened)
+        ways += _ways(policy, opened)
+    return Stopping(_first_that_agrees(policy, ways, longest))
+
+
+def _ways(policy: Policy, opened: InPlace, slow: str = "") -> list[InPlace]:
+    """The ways in which a sampler can draw, the fastest first."""
+    switch: int | None = getattr(policy.forward, "switch", None)
+    ways = [InPlace(opened.draw, slow)] if switch is None else []
+    for draw, how in ((opened.draw, ""), *opened.slower):
+        said = (slow, "prompts of one length at a time", how)
+        ways.append(InPlace(OneLength(draw, switch), ", ".join(part for part in said if part)))
+    return ways
+
+
+def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) -> InPlace:
+    tried = []
+    for way in ways:
+        found = trial(policy, way.draw, longest)
+        if found.learner > found.enough:  # rows in one line may be what differs
+            policy.forward = plain_forward(policy)
+            found = trial(policy, way.draw, longest)
+        tried.append((found, way))
+        if found.sampler <= found.enough:
+            break
+    found, way = min(tried, key=lambda one: one[0].sampler)
+    if found.largest > found.limit:
+        raise disagreement(policy, found)
+    return way
 
 
 def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:

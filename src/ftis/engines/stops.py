@@ -52,6 +52,11 @@ class Stopping(Sampler):
 
     sampler: Sampler
 
+    @property
+    def slow(self) -> str:
+        """How the sampler draws, if faster ways do not fit the model; otherwise empty."""
+        return getattr(self.sampler, "slow", "")
+
     def __call__(
         self,
         policy: Policy,

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ftis.config import RecipeError, first_line
-from ftis.engines.handover import Completion, Copied, Engine, Rows, SamplerError, Written
+from ftis.engines.agreement import Rows
+from ftis.engines.handover import Completion, Copied, Engine, SamplerError, Written
 from ftis.engines.vllm_server import Served, sampling_parameters
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ftis.engines.handover import Completion, Engine, Rows, SamplerError, Written
+from ftis.engines.agreement import Rows
+from ftis.engines.handover import Completion, Engine, SamplerError, Written
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding

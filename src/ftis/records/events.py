@@ -133,11 +133,16 @@ class ArmBegun:
 
 @dataclass(frozen=True)
 class PeerStarted:
-    """A peer is ready to train, with ``step`` rounds finished."""
+    """A peer is ready to train, with ``step`` rounds finished.
+
+    Attributes:
+        slow: how it samples, if faster ways do not fit its model.
+    """
 
     kind: ClassVar[str] = "start"
     step: int
     place: Place = Place()
+    slow: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,11 +109,19 @@ def assemble(
         max_staleness=recipe.network.max_staleness if networked else max(late, default=0),
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
     )
-    sampler = open_sampler(sampling.sampler, policy, sampling.options)
+    problems = [*task.train, *(problem for one in (task, *ood) for problem in one.validation)]
+    longest = longest_row(problems, member.render, sampling)
+    sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
     attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
     peer = Peer(member, policy, sampler, attack)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, EvalSplit.of(task, ood, scores), records)
+
+
+def longest_row(problems: Sequence[Prompt], render: Callable[[Prompt], Ints], sampling: SamplingConfig) -> int:
+    """The tokens of the longest question's prompt with the longest completion."""
+    longest = max(problems, key=lambda problem: len(problem.question))
+    return len(render(longest)) + sampling.max_completion_length
 
 
 @dataclass(frozen=True)
@@ -162,11 +170,13 @@ def examine(
     policy = Policy.load(config)
     policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
     check_stop(sampling.stop, policy.tokenizer, model)
+    render = partial(render_prompt, config=prompt, tokenizer=policy.tokenizer)
+    longest = longest_row(task.validation, render, sampling)
     return Examinee(
         policy,
-        open_sampler(sampling.sampler, policy, sampling.options),
+        open_sampler(sampling.sampler, policy, sampling.options, longest),
         task.validation,
-        [render_prompt(problem, prompt, policy.tokenizer) for problem in task.validation],
+        [render(problem) for problem in task.validation],
         load_scorer(reward, prompt, task.answer_kind),
         sampling,
     )

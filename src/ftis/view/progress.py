@@ -184,8 +184,11 @@ class Display:
         name = f"{event.place.arm}/{event.place.peer}"
         notes = self._notes.setdefault(name, {})
         match event:
-            case PeerStarted(step=step) if step:
-                self._line(f"{name}: goes on after round {step}")
+            case PeerStarted(step=step, slow=slow):
+                if step:
+                    self._line(f"{name}: goes on after round {step}")
+                if slow:
+                    self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
                 line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))

@@ -1,0 +1,201 @@
+"""Whether sampler, learner and a plain forward pass see one policy: measured, before anything is trained on it.
+
+A plain pass runs one row by itself, without padding and without a cache. Everything else is a way to be faster:
+prompts padded on the left, a cache, fused steps; rows padded on the right, or in one line. If one of these gives a
+model's tokens other probabilities, importance weights are wrong, and a peer trains on them for hours.
+
+:func:`trial` draws at load, from prompts of the lengths that the model's configuration names, short and long ones
+together. :func:`require_agreement` looks at the first rollouts of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ftis.engines.devices import device_kind
+from ftis.engines.lengths import BySwitch, named_lengths
+from ftis.engines.models import in_bfloat16, is_coarse
+from ftis.engines.rows import PaddedRows
+from ftis.learning import LOGP_TOLERANCE, ROUNDING
+from ftis.policy import Forward, ModelError, Policy, positions_of, selected_logp
+from ftis.rollouts import Floats, Ints, Rollout
+from ftis.sampling import Decoding, Draw
+
+LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
+"""The largest root mean square of a difference of log-probabilities, in nats, that is taken for rounding, by the
+coarser of two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
+ROUNDED = 4
+"""In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: a sampler may also keep weights
+and residual stream in bfloat16, which the learner keeps in float32."""
+TRIED = 8
+"""The tokens that are drawn of each prompt of a trial."""
+TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
+"""The most tokens of a trial's padded prompts, by kind of device."""
+TRIED_LENGTH = 64
+"""The tokens of the longest row of a trial, where nobody says how long rows become."""
+LOOKED_AT = 4
+"""The rollouts that are compared of a run's first."""
+
+Nats = npt.NDArray[np.float64]
+"""Log-probabilities of checked tokens, end to end: [M]."""
+
+
+class Rows(NamedTuple):
+    """Prompts, and a completion of each."""
+
+    prompts: Sequence[Ints]
+    completions: Sequence[Ints]
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Differences of log-probabilities in nats: the largest of each row's root mean squares.
+
+    Attributes:
+        limit: the most that rounding explains.
+    """
+
+    sampler: float
+    learner: float
+    both: float
+    """Of the sampler's from the learner's; the others are from a plain pass."""
+    limit: float
+
+    @property
+    def enough(self) -> float:
+        """The gap with which the fastest way is taken: in float32, what a learner takes for its own."""
+        return LOGP_TOLERANCE if self.limit == LARGEST_GAP[torch.float32] else self.limit
+
+    @property
+    def largest(self) -> float:
+        return max(self.sampler, self.learner)
+
+    def told(self) -> str:
+        """Which of the three differs from the other two, and by how much."""
+        if self.both <= self.limit < min(self.sampler, self.learner):
+            return f"a plain pass of one row at a time is {self.sampler:.2g} nats from sampler and learner"
+        off = {"the sampler": self.sampler, "the learner": self.learner}
+        off = {name: gap for name, gap in off.items() if gap > self.limit}
+        return " and ".join(f"{name} is {gap:.2g} nats" for name, gap in off.items()) + " from a plain pass"
+
+
+def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
+    """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
+
+    Args:
+        longest: the most tokens of a row; 0: unknown.
+    """
+    most = longest or TRIED_LENGTH
+    most, budget = min(most, positions_of(policy.model.config) or most), TRIED_TOKENS[device_kind(policy.device)]
+    lengths = [max(1, most - TRIED)]
+    for named in reversed(named_lengths(policy.model.config)):
+        if TRIED < named - TRIED // 2 <= lengths[-1] - TRIED and (len(lengths) + 2) * most <= budget:
+            lengths.append(named - TRIED // 2)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, lengths[-1]), *lengths[::-1])]
+    decoding = Decoding(min(TRIED, most - lengths[0]) or 1)
+    return gaps(policy, prompts, [group[0] for group in draw(policy, prompts, 1, decoding, 0)], decoding)
+
+
+def require_agreement(
+    policy: Policy, prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]], decoding: Decoding
+) -> None:
+    """Compare some of the first rollouts of a run, the shortest and the longest row among them.
+
+    Raises:
+        ModelError: sampler, learner and a plain pass do not see one policy.
+    """
+    pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
+    pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    chosen = [pairs[i] for i in np.unique(np.linspace(0, len(pairs) - 1, LOOKED_AT).astype(np.int64)).tolist()]
+    found = gaps(policy, [prompt for prompt, _ in chosen], [rollout for _, rollout in chosen], decoding, coarse=True)
+    if found.largest > found.limit:
+        raise disagreement(policy, found)
+
+
+def disagreement(policy: Policy, found: Gaps) -> ModelError:
+    return ModelError(
+        f"peer {policy.config.name!r}: {found.told()}, and rounding explains {found.limit:.2g}: the importance weights "
+        f'would be wrong, so nothing is trained: set sampling.sampler = "transformers", or take another model than '
+        f"{policy.config.model}"
+    )
+
+
+def gaps(
+    policy: Policy, prompts: Sequence[Ints], rollouts: Sequence[Rollout], decoding: Decoding, coarse: bool = False
+) -> Gaps:
+    """Compare sampler and learner with a plain pass on the same rows, which the learner has together.
+
+    Args:
+        coarse: whether the sampler may compute in bfloat16 where the learner does not.
+    """
+    rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
+    whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
+    plain, drawn_from = plain_logps(policy, rows, [whole, whole if decoding.greedy else decoding])
+    sampler, learner = [rollout.gen_logp for rollout in rollouts], policy.logps(*rows, whole.temperature)
+    both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner)
+    found = Gaps(_largest(sampler, drawn_from), _largest(learner, plain), both, LARGEST_GAP[torch.float32])
+    if not (coarse or is_coarse(policy.model) or policy.compute_dtype == torch.bfloat16):
+        return found
+    found = replace(found, limit=LARGEST_GAP[torch.bfloat16])
+    if found.largest <= found.limit:
+        return found
+    return replace(found, limit=max(found.limit, ROUNDED * rounding(policy, rows)))  # some round more than most
+
+
+def plain_forward(policy: Policy) -> Forward:
+    """The forward pass of rows that are given one at a time."""
+    rows = PaddedRows(policy.model, policy.device)
+    return replace(policy.forward, forward=rows) if isinstance(policy.forward, BySwitch) else rows
+
+
+@torch.no_grad()
+def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[list[Floats]]:
+    """log π_θ of each row's completion by a plain pass, under each decoding; −∞ where top k or top p leave a token
+    out."""
+    forward = plain_forward(policy)
+    found: list[list[Floats]] = [[] for _ in decodings]
+    for prompt, completion in zip(*rows, strict=True):
+        with policy.precision():
+            logits_TV = forward([prompt], [completion]).float()
+        target_T1 = torch.from_numpy(completion.astype(np.int64)).to(logits_TV.device)[:, None]
+        for of, decoding in zip(found, decodings, strict=True):
+            scores_TV = logits_TV
+            for warper in decoding.warpers():
+                scores_TV = warper(None, scores_TV)
+            logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
+            of.append(logp_T.cpu().numpy())
+    return found
+
+
+@torch.no_grad()
+def rounding(policy: Policy, rows: Rows) -> float:
+    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats; 0 if its weights are
+    in bfloat16 themselves."""
+    if in_bfloat16(policy.model):
+        return 0.0
+    forward = plain_forward(policy)
+    differences = []
+    for prompt, completion in zip(*rows, strict=True):
+        target_T = torch.from_numpy(completion.astype(np.int64)).to(policy.device)
+        exact_T = selected_logp(forward([prompt], [completion]), target_T, 1.0)
+        with torch.autocast(policy.device.type, dtype=torch.bfloat16):
+            coarse_TV = forward([prompt], [completion])
+        differences.append((selected_logp(coarse_TV, target_T, 1.0) - exact_T).cpu().numpy())
+    return rms(np.concatenate(differences))
+
+
+def rms(values_M: Floats | Nats) -> float:
+    return float(np.sqrt(np.mean(values_M.astype(np.float64) ** 2)))
+
+
+def _largest(some: Sequence[Floats], others: Sequence[Floats]) -> float:
+    """The largest root mean square of a row's differences, without tokens that only rounding puts within top p."""
+    gaps = [one - other for one, other in zip(some, others, strict=True)]
+    return max(rms(gap[np.isfinite(gap)]) if np.isfinite(gap).any() else np.inf for gap in gaps)

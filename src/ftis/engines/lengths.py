@@ -1,0 +1,171 @@
+"""The lengths of rows at which a model may begin to compute otherwise: its positions, windows, chunks, scalings.
+
+Some models have a *switch*, as rotary embeddings of longrope: in a row beyond some length all tokens are computed
+otherwise, the earlier ones too. transformers decides by the longest row of a pass. Here each token is predicted as it
+is where its row is drawn alone: by the rules for the length of the row before it. So rows on either side of a switch
+never share a pass, and a row that passes one is run in two parts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis.engines.models import tolerance
+from ftis.policy import Forward, ModelError, Policy, positions_of
+from ftis.rollouts import Ints, Rollout
+from ftis.sampling import Decoding, Draw
+
+
+def named_lengths(config: Any) -> list[int]:
+    """The integers of a model's configuration that may be lengths, from 1 up to its positions, in ascending order.
+
+    No list of names says which of them are lengths: each architecture has names of its own.
+    """
+    text = config.get_text_config(decoder=True)
+    most = positions_of(config) or sys.maxsize
+    return sorted({number for number in _integers(text.to_dict()) if 0 < number <= most})
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, Mapping):
+        yield from _integers(list(value.values()))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for part in value:
+            yield from _integers(part)
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+@torch.no_grad()
+def switch_of(model: Any, device: torch.device) -> int | None:
+    """The most tokens of a row before a model's switch; None, as for most models, where it has none.
+
+    Three tokens far apart, and a fourth at the end of a short or a long row, show it in some passes of four tokens.
+
+    Raises:
+        ModelError: there are several, as where factors grow with every token.
+    """
+    most = positions_of(model.config) or 0
+    ids = torch.arange(4, device=device)[None] % model.get_input_embeddings().weight.shape[0]
+
+    def predicted(near: int, length: int) -> Tensor:
+        places = torch.tensor([[0, near // 2, near - 1, length - 1]], device=device)
+        run = {"attention_mask": torch.ones_like(ids), "position_ids": places, "use_cache": False}
+        logits: Tensor = model(input_ids=ids, **run).logits[:, :3]
+        return logits.float()
+
+    def alike(near: int, length: int) -> bool:
+        """Whether the tokens within the first ``near`` places are predicted alike in a row of so many, or one more."""
+        predicted(4, 5)  # dynamic scaling keeps what a longer row left, until a short one comes
+        short, long = predicted(near, near + 1), predicted(near, length)
+        return bool((short - long).abs().max() <= tolerance(model) * short.abs().max())
+
+    near = 4
+    try:
+        while near < most - 1 and alike(near, most):
+            near *= 8
+    except TypeError:  # it takes no places
+        return None
+    if near >= most - 1:
+        return None
+    low, high = near + 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if alike(near, middle) else (low, middle)
+    if not alike(low, most):
+        raise ModelError(
+            f"{type(model).__name__} computes all of a row of more than {low} tokens by its very length, so that a "
+            f"token has no probability of its own: take a model without such rotary embeddings"
+        )
+    return low
+
+
+@dataclass(frozen=True)
+class BySwitch(Forward):
+    """Rows of a model with a switch, in a pass before it and one behind it."""
+
+    forward: Forward
+    switch: int
+    padding_cost: float
+
+    def held(self) -> AbstractContextManager[None]:
+        return self.forward.held()
+
+    def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
+        rows = [np.concatenate(row) for row in zip(prompts, completions, strict=True)]
+        place_n = np.cumsum([0, *map(len, completions)])
+        outputs, places = [], []
+        for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # tokens behind rows of so many
+            parts = [(i, max(len(p), first), min(len(rows[i]), last + 1)) for i, p in enumerate(prompts)]
+            if parts := [(i, start, end) for i, start, end in parts if start < end]:
+                outputs.append(self.forward([rows[i][:s] for i, s, _ in parts], [rows[i][s:e] for i, s, e in parts]))
+                places += [place_n[i] + np.arange(s, e) - len(prompts[i]) for i, s, e in parts]
+        return torch.cat(outputs)[torch.from_numpy(np.argsort(np.concatenate(places)))]
+
+
+@dataclass(frozen=True)
+class OneLength(Draw):
+    """Draws for prompts of one length at a time, without padding, and begins rows again behind a switch."""
+
+    draw: Draw
+    switch: int | None = None
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompt_ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        drawn: dict[int, tuple[Rollout, ...]] = {}
+        for length in sorted({len(prompt) for prompt in prompt_ids}):
+            chosen = [i for i, prompt in enumerate(prompt_ids) if len(prompt) == length]
+            prompts = [prompt_ids[i] for i in chosen]
+            few, most = decoding.max_completion_length, decoding.max_completion_length
+            if self.switch is not None and length <= self.switch:
+                few = min(most, self.switch + 1 - length)
+            groups = self.draw(
+                policy, prompts, repeats, replace(decoding, max_completion_length=few), seed + length, batch_size
+            )
+            if few < most:
+                rest = replace(decoding, max_completion_length=most - few)
+                groups = self._gone_on(policy, prompts, groups, rest, seed, batch_size)
+            drawn.update(zip(chosen, groups, strict=True))
+        return [drawn[i] for i in range(len(prompt_ids))]
+
+    def _gone_on(
+        self,
+        policy: Policy,
+        prompts: Sequence[Ints],
+        groups: Sequence[tuple[Rollout, ...]],
+        decoding: Decoding,
+        seed: int,
+        batch_size: int,
+    ) -> list[tuple[Rollout, ...]]:
+        """Complete the rows that have not ended, each as a prompt of its own."""
+        rows = [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
+        going = [i for i, (_, rollout) in enumerate(rows) if int(rollout.completion_ids[-1]) not in policy.end_ids]
+        longer = [np.concatenate([rows[i][0], rows[i][1].completion_ids]) for i in going]
+        more = {
+            i: group[0] for i, group in zip(going, self(policy, longer, 1, decoding, seed, batch_size), strict=True)
+        }
+        whole = [row if i not in more else _joined(row, more[i]) for i, (_, row) in enumerate(rows)]
+        repeats = len(whole) // len(prompts)
+        return [tuple(whole[at : at + repeats]) for at in range(0, len(whole), repeats)]
+
+
+def _joined(one: Rollout, other: Rollout) -> Rollout:
+    ids = np.concatenate([one.completion_ids, other.completion_ids])
+    return Rollout(ids, np.concatenate([one.gen_logp, other.gen_logp]))

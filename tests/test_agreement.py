@@ -1,0 +1,160 @@
+"""Sampler, learner and a plain pass see one policy, or nothing is trained."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TinyPolicy
+from policies import rows_of
+from test_lengths import by_prefixes
+from torch import Tensor
+
+from ftis.engines.agreement import LARGEST_GAP, gaps, require_agreement, trial
+from ftis.engines.builtin import builtin_sampler
+from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
+from ftis.policy import Forward, ModelError, Policy
+from ftis.rollouts import Rollout
+from ftis.sampling import Decoding
+
+ENDS = frozenset({2, 11, 13, 17, 23, 29})
+GENERATE, BY_LENGTH = "transformers' generate", "prompts of one length at a time"
+SLOW = {
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "llama3", "gemma", "gemma3", "gpt2", "sliding", "mixtral"), ""),
+    **dict.fromkeys(("ministral3", "gemma4", "smollm3", "olmo2", "olmo3"), ""),
+    **dict.fromkeys(("gptj", "falcon-alibi", "qwen3.5", "granite4", "lfm2", "llama4"), GENERATE),
+    **dict.fromkeys(("phi3-long", "llama-long"), BY_LENGTH),
+    **dict.fromkeys(("minimax", "recurrent-gemma"), f"{GENERATE}, {BY_LENGTH}"),
+    "zamba2": f"{GENERATE}, {BY_LENGTH}, without a cache",
+}
+"""How each kind of model samples, if the built-in sampler does not fit it."""
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(kind)
+    policy.end_ids = ENDS
+    sampler = open_sampler("auto", policy, longest=40)
+    assert getattr(sampler, "slow", None) == SLOW[kind]
+    prompts, decoding = rows_of((3, 14, 7, 16, 17, 20, 3)), Decoding(18)
+    groups = sampler(policy, prompts, 3, decoding, 0)
+    rows = [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
+    assert len({len(rollout) for _, rollout in rows}) > 3
+    learner = policy.logps([prompt for prompt, _ in rows], [rollout.completion_ids for _, rollout in rows], 1.0)
+    for (_, rollout), logp in zip(rows, learner, strict=True):
+        ids = rollout.completion_ids.tolist()
+        assert not ENDS.intersection(ids[:-1])
+        assert ids[-1] in ENDS or len(ids) == 18
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=2e-4)
+    for prompt, rollout in rows[::4]:
+        np.testing.assert_allclose(rollout.gen_logp, by_prefixes(policy, prompt, rollout.completion_ids), atol=2e-4)
+
+
+# --- where they do not ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class OffBeyond:
+    """The built-in sampler, whose log-probabilities of tokens behind longer rows are off."""
+
+    length: int
+    by: float = 1.0
+
+    def __call__(
+        self, policy: Policy, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+    ) -> list[tuple[Rollout, ...]]:
+        groups = builtin_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        return [tuple(self._off(len(p), r) for r in group) for p, group in zip(prompt_ids, groups, strict=True)]
+
+    def _off(self, before: int, rollout: Rollout) -> Rollout:
+        beyond = (before + np.arange(len(rollout)) >= self.length).astype(np.float32)
+        return replace(rollout, gen_logp=(rollout.gen_logp - self.by * beyond).astype(np.float32))
+
+
+@dataclass
+class Scaled(Forward):
+    """A way to run rows whose outputs are other ones."""
+
+    forward: Forward
+    padding_cost: float = 1.0
+
+    def held(self) -> Any:
+        return self.forward.held()
+
+    def __call__(self, prompts: Any, completions: Any) -> Tensor:
+        return 1.3 * self.forward(prompts, completions)
+
+
+@pytest.mark.parametrize("length", [40, 64, 96, 120])
+def test_a_trial_passes_the_lengths_that_the_model_names(length: int, tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(model={"my_window": length})
+    if length == 120:  # the last
+        assert trial(policy, OffBeyond(length), 128).sampler > 0.5
+    assert trial(policy, OffBeyond(length - 1), 128).sampler > 0.5
+    assert trial(policy, builtin_sampler, 128).largest < 1e-4
+    assert trial(policy, OffBeyond(length), length).largest < 1e-4  # no row becomes so long
+
+
+def test_the_first_way_that_agrees_is_taken(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    off, on = InPlace(OffBeyond(0)), InPlace(builtin_sampler, slow="slowly")
+    assert _first_that_agrees(policy, [off, on], 32) is on
+    little = InPlace(OffBeyond(0, by=0.005))  # more than a learner takes for its own, and no other policy
+    assert _first_that_agrees(policy, [off, little], 32) is little
+    assert _first_that_agrees(policy, [little, on], 32) is on
+    with pytest.raises(ModelError, match="the sampler"):
+        _first_that_agrees(policy, [off, off], 32)
+
+
+def test_a_learner_that_differs_runs_rows_as_they_are(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    expected = policy.logps(rows_of((3, 9)), rows_of((4, 5)), 1.0)
+    policy.forward = Scaled(policy.forward)
+    open_sampler("auto", policy)
+    for row, logp in zip(policy.logps(rows_of((3, 9)), rows_of((4, 5)), 1.0), expected, strict=True):
+        np.testing.assert_allclose(row, logp, atol=1e-5)
+
+
+DECODINGS = [Decoding(8), Decoding(8, 0.7), Decoding(8, 0.0), Decoding(8, top_k=5)]
+
+
+@pytest.mark.parametrize(
+    ("off", "decoding"),
+    [
+        *itertools.product(["sampler", "learner"], DECODINGS),
+        *(("plain pass", decoding) for decoding in DECODINGS if not decoding.truncated),  # or nothing compares the two
+    ],
+)
+def test_what_differs_is_named(
+    off: str, decoding: Decoding, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, prompts = tiny_policy(), rows_of((3, 9, 5))
+    groups = builtin_sampler(policy, prompts, 2, decoding, 0)
+    require_agreement(policy, prompts, groups, decoding)
+    if off == "sampler":
+        groups = [tuple(OffBeyond(0)._off(0, rollout) for rollout in group) for group in groups]
+    elif off == "learner":
+        policy.forward = Scaled(policy.forward)
+    else:
+        other = tiny_policy(model={"seed": 1})
+        monkeypatch.setattr("ftis.engines.agreement.plain_forward", lambda policy: Scaled(other.forward))
+    with pytest.raises(ModelError) as caught:
+        require_agreement(policy, prompts, groups, decoding)
+    told = str(caught.value).partition(", and rounding")[0]
+    assert off in told.partition(" nats from ")[0]
+    assert "peer 'tiny'" in told
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mixtral", "gemma3"])
+def test_what_bfloat16_rounds_is_no_difference(kind: str, tiny_policy: TinyPolicy) -> None:
+    policy, prompts = tiny_policy(kind, dtype="bfloat16"), rows_of((3, 9, 20, 5) * 4)
+    sampler = open_sampler("auto", policy, longest=60)
+    assert getattr(sampler, "slow", None) == ""
+    groups = sampler(policy, prompts, 2, Decoding(30), 0)
+    require_agreement(policy, prompts, groups, Decoding(30))
+    found = gaps(policy, prompts, [group[0] for group in groups], Decoding(30))
+    assert 1e-3 < found.sampler <= found.limit
+    assert found.limit >= LARGEST_GAP[policy.compute_dtype]
