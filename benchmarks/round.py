@@ -1,8 +1,8 @@
 """One GRPO round (sample, score, update) of a model alone: ours, TRL's GRPOTrainer, and FTISTrainer within TRL.
 
-    python benchmarks/round.py --venv /tmp/trl                                  # the 88k-parameter starter
-    python benchmarks/round.py --venv /tmp/trl --model 13M --rounds 4           # random weights, graded reward
-    python benchmarks/round.py --venv /tmp/trl --model smollm2-135m --rounds 4 --seeds 0 1 2
+    python benchmarks/round.py --venv .venv-trl                                  # the 88k-parameter starter
+    python benchmarks/round.py --venv .venv-trl --model 13M --rounds 4           # random weights, graded reward
+    python benchmarks/round.py --venv .venv-trl --model smollm2-135m --rounds 4 --seeds 0 1 2
 
 TRL 1.16 lives in an environment of its own, made on the first run at --venv. Both sides get the same model, 24
 prompts x 12 completions of at most 40 tokens of the clock task (SmolLM2, from `ftis models smollm2-135m`: 8 word
@@ -392,7 +392,7 @@ def write_problems(name: str, model: Path, path: Path) -> None:
 
 def make_venv(directory: Path) -> Path:
     python = directory / "bin" / "python"
-    if not (directory / "lib").exists() or not list(directory.glob("lib/*/site-packages/ftis-*")):
+    if not (directory / "lib").exists() or not list(directory.glob("lib/*/site-packages/ftis*-*")):
         print(f"making {directory} with TRL 1.16", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
         # torch first, pinned: resolved with the rest, another build of it could be pulled in.
