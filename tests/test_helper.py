@@ -20,7 +20,7 @@ from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
 from ftis.version import extra
 
-SLOW = "10^{10^{10}}"  # a number of ten billion digits
+SLOW = r"\gcd(10^{10^{8}},3)"  # of a number of a hundred million digits
 
 
 def equal(one: str, other: str) -> bool:
@@ -38,10 +38,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     mine = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
     monkeypatch.setattr(latex, "_helper", mine)
     monkeypatch.setattr(helper, "CPU_SECONDS", 0.5)
-    latex.all_equal.cache_clear()
+    latex.holds.cache_clear()
     yield mine
     mine.stop()
-    latex.all_equal.cache_clear()
+    latex.holds.cache_clear()
 
 
 def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,9 @@ def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, mo
         assert not equal(code, "5")
     assert equal("6.0", "6")
     assert fresh._process is first  # it lasts while nothing goes wrong
-    for number, slow in enumerate(
-        (SLOW, r"\sum_{i=1}^{10^9} \frac{1}{i^2}", "(x+1)^{10^7}", r"\sqrt{" * 80 + "2" + "}" * 80)
-    ):
+    rounded = [r"\lfloor\frac{10^{10^{8}}}{3}\rfloor", r"\lceil\frac{10^{10^{9}}}{7}\rceil"]
+    large = ["10^{10^{10}}", r"\sum_{i=1}^{10^9} \frac{1}{i^2}", "(x+1)^{10^7}", r"\sqrt{" * 80 + "2" + "}" * 80]
+    for number, slow in enumerate([SLOW, *rounded, *large]):
         assert not equal(slow, "5")
         assert equal(f"{number}.0", str(number))
     assert fresh._process is not first
@@ -84,7 +84,7 @@ def test_all_sides_of_an_answer_have_one_time_limit(monkeypatch: pytest.MonkeyPa
     given = "=".join(rf"5+0\cdot 9^{{{n}}}" for n in range(3_000_000, 3_000_024)) + "=5"
     assert formulas_equal(given, "5")
     helper_that_agrees.assert_called_once()
-    assert len(helper_that_agrees.call_args.args[0]["pairs"]) == 25
+    assert len(helper_that_agrees.call_args.args[0]["question"]) == 1 + 25
 
 
 def test_a_helper_that_ends_or_hangs_is_replaced(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_helper_ends_when_its_parent_is_killed() -> None:
     done = run("""
 import os, signal
 from ftis.rewards import latex
-latex.all_equal((("5.0", "5", 6),))
+latex.holds(("equal", "5.0", "5", 6))
 print(latex._helper._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """)

@@ -2,8 +2,9 @@
 
 ``answers.py`` has the function, :func:`format_and_answer`: a completion's format, the answer inside it, and when two
 answers are equal. ``grammar.py`` lists the ways to write an answer, each with an example; ``units.py``, ``numbers.py``
-and ``formulas.py`` read units, numbers and formulas with it. ``latex.py`` compares formulas and ``gym.py`` scores
-answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a reward function, this one or a recipe's own.
+and ``formulas.py`` read units, numbers and formulas with it, ``shapes.py`` lists, sets and points. ``latex.py``
+compares formulas and ``gym.py`` scores answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a
+reward function, this one or a recipe's own.
 """
 
 from __future__ import annotations

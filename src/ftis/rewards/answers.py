@@ -5,12 +5,14 @@ Other people's models wrote the text, so everything here is bounded in time and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from ftis.prompts import AnswerKind
 from ftis.rewards import gym
 from ftis.rewards.formulas import formulas_equal
+from ftis.rewards.grammar import partners
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError, Scorer
 from ftis.rollouts import Prompt
@@ -141,7 +143,7 @@ def extract_answer(
 
     - ``tags``: ``<think>…</think><answer>…</answer>``, each of the four tags once and in this order, nothing but
       whitespace before, between and after, and an answer that is not blank.
-    - ``boxed``: the content of the last ``\\boxed{…}``, whose braces must balance.
+    - ``boxed``: the content of the last ``\\boxed{…}`` or ``\\fbox{…}`` with any, whose braces must balance.
     - ``last_number``: the last number of the text.
     """
     if extract == "boxed":
@@ -171,13 +173,13 @@ def _last_between(text: str, start: str, end: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed{…}``, whose braces must balance."""
-    _, found, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for end, character in enumerate(rest if found else ""):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return rest[:end].strip() or None
+    """The content of the last box that is not empty, unless its braces never close."""
+    ends = partners(text)
+    for found in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*(?=\{)", text))):
+        if found.end() not in ends:
+            return None
+        if inside := text[found.end() + 1 : ends[found.end()]].strip():
+            return inside
     return None
 
 

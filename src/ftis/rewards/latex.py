@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from ftis.rewards.helper import Helper, Judge, serve
 
+if TYPE_CHECKING:
+    from ftis.rewards.shapes import Question
+
 SMALL, OF_A_SMALL = 1e-3, 5e-3
 """Below this an answer must be right to three digits as well: to six behind the point all of them are like 0."""
+PLACES = 60
+"""Digits to which numbers are computed. Two exact ones are equal if 40 are."""
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
-def all_equal(pairs: tuple[tuple[str, str, int], ...]) -> bool:
-    """Whether in each pair (given, expected, digits) both are equal: one request, so one time limit for an answer.
+def holds(question: Question) -> bool:
+    """Whether the answer to a question is yes: one request, so one time limit for an answer.
 
     Raises:
         RewardError: the helper process cannot be started.
     """
-    return bool(_helper.ask({"pairs": pairs}))
+    return bool(_helper.ask({"question": question}))
 
 
 _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
@@ -32,37 +39,111 @@ _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
 def _load_math_verify() -> Judge:
     import logging
 
-    from latex2sympy2_extended.sets import FiniteSet
-    from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Eq, Expr, Interval, Set, Tuple
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from math_verify import verify
 
     logging.disable(logging.CRITICAL)
+    layout = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    two_cases = ConversionConfig(lowercase_symbols=False)
 
-    latex_only = [LatexExtractionConfig(boxed_match_priority=-1)]
-
+    @lru_cache(maxsize=256)
     def read(text: str) -> Any:
-        return parse(f"${text}$", latex_only, parsing_timeout=None)
+        return latex2sympy(text, is_real=True, normalization_config=layout, conversion_config=two_cases)
 
-    def compare(given: str, expected: str, digits: int) -> bool:
-        gold, answer = read(expected), read(given)
+    def equal(given: str, expected: str, digits: int) -> bool:
+        one, other = read(given), read(expected)
+        names = {symbol.name for symbol in other.free_symbols}
+        both = {name.lower() for name in names if name.lower() in names - {name}}
+        one, other = named(one, both), named(other, both)
+        if (verdict := same(one, other, digits)) is not None:
+            return verdict
+        if isinstance(other, sympy.Eq) and (isinstance(other.rhs, sympy.MatrixBase) or not sympy.solve(other)):
+            return False  # verify compares solutions, and takes none for none
+        return bool(verify(other, one, float_rounding=digits, timeout_seconds=None))
 
-        def equal(one: Any, other: Any) -> bool:
-            return bool(verify(one, other, float_rounding=digits, timeout_seconds=None))
+    def named(side: Any, both: set[str]) -> Any:
+        """A formula with i as the imaginary unit, and capitals as small letters except of letters in both cases."""
+        changed: dict[Any, Any] = {}
+        for symbol in side.free_symbols:
+            name = symbol.name if symbol.name.lower() in both else symbol.name.lower()
+            changed |= {symbol: sympy.I if symbol.name == "i" else sympy.Symbol(name, real=True)}
+        if all(old == new for old, new in changed.items()):
+            return side
+        if isinstance(side, sympy.Rel):  # which would become true or false
+            return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
+        return side.xreplace(changed)
 
-        if not equal(gold, answer):
+    def same(one: Any, other: Any, digits: int) -> bool | None:
+        """Whether two expressions or matrices have the same values; None if values do not decide.
+
+        Formulas with variables are compared at three points. √x² = x and the like hold for positive numbers only, so
+        at one of them.
+        """
+        matrices = sympy.MatrixBase | sympy.MatrixExpr
+        if isinstance(one, matrices) and isinstance(other, matrices):
+            one, other = one.doit(), other.doit()
+            if one.shape != other.shape:
+                return False
+            verdicts = [same(*pair, digits) for pair in zip(one.flat(), other.flat(), strict=True)]
+            return None if None in verdicts else all(verdicts)
+        if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
+            return None
+        symbols = one.free_symbols | other.free_symbols
+        word = any(isinstance(side, sympy.Symbol) and {side} < symbols for side in (one, other))
+        loops = (sympy.Sum, sympy.Product, sympy.Integral)
+        if word or (symbols and (one.has(*loops) or other.has(*loops))):
+            return None
+        verdicts = []
+        for low in (1000, -1700, -400) if symbols else (0,):
+            point = {symbol: sympy.Rational(low + crc32(symbol.name.encode()) % 1000, 701) for symbol in symbols}
+            verdicts.append(near(one.xreplace(point), other.xreplace(point), digits))
+        return False if verdicts[0] is False else True if all(verdicts) else None
+
+    def near(one: Any, other: Any, digits: int) -> bool | None:
+        """Whether two numbers are equal, decimals to some digits; None if they cannot be computed."""
+        values = [one.evalf(PLACES), other.evalf(PLACES)]
+        if any(value.has(sympy.nan, sympy.zoo) for value in values):
             return False
-        # A list is a set to math-verify: 9,9,9 has one element, and (2,1) is the list 1,2.
-        one, other = (side.rhs if isinstance(side, Eq) else side for side in (gold[0], answer[0]))
-        if all(isinstance(side, Expr) and side.is_number and side.is_real for side in (one, other)):
-            size = abs(one.evalf())
-            return not 0 < size < SMALL or bool(abs((other - one).evalf()) <= OF_A_SMALL * size)
-        if isinstance(one, Expr):
-            return not isinstance(other, Set) or len(getattr(other, "_unsorted_args", ())) == 1
-        in_order = isinstance(one, FiniteSet) and isinstance(other, Tuple | Interval) and "\\pm" not in expected
-        return not in_order or equal(Tuple(*one._unsorted_args), other)
+        parts = [part for value in values for part in value.as_real_imag()]
+        if not all(isinstance(part, sympy.Number) for part in parts):
+            return None
+        if any(part.is_infinite for part in parts):
+            return bool(values[0] == values[1])
+        # one bit of precision is what rounding leaves of 0
+        real, imaginary, *right = (0 if getattr(part, "_prec", 0) == 1 else part for part in parts)
+        gap, size = (sympy.sqrt(x**2 + y**2) for x, y in ((real - right[0], imaginary - right[1]), right))
+        if not one.has(sympy.Float) and not other.has(sympy.Float):
+            if gap > size * 10**-40:
+                return False
+            rest = one.doit() - other.doit() if one.is_rational and other.is_rational else sympy.S.Zero
+            return bool(rest == 0 or not isinstance(rest, sympy.Rational))
+        most = max(0.5000001 * 10**-digits, 1e-12 * size)
+        return bool(gap <= (most if size > SMALL else min(most, OF_A_SMALL * size)))
+
+    def reals(given: list[list[str]], expected: list[list[str]]) -> bool:
+        """Whether two unions of intersections of sets and inequalities are one set of reals, and not empty."""
+        one, other = (
+            sympy.Union(*(sympy.Intersection(*map(solved, part)) for part in side)) for side in (given, expected)
+        )
+        return not one.is_empty and (one == other or bool((one ^ other).is_empty))
+
+    def solved(text: str) -> Any:
+        found = read(text).doit()
+        found = found if isinstance(found, sympy.Set) else found.as_set()
+        return found.xreplace({number: sympy.Rational(str(number)) for number in found.atoms(sympy.Float)})
+
+    def decide(asked: list[Any]) -> bool:
+        kind, *rest = asked
+        if kind == "all":
+            return all(map(decide, rest))
+        with contextlib.suppress(Exception):  # libraries on a stranger's text may raise anything
+            return equal(*rest) if kind == "equal" else reals(*rest) if kind == "reals" else any(map(decide, rest))
+        return False
 
     # These comparisons, one of numbers and one of symbols, load what later ones need.
-    if not (compare("\\frac{1}{2}", "0.5", 6) and compare("(x-1)(x+1)", "x^2-1", 6)):
+    if not (equal("\\frac{1}{2}", "0.5", 6) and equal("x^2=1", "(x-1)(x+1)=0", 6)):
         raise ImportError("this math-verify cannot tell that 1/2 is 0.5")
 
     # sympy turns strings into expressions with eval(). The grammar that parses LaTeX needs this for plain numbers
@@ -76,7 +157,7 @@ def _load_math_verify() -> Judge:
         return evaluate(code, *scopes)
 
     parser.eval_expr = evaluate_plain
-    return lambda request: all(compare(*pair) for pair in request["pairs"])
+    return lambda request: decide(request["question"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from ftis.rewards.grammar import AMOUNT, CURRENCIES, FRACTION, INTEGER, NUMBER, PROSE, rewrite
-from ftis.rewards.units import COUNTS, MOST_WORDS, NUMBER_WORDS, harmless
+from ftis.rewards.units import ABROAD, COUNTS, MONEY, MOST_WORDS, NUMBER_WORDS, harmless
 
 MAX_ANSWER_LENGTH = 512
 """Characters. A longer answer is right only if it is the expected one letter by letter."""
@@ -23,23 +23,25 @@ _POWER = re.compile(
     r"(?P<base>[1-9][0-9]{0,2}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,8})"
     r"\^(?:\{\s*(?P<braced>-?[0-9]{1,2})\s*\}|(?P<plain>-?[0-9]{1,2}))"
 )
-_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US|AU?|CA?|NZ)?\\?\$|[€£¥₹]|(?:{CURRENCIES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
+_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US|AU?|CA?|NZ)?\\?\$|{MONEY}|(?:{CURRENCIES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
 
 _IN_TEXT = re.compile(
-    rf"(?<![\w.])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])[-\N{{MINUS SIGN}}\N{{EN DASH}}]?\\?\$?"
+    # A number may touch letters before it in languages without spaces between words only.
+    rf"(?<![0-9A-Za-z_.\u00c0-\u05ff])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])-?\\?\$?"
     rf"(?:(?:[0-9]+ ?)?{FRACTION}|(?P<mixed>{_MIXED.pattern})|{INTEGER}\s*/\s*{INTEGER}"
     rf"|{INTEGER}(?:\.[0-9]+)?\^(?:-?[0-9]+|\{{-?[0-9]+\}})"
-    rf"|(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)(?![0-9]|(?:st|nd|rd|th)\b)"
+    rf"|(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)"
+    r"(?![0-9]|(?:st|nd|rd|th)\b)"
 )
 _IN_ROOT = re.compile(
-    r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√(?:\([^()\n=]*)?$"
+    r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√\([^()\n=]*$"
 )
-_FACTOR_BEHIND = re.compile(r"[ \t]*(?:\\(?:pi|sqrt)(?![A-Za-z])|π|√(?=[0-9({]))")
+_FACTOR_BEHIND = re.compile(r"[ \t]*\\(?:pi|sqrt)(?![A-Za-z])")
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z' ]*|\\text\{(?P<text>[A-Za-z' ]*)\}")
-_TIMES = re.compile(r"[×·]|\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
-_OVER = re.compile(r"÷|\\div(?![A-Za-z])")
-_MONEY = re.compile(r"\\?\$|[€£¥₹¢]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_NAME = re.compile(rf"[A-Za-z{ABROAD}][A-Za-z{ABROAD}' ]*|\\text\{{(?P<text>[A-Za-z' ]*)\}}")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
+_OVER = re.compile(r"\\div(?![A-Za-z])")
+_MONEY = re.compile(rf"\\?\$|{MONEY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))")
 _COUNTED = re.compile(r"(?<=[0-9])\s*([A-Za-z]{2,})")
 _BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
 _SUM = re.compile(r"(?!.*(?:\*\*|//))[0-9.+\-*/() ]+")

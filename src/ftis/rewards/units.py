@@ -20,7 +20,7 @@ _TABLE = r"""
     newton=newtons?|N kilonewton=kN|kilonewtons? joule=joules?|J kilojoule=kJ|kilojoules? calorie=calories?|cals?
     kilocalorie=kcals?|kilocalories? watt=watts?|W kilowatt=kW|kilowatts? megawatt=MW|megawatts? volt=volts?|V
     kilovolt=kV|kilovolts? ampere=amps?|amperes? ohm=ohms? hertz=hertz|Hz kilohertz=kilohertz|kHz
-    megahertz=megahertz|MHz
+    megahertz=megahertz|MHz yuan=yuan|RMB won=won baht=baht lira=lira|lire real=reais
 """
 UNITS = dict(unit.split("=") for unit in _TABLE.split())
 """Words behind a number that leave it as it is: names, and patterns of their spellings. Two answers that both have a
@@ -40,6 +40,13 @@ TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|
 """The beginning of words in LaTeX."""
 WORDS = re.compile(rf"{TEXT}([^{{}}]*)(.)", re.DOTALL)
 """Words in LaTeX, and the character behind them: ``}``, unless braces stand among the words."""
+
+SCALES = {2: "hundred|百", 3: "thousand|千(?![克米瓦])", 4: "[万萬만]", 6: "million", 8: "[亿億억]", 9: "billion"}
+SCALES |= {12: "trillion"}
+"""Powers of ten, and patterns of their words. Behind a number such a word multiplies it."""
+SCALE = "|".join(SCALES.values())
+_CURRENCIES = {"euro": "€", "pound": "£", "yen": "¥", "rupee": "₹", "won": "₩", "ruble": "₽", "baht": "฿", "cent": "¢"}
+MONEY = f"[{''.join(_CURRENCIES.values())}]"
 
 _CARDINALS = (
     r"zeroe?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|(?:twen|thir|for|fif|six|seven|eigh|"
@@ -65,10 +72,36 @@ _ALL = (
     "in total|total|altogether|in all|in each|each|left|remaining|tall|long|wide|high|deep|old|"
     "ago|away|apart|later|earlier"
 )
-_HARMLESS = re.compile(rf"(?:{_MEASURE}|{_NOUNS}){_FOR}(?:\s+(?:{_ALL}))?|{_ALL}|[ap]\.?m\.?")
+_HARMLESS = re.compile(rf"(?:{_MEASURE}|(?P<noun>{_NOUNS})){_FOR}(?:\s+(?:{_ALL}))?|{_ALL}|[ap]\.?m\.?")
+ABROAD = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0400-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+"""Letters of other languages than English, for a class of a pattern."""
+_NOUN_ABROAD = re.compile(
+    rf"(?:(?=.*[{ABROAD}])|(?=[A-Z][a-z]{{2,}}$)(?!(?i:more|less|fewer|squared|cubed|factorial|[a-z]+ed)$){_NO_NUMBER})"
+    rf"[A-Za-z{ABROAD}]+(?:[\s/.'’-]+[A-Za-z{ABROAD}]+){{0,4}}"
+)
+_WORDS_ABROAD = """
+    tausend* hundert* million* milliard* dutzend* paar* halb* mal nicht oder und mehr weniger mil miles [bm]ill[oó]n*
+    cien* docena* par pares medi[oa]* mitad* veces no ni o y m[aá]s menos mille millier* cent centaine* douzaine* paire*
+    demi* fois ne pas ou et moins mil[ah]* miliar* milj* cent[oi] centina* dozzin* paia mezz* met[aà] volte non oppure e
+    pi[uù] meno d[uúü]zi* meio meia metade vezes não mais bin y[uü]z çift* buçuk nghìn ngàn triệu tỷ trăm chục cặp nửa
+    lần không ribu ratus juta lusin pasang tysi* tys tuz* pół* razy nie elfu mia jozi dazeni nusu mara тыс* милл* млн
+    млрд сот* сто десят* дюж* пар[аы]? пол[от]* раза? не или и
+"""
+_STEMS_ABROAD = """
+    ^[十百千万萬亿億兆打双雙對对余餘多対組십백천만억쌍](?![克米瓦]) [倍배半或不没非错錯違] 分[之の] ない ません ダース
+    않 아니 สิบ ร้อย พัน หมื่น แสน ล้าน โหล คู่ ครึ่ง เท่า ไม่ หรือ हज लाख करोड़ सौ दर्जन जोड़ आध गुना नहीं হাজার লাখ লক্ষ কোটি শত
+    ডজন জোড়া গুণ వేల లక్ష కోట్ల వంద డజన్ జత సగం రెట్లు ألف آلاف مليون مليار مئة مائة عشر دزينة زوج نصف ليس
+"""
+_NO_NOUN_ABROAD = re.compile(
+    rf"{'|'.join(_STEMS_ABROAD.split())}|\b(?:{'|'.join(_WORDS_ABROAD.split())})\b".replace("*", r"\w*"), re.IGNORECASE
+)
+"""Words of other languages that make another number: ten, thousand, dozen, pair, half, times, not, or, and, more."""
 _SINGULAR = re.compile(rf"(?!(?i:{_NUMBERS}|less|more|short)\b)[A-Za-z]+[^\W\ds](?<!ed)")
 """A thing that a 1 may count: ``1\\text{ apple}``."""
-_PLAIN_WORDS = re.compile(r"(?<=[0-9})])\s+([A-Za-z]{3,}(?:(?:\s+|/)[A-Za-z]+)*)\s*$")
+_PLAIN_WORDS = re.compile(
+    rf"(?<=[0-9}})])(?:\s+(?=[A-Za-z]{{3}})|\s*(?=[A-Za-z]*[{ABROAD}]))"
+    rf"([A-Za-z{ABROAD}]+(?:(?:\s+|/)[A-Za-z{ABROAD}]+)*)\s*$"
+)
 
 _UNIT = re.compile(
     # Only words in braces are a unit behind a variable. Letters alone behind a space are variables, except m and g.
@@ -79,7 +112,7 @@ _UNIT = re.compile(
 )
 _ONLY_WORDS = re.compile(rf"{TEXT}[^{{}}0-9]*\}}\s*$")
 _TOUCHING = re.compile(rf"(?<=[0-9}})])\s*(?:{TEXT})?\s*(?P<measure>{_UNIT_WORDS}|(?:{_MULTIPLE})s?)\s*\}}?\s*$")
-"""Units that are compared but not taken off here. math-verify takes off some, as in ``9cm`` and ``9 s``."""
+"""Units that are compared but not taken off here, and multiples."""
 DEGREE = (
     r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|[°º˚])"
     r"|(?<=[0-9])\^(?:o(?![A-Za-z])|\{o\}))"
@@ -92,10 +125,7 @@ _MARKS = {
     "degree": re.compile(rf"(?:{DEGREE}|\^\s*\{{\s*\\degree\s*\}})\s*$"),
     "percent": re.compile(r"%\s*$"),
     "dollar": re.compile(r"^\s*-?\s*\\?\$\s*-?[0-9.]"),
-    "euro": re.compile(r"€"),
-    "yen": re.compile(r"¥"),
-    "am": re.compile(rf"(?<=[0-9])\s*(?:{TEXT})?\s*[aA]\.?[mM]\.?\s*\}}?\s*$"),
-    "pm": re.compile(rf"(?<=[0-9])\s*(?:{TEXT})?\s*[pP]\.?[mM]\.?\s*\}}?\s*$"),
+    **{name: re.compile(sign) for name, sign in _CURRENCIES.items()},
 }
 """Units that are no words."""
 COUNTS = re.compile(
@@ -105,7 +135,7 @@ COUNTS = re.compile(
     re.IGNORECASE,
 )
 """Words that make another answer of an equation, although they only name its first side."""
-RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])|[≡≈∈]")
+RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
 """The signs between the sides of an equation."""
 MOST_WORDS = 3
 """In the name of an equation's first side, as in ``\\text{Area of square} = 9``."""
@@ -184,8 +214,11 @@ def as_text(formula: str, expected: str = "") -> str:
 
 
 def harmless(words: str) -> bool:
-    """Whether words behind a number leave it as it is: a unit, or a noun in the plural that is no number."""
-    return _HARMLESS.fullmatch(words) is not None
+    """Whether words behind a number leave it as it is: a unit, a noun in the plural that is no number, or a noun of
+    another language, which has a letter that English has not or begins as German nouns do."""
+    found = _HARMLESS.fullmatch(words)
+    noun = found["noun"] if found else words
+    return noun is None or ((found or _NOUN_ABROAD.fullmatch(words)) is not None and not _NO_NOUN_ABROAD.search(noun))
 
 
 def without_nouns(formula: str) -> str:
@@ -217,7 +250,7 @@ def says_more(given: str, expected: str) -> bool:
             if behind != "}":
                 return True
             plain = _PROSE.fullmatch(words) is not None
-            if words == expected or ("," in expected and words in ("or", "and")):
+            if words in (expected, "or", "and"):  # parts are compared one by one
                 continue
             if plain and known.issuperset(re.findall(r"[^\W\d_]+", words)):
                 continue

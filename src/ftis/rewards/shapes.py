@@ -1,0 +1,123 @@
+"""Answers with parts: lists, sets, points, assignments and sets of reals, each compared by the order that it has.
+
+math-verify takes a list for a set and a point for an interval, and loses names. So it compares only what has no parts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from ftis.rewards.grammar import inside, split
+from ftis.rewards.units import RELATION, TEXT
+
+Question = tuple[Any, ...]
+"""What the helper decides: ``("equal", given, expected, digits)``, ``("reals", given, expected)``, all or any of more
+questions: ``("all", …)``, ``("any", …)``."""
+NEVER: Question = ("any",)
+DIGITS = 6
+"""Digits behind the point to which a decimal must equal an exact value, as ``0.333333`` a third. math-verify's
+default."""
+MOST_PAIRS = 400
+"""Parts of one answer times those of the other."""
+
+LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9]))?'*"
+_AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
+_OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
+_CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|[,;]")
+_NAMED = re.compile(rf"\s*({LETTER}(?:\([A-Za-z]\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
+_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+_SPACE = re.compile(r"(?<!\w)\s+|\s+(?![\w\s])")
+_SET, _POINT, _LIST = r"\{\}", "()", ""
+
+
+class Shape(NamedTuple):
+    """The parts of an answer, the name of each or "", and the brackets around all of them, as ``()`` or ``[)``."""
+
+    brackets: str
+    names: list[str]
+    parts: list[str]
+
+    @property
+    def assigns(self) -> bool:
+        return len(self.names) == len(set(self.names) - {""}) > 1
+
+
+def shape(text: str) -> Shape:
+    """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(1,4)``; a ± has two."""
+    found = _NAMED.fullmatch(text)
+    brackets, content = inside(RELATION.split(text)[-1].strip() if found else text.strip())
+    several = len(split(content, _CUT)) > 1 and not _SIGN.search(content)
+    if len(split(text, _CUT)) > 1 or "emptyset" in content or not (brackets == _SET or (brackets and several)):
+        brackets, content = _LIST, text
+    names, parts = [], []
+    for statement in split(content, _CUT):
+        found = _NAMED.fullmatch(statement)
+        value = RELATION.split(statement)[-1].strip() if found else statement
+        for plus, minus in ("+-", "-+") if _SIGN.search(value) else ("+-",):
+            names.append(found[1] if found else "")
+            parts.append(_SIGN.sub(lambda mark: plus if mark[1] == "pm" else minus, value))  # noqa: B023
+    if set(names) <= set("xyz"):  # coordinates
+        parts = [part for _, part in sorted(zip(names, parts, strict=True), key=lambda pair: pair[0])]
+        names.sort()
+    return Shape(_POINT if brackets == r"\langle\rangle" else brackets, names, parts)
+
+
+def question(given: str, expected: str, digits: int = DIGITS) -> Question:
+    """Whether two formulas are equal, for the helper.
+
+    Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
+    ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point.
+    """
+    given, expected = (_SPACE.sub("", text) for text in (given, expected))
+    if given == expected:
+        return ("all",)
+    if (sets := _reals(given, expected)) is not None:
+        return "reals", *sets
+    one, other = shape(given), shape(expected)
+    if one.brackets == other.brackets == _LIST and len(one.parts) == len(other.parts) == 1:
+        if one.names == other.names != [""] or (other.names != [""] and not RELATION.search(given)):
+            given, expected = one.parts[0], other.parts[0]
+        return "equal", given if RELATION.search(expected) else RELATION.split(given)[-1], expected, digits
+    kinds = {one.brackets, other.brackets}
+    assign = one.assigns or other.assigns
+    unordered = kinds <= {_LIST, _SET} and not assign
+    pairs = len(one.parts) * len(other.parts)
+    comparable = len(kinds) == 1 or kinds in ({_LIST, _SET}, {_LIST, _POINT})
+    if not comparable or (assign and _SET in kinds) or pairs > MOST_PAIRS:
+        return NEVER
+    if len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1):
+        return NEVER
+    if one.assigns and other.assigns:
+        values = dict(zip(one.names, one.parts, strict=True))
+        return "all", *(question(values.get(name, ""), part) for name, part in zip(*other[1:], strict=True))
+    if not unordered and not _SIGN.search(expected):
+        return "all", *(question(part, right) for part, right in zip(one.parts, other.parts, strict=True))
+    table = [[question(part, right) for right in other.parts] for part in one.parts]
+    return "all", *(("any", *row) for row in table), *(("any", *column) for column in zip(*table, strict=True))
+
+
+# --- sets of reals ----------------------------------------------------------------------------------------------------
+
+INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:eq?(?:slant)?|t)|neq?)(?![a-z])")
+_INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
+_PAIR = re.compile(r"\([^,]*,[^,]*\)")
+_MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+
+
+def _reals(given: str, expected: str) -> list[Any] | None:
+    """Both answers as unions of intersections, if both are sets of reals, as ``x \\neq 0``, ``|x|>1`` and ``(3,4]``.
+
+    ``(1,2)`` may be a point, so one of both must be more than a pair in round brackets.
+    """
+    sides = [_MEMBER.sub("", text).strip() for text in (given, expected)]
+    variables = [set(_VARIABLE.findall(side)) if INEQUALITY.search(side) else set() for side in sides]
+    known = [
+        len(names) == 1 or r"\mathbb{R}" in side or all(map(_INTERVAL.fullmatch, map(str.strip, side.split(r"\cup"))))
+        for side, names in zip(sides, variables, strict=True)
+    ]
+    points = [_PAIR.fullmatch(side) is not None and r"\infty" not in side for side in sides]
+    if not all(known) or all(points) or (all(variables) and variables[0] != variables[1]):
+        return None
+    return [tuple(tuple(re.split(_AND, part)) for part in re.split(_OR, side)) for side in sides]

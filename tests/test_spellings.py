@@ -1,0 +1,196 @@
+"""One answer in many spellings and languages: any spelling is right for any other, and for no other answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.rewards import answers_equal, extract_answer
+
+Spelling = Callable[[Any], str]
+WIDE = str.maketrans("0123456789.,%-", "０１２３４５６７８９．，％－")
+ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
+
+
+def each(templates: str) -> list[Spelling]:
+    """A spelling for each template, which has the number at its #."""
+    return [lambda n, one=one: one.replace("#", str(n)) for one in templates.strip().split(" ¦ ")]  # type: ignore[misc]
+
+
+INTEGERS: list[Spelling] = [
+    str,
+    lambda n: f"{n:,}",
+    lambda n: str(n).translate(WIDE),
+    lambda n: f"{n:,}".translate(WIDE),
+    lambda n: str(n).translate(ARABIC),
+    lambda n: f"{n}.0",
+    lambda n: f"{n / 1000!r}\\times 10^{{3}}" if n % 10 else f"{n // 10}\\cdot 10^1",
+    lambda n: f"\\frac{{{3 * n}}}{{3}}",
+    lambda n: f"{n}。",
+]
+COUNTED = each(
+    "# dollars ¦ #美元 ¦ # 元 ¦ #個のりんご ¦ #원 ¦ # 사과 ¦ # рублей в день ¦ # руб. ¦ # dólares ¦ "
+    "# pesos ¦ # œufs ¦ # Äpfel ¦ # Birnen ¦ # บาท ¦ # दिन ¦ # টাকা ¦ # రోజులు ¦ # quả táo ¦ "
+    "# elmalar için ¦ # zł ¦ # ريال ¦ #€ ¦ ￥# ¦ #km/h ¦ #％"
+)
+MULTIPLIED = each(
+    "# тысяч рублей ¦ # mil dólares ¦ # millones ¦ # Millionen Euro ¦ # milliers d'élèves ¦ # docenas ¦ "
+    "# Dutzend ¦ #万元 ¦ #千 ¦ #만원 ¦ # ล้านบาท ¦ # लाख ¦ # হাজার টাকা ¦ # వేల ¦ # triệu đồng ¦ # ألف ¦ "
+    "#倍 ¦ #个半 ¦ # или 3 ¦ # y medio ¦ # million ¦ # dozen ¦ 不是#"
+)
+SENTENCES = each(
+    "So the answer is #. ¦ 她有 71 个鸡蛋，每个卖 2 美元，答案是#。 ¦ 所以，答案是#美元。 ¦ 答えは#です。 ¦ "
+    "したがって、合計は#個になります。 ¦ 답은 #입니다. ¦ 정답: #개 ¦ คำตอบคือ#บาท ¦ उत्तर # है। ¦ "
+    "উত্তর #টি আপেল। ¦ సమాధానం #. ¦ Она купила 71 яблоко и съела #. ¦ Elle a donc # œufs. ¦ "
+    "La respuesta es # dólares. ¦ Die Antwort ist #. ¦ Jibu ni #. ¦ الجواب هو #. ¦ ７１ × ２ ＝ # ¦ "
+    "It is \\boxed{#}"
+)
+COMPLEX: list[Spelling] = [
+    lambda z: f"{z[0]}+{z[1]}i",
+    lambda z: f"{z[1]} i + {z[0]}",
+    lambda z: f"{z[0]} + {z[1]}\\cdot i",
+    lambda z: f"{z[0]}-\\frac{{{z[1]}}}{{i}}",
+    lambda z: f"{z[0]}+{z[1]}\\mathrm{{i}}",
+    lambda z: f"z = {z[0]}-{z[1]}i^3",
+    lambda z: f"{z[0]}+{z[1]}e^{{i\\pi/2}}",
+]
+FRACTIONS: list[Spelling] = [
+    lambda q: f"\\frac{{{q.numerator}}}{{{q.denominator}}}",
+    lambda q: f"\\dfrac{{{2 * q.numerator}}}{{{2 * q.denominator}}}",
+    lambda q: f"{q.numerator}/{q.denominator}",
+    lambda q: f"{q.numerator}÷{q.denominator}",
+    lambda q: f"{q.numerator // q.denominator}+\\frac{{{q.numerator % q.denominator}}}{{{q.denominator}}}",
+    lambda q: f"{float(q):.7f}",
+    lambda q: f"\\frac{{{100 * q.numerator}}}{{{q.denominator}}}\\%",
+    lambda q: f"{q.numerator // q.denominator}.\\overline{{{q.numerator % q.denominator * 999 // q.denominator:03}}}",
+    lambda q: f"{q.numerator // q.denominator}.{f'{q.numerator % q.denominator * 999 // q.denominator:03}' * 3}...",
+]
+"""Of denominators that divide 999."""
+INTERVALS: list[Spelling] = [
+    lambda ends: f"({ends[0]},{ends[1]}]",
+    lambda ends: f"]{ends[0]},{ends[1]}]",
+    lambda ends: f"x\\in\\left({ends[0]}, {ends[1]}\\right]",
+    lambda ends: f"{ends[0]}<x\\le {ends[1]}",
+    lambda ends: f"{ends[1]} ≥ x > {ends[0]}",
+    lambda ends: f"x>{ends[0]}\\text{{ and }}x\\leq {ends[1]}",
+]
+BALLS: list[Spelling] = [
+    lambda ends: f"{ends[0]}<x<{ends[1]}",
+    lambda ends: f"]{ends[0]},{ends[1]}[",
+    lambda ends: f"|2x-{sum(ends)}|<{ends[1] - ends[0]}",
+    lambda ends: f"{ends[1]}>x>{ends[0]}",
+]
+OUTSIDE: list[Spelling] = [
+    lambda ends: f"(-\\infty,{ends[0]})\\cup({ends[1]},\\infty)",
+    lambda ends: f"x<{ends[0]}\\text{{ or }}x>{ends[1]}",
+    lambda ends: f"|2x-{sum(ends)}|>{ends[1] - ends[0]}",
+    lambda ends: f"]{ends[1]},+∞[∪]-∞,{ends[0]}[",
+]
+POINTS: list[Spelling] = [
+    lambda ends: f"x={ends[0]}, y={ends[1]}",
+    lambda ends: f"y={ends[1]}\\text{{ and }}x={ends[0]}",
+    lambda ends: f"({ends[0]},{ends[1]})",
+    lambda ends: f"(x,y)=\\left({ends[0]},{ends[1]}.0\\right)",
+    lambda ends: f"\\left\\{{\\begin{{array}}{{l}}x={ends[0]}\\\\y={ends[1]}\\end{{array}}\\right.",
+    lambda ends: f"\\begin{{cases}}x={ends[0]}\\\\y={ends[1]}\\end{{cases}}",
+]
+SETS: list[Spelling] = [
+    lambda ends: f"\\{{{ends[0]},{ends[1]}\\}}",
+    lambda ends: f"{ends[1]}, {ends[0]}",
+    lambda ends: f"x={ends[1]}\\text{{ or }}x={ends[0]}",
+    lambda ends: f"\\frac{{{sum(ends)}\\pm {ends[1] - ends[0]}}}{{2}}",
+]
+TIMES: list[Spelling] = [
+    lambda t: f"\\text{{{t // 60 % 12 or 12}:{t % 60:02} {'ap'[t // 720]}.m.}}",
+    lambda t: f"{t // 60 % 12 or 12}:{t % 60:02} {'AP'[t // 720]}M",
+    lambda t: f"{t // 60:02}:{t % 60:02}",
+]
+RATES: list[Spelling] = [
+    lambda rate: f"{rate[0]} \\mathrm{{~{rate[1]}}} / \\mathrm{{{rate[2]}}}",
+    lambda rate: f"{rate[0]}\\text{{ {rate[1]}/{rate[2]}}}",
+    lambda rate: f"{rate[0]}\\mathrm{{~{rate[1]}/{rate[2]}}}",
+]
+MATRICES: list[Spelling] = [
+    lambda m: f"\\begin{{pmatrix}}{m[0]}&1\\\\2&{m[1]}\\end{{pmatrix}}",
+    lambda m: f"A=\\begin{{bmatrix}}{m[0]}&1\\\\2&{m[1]}\\end{{bmatrix}}",
+    lambda m: f"A = -\\begin{{pmatrix}}{-m[0]}&-1\\\\-2&{-m[1]}\\end{{pmatrix}}",
+]
+
+ENDS = st.tuples(st.integers(-9, 9), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair)))
+ANSWERS: list[tuple[list[Spelling], st.SearchStrategy[Any]]] = [
+    (INTEGERS, st.integers(1000, 10**6)),
+    (COMPLEX, st.tuples(st.integers(2, 9), st.integers(2, 9))),
+    (FRACTIONS, st.builds(Fraction, st.integers(1, 99), st.sampled_from([27, 37, 111, 333]))),
+    (INTERVALS, ENDS),
+    (BALLS, ENDS.map(lambda ends: (ends[0] + 10, ends[1] + 10))),
+    (OUTSIDE, ENDS.map(lambda ends: (ends[0] + 10, ends[1] + 10))),
+    (POINTS, ENDS),
+    (SETS, ENDS),
+    (TIMES, st.integers(0, 1439)),
+    (RATES, st.tuples(st.integers(2, 99), st.sampled_from(["km", "m", "cm"]), st.sampled_from(["h", "s"]))),
+    (MATRICES, st.tuples(st.integers(3, 99), st.integers(3, 99))),
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(ANSWERS))
+def test_spellings_are_equal_if_their_answers_are(data: st.DataObject, answer: tuple[list[Spelling], Any]) -> None:
+    spellings, values = answer
+    expected = data.draw(values)
+    other = data.draw(st.just(expected) | values)
+    one, right = data.draw(st.sampled_from(spellings))(other), data.draw(st.sampled_from(spellings))(expected)
+    assert answers_equal(one, right, "math") == (other == expected), (one, right)
+    if spellings is INTEGERS and "\\" not in one + right:
+        assert answers_equal(one, right, "number") == (other == expected), (one, right)
+
+
+@given(st.integers(3, 10**6), st.sampled_from(COUNTED), st.sampled_from(MULTIPLIED))
+def test_things_are_counted_in_any_language_and_multiples_are_more(n: int, counted: Spelling, more: Spelling) -> None:
+    assert answers_equal(counted(n), str(n), "number"), counted(n)
+    assert not answers_equal(counted(n), str(n + 1), "number"), counted(n)
+    assert not answers_equal(more(n), str(n), "number"), more(n)
+
+
+@given(st.integers(3, 10**6), st.sampled_from(INTEGERS[:3]), st.sampled_from(SENTENCES))
+def test_a_sentence_of_any_language_has_a_last_number(n: int, written: Spelling, sentence: Spelling) -> None:
+    found = extract_answer(sentence(written(n)), extract="last_number")
+    assert found is not None
+    assert answers_equal(found, str(n), "number")
+    assert not answers_equal(found, "71", "number") or n == 71
+
+
+@given(
+    st.integers(3, 99),
+    st.sampled_from(["\\sqrt{#}", "\\{#,1\\}", "\\left\\{\\begin{array}{l}x=#\\end{array}\\right.", "#"]),
+)
+def test_a_box_gives_what_is_in_it_whatever_its_braces(n: int, template: str) -> None:
+    content = template.replace("#", str(n))
+    for text in (
+        f"\\boxed{{{content}}}",
+        f"\\fbox{{{content}}}. \\boxed{{}}",
+        f"\\boxed{{7}} {{\\{{ \\boxed {{ {content} }}.}}",
+    ):
+        assert extract_answer(text, extract="boxed") == content
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(2, 30), st.integers(10, 60), st.sampled_from(["10^{-#}", "\\frac{1}{2^{#}}", "e^{-#}", "1e-#"]))
+def test_no_tiny_number_passes_for_another(n: int, power: int, template: str) -> None:
+    tiny = template.replace("#", str(power))
+    exact = [
+        f"\\frac{{{n}!}}{{{n - 2}!}}",
+        f"\\frac{{{n}^{{80}}+1}}{{{n}^{{81}}}}",
+        f"\\binom{{{n}}}{{2}}",
+        "0",
+        "x",
+        f"{n}",
+    ]
+    for expected in exact:
+        assert not answers_equal(tiny, expected, "math")
+        assert not answers_equal(expected, tiny, "math")
+    assert not answers_equal(f"{n}+{tiny}", f"{n}", "math") or template == "1e-#"
+    assert not answers_equal(f"x+{tiny}", "x", "math") or template == "1e-#"
