@@ -9,8 +9,7 @@ four optimiser steps, on a quarter of the rollouts; "micro-batches cut to their 
 rows, which is how models run that cannot run in one line; "own log-probabilities kept" compares scoring all of a
 round's rollouts with scoring the few that are checked; "in chunks" takes log-probabilities and gradients of 470 tokens.
 --real takes a pretrained model: old log-probabilities and the update of 8 word problems x 8 completions of 16 tokens,
-in processor seconds, with rows split by what prompts and gradients cost, and by their lengths alone; and the
-memory by which loading LoRA peers of the model raises a process's, the second of one base, and bases in other types.
+in processor seconds, with rows split by what prompts and gradients cost, and by their lengths alone.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,11 +29,10 @@ from sampling import random_policy
 
 import ftis
 from ftis.config import PeerConfig
-from ftis.engines.machine import keep_freed_memory, resident_bytes
+from ftis.engines.machine import keep_freed_memory
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
 from ftis.engines.rows import PaddedRows
 from ftis.learning import CHECKED_ROLLOUTS
-from ftis.models.starters import make
 from ftis.policy import Policy, TokenSplit
 from ftis.rollouts import Ints, Rows
 from ftis.tasks.problems import load_task
@@ -122,24 +116,9 @@ def chunks(vocabulary: int) -> tuple[Callable[[], object], Callable[[], object]]
     return body, partial(with_attribute, policy, "head", None, body)
 
 
-def loaded_bytes(directory: str, frozen_dtype: Any, peers: int) -> list[int]:
-    """By how much loading each of several LoRA peers raises a process's memory. A first one, small, loads libraries."""
-    settings: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "train": "lora", "lora_r": 16}
-    Policy.load(PeerConfig(name="first", model=str(make("starter:small")), **settings))
-    resident, held = [resident_bytes()], []
-    for number in range(peers):
-        peer = PeerConfig(name=f"lora{number}", model=directory, frozen_dtype=frozen_dtype, **settings)
-        held.append(Policy.load(peer))
-        resident.append(resident_bytes())
-    return [after - before for before, after in pairwise(resident)]
-
-
 def real(directory: str, repeats: int) -> dict[str, object]:
     """What two choices are worth to a pretrained model."""
     recipe = ftis.load(Path(__file__).parents[1] / "recipes" / "smollm2_words.toml")
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    first, second = pool.submit(loaded_bytes, directory, "float32", 2).result()
-    kept = {kind: pool.submit(loaded_bytes, directory, kind, 1).result()[0] for kind in ("bfloat16", "nf4")}
     policy = Policy.load(PeerConfig(name="full", model=directory, device="cpu", dtype="float32"))
     problems = load_task(recipe.task).train[:8]
     prompts = [render_prompt(problem, recipe.prompt, policy.tokenizer) for problem in problems for _ in range(8)]
@@ -171,9 +150,6 @@ def real(directory: str, repeats: int) -> dict[str, object]:
         "microbatches": [
             len(s(prompts, completions, recipe.peers[0].tokens_per_microbatch)) for s in (grouped, by_length)
         ],
-        "lora_peer_megabytes": round(first / 1e6),
-        "second_lora_peer_megabytes": round(second / 1e6),
-        **{f"lora_peer_on_{kind}_megabytes": round(size / 1e6) for kind, size in kept.items()},
     }
 
 
