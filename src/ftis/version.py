@@ -1,4 +1,4 @@
-"""The version of ftis, which tells two checkouts apart too, and the name under which pip installs it."""
+"""The version of ftis, with a checkout's commit, and the name under which pip installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a run in lines for people: its problems, its arms, and rates that would not serve a peer."""
+"""The plan of a run in lines for people: its problems, its arms, and learning rates that would not serve a peer."""
 
 from __future__ import annotations
 

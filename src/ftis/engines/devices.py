@@ -1,4 +1,4 @@
-"""The kind of a device, by which costs differ, and the memory that a peer took there."""
+"""The kind of a device, by which costs differ, and the most memory that a process has used on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub answers, asked once in a process, and what of it is on this machine."""
+"""The Hugging Face Hub: one question in a process whether it answers, and the copies on this machine."""
 
 from __future__ import annotations
 

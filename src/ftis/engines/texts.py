@@ -1,4 +1,4 @@
-"""The text of a completion as it continues its prompt."""
+"""Decoding of completions: the text that continues the prompt, with its leading space."""
 
 from __future__ import annotations
 

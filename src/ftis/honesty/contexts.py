@@ -1,4 +1,4 @@
-"""How often a sender's tokens followed one another before, and the probabilities that follow from it."""
+"""Counts of a sender's earlier tokens by the tokens before them, and the next token's probabilities by these counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of a sender with another tokenizer, told apart by the bytes that they stand for."""
+"""Numbers for the tokens of a sender with another tokenizer. Tokens that stand for the same bytes have one number."""
 
 from __future__ import annotations
 

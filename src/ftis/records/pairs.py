@@ -1,4 +1,4 @@
-"""Measures of one arm's peers about each other round by round, from one seed or several, finished or followed."""
+"""Measures that an arm's peers record about each other in each round, over one seed or several."""
 
 from __future__ import annotations
 

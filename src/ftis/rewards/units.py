@@ -1,4 +1,4 @@
-"""Units and words beside a number. A unit or a counted thing changes nothing, any other word makes another answer."""
+"""Units and words beside a number. A unit or a counted noun keeps the answer. Any other word makes another answer."""
 
 from __future__ import annotations
 

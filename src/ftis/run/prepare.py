@@ -1,4 +1,4 @@
-"""Before anything is written: whether arms can run at all, and the starters they need."""
+"""Checks before anything is written: whether arms can run, what their peers exchange, and the starters they need."""
 
 from __future__ import annotations
 

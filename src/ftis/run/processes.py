@@ -1,4 +1,6 @@
-"""The peers of a swarm that share a process, and in it the frozen weights under their adapters."""
+"""Decisions on processes: which peers run in parallel, how many compute at a time, which share a base or a GPU.
+
+The sizes of models decide, so this module counts their parameters too."""
 
 from __future__ import annotations
 

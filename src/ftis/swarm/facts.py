@@ -1,4 +1,6 @@
-"""The meaning of a recipe to each peer: its digest, and differences. Pure. Others' values may not be printable."""
+"""The facts that peers of a run must agree on: their digest, and the differences between two peers in words.
+
+No input or output. Values of others are made printable."""
 
 from __future__ import annotations
 

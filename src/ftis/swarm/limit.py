@@ -1,4 +1,4 @@
-"""The limit on foreign rollouts, and whose groups it takes: the same choice whenever it is made, without a message."""
+"""The limit on foreign rollouts. Seed, round and peer decide which groups it takes, so it needs no message."""
 
 from __future__ import annotations
 

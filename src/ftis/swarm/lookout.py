@@ -1,4 +1,4 @@
-"""Looking on at a swarm over the network, for an :class:`ftis.swarm.onlooker.Onlooker`: it listens and asks, no more.
+"""The network side of an :class:`ftis.swarm.onlooker.Onlooker`: it listens to a swarm, and asks its peers.
 
 It declares no presence and answers nothing, so no peer counts it or waits for it. To the engine it is one more link of
 each peer: offers are sent to it when they are made, and small questions come from it now and then.

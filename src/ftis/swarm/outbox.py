@@ -1,6 +1,6 @@
-"""A peer's own messages, as files, so that a killed peer still offers what it offered before.
+"""A peer's own messages as files. A peer that was killed offers the same messages again.
 
-``<directory>/<round>.ftis`` holds the message of a round. Writing is the caller's to schedule; nothing here locks.
+``<directory>/<round>.ftis`` holds the message of a round. The caller decides when to write; nothing here locks.
 """
 
 from __future__ import annotations

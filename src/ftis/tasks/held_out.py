@@ -1,4 +1,4 @@
-"""``held_out``: another task, validated on some of its training problems, so that its own validation stays unseen."""
+"""``held_out``: another task, with some of its training problems as validation. Its own validation stays unseen."""
 
 from __future__ import annotations
 
