@@ -1,8 +1,8 @@
 """A few groups per peer before a run: whether it would learn, what a round costs, and what to change.
 
 Each peer is looked at in a process of its own, so that its peak memory is its own. It samples groups of training
-problems as in its first round, and scores them. Afterwards it takes a round's optimiser steps on them. Their rewards alternate,
-so a step is measured even if no group carries signal. Nothing of that is kept.
+problems as in its first round, and scores them. Afterwards it takes a round's optimiser steps on them. Their rewards
+alternate, so a step is measured even if no group carries signal. Nothing of that is kept.
 """
 
 from __future__ import annotations
